@@ -6,7 +6,7 @@ import re
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.objects.port import PARTS_MAX
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     if sum(len(key) + len(value) for key, value in checked.items()) > METADATA_BYTES_MAX:
         raise InvalidInput(f"user metadata has more than {METADATA_BYTES_MAX} bytes")
     return checked
+
+
+def check_condition(key: str, if_etag: str | None, etag: str) -> None:
+    """Refuse to replace an object of this ETag ("": there is none) where another one is meant. Raises Conflict."""
+    if if_etag is not None and if_etag != etag:
+        raise Conflict(f"{key} is {etag or 'not there'} instead of {if_etag or 'not there'}")
 
 
 def check_part_number(part_number: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from offloaderd.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, OffloaderError, Transient
-from offloaderd.objects.checks import cut_range
+from offloaderd.objects.checks import check_condition, cut_range
 from offloaderd.objects.multipart import md5
 from offloaderd.objects.port import ObjectInfo
 
@@ -89,10 +89,10 @@ class ObjectDirectory:
         found = [unescaped(name) for name in names]
         return sorted(key for key in found if key.startswith(prefix))
 
-    def put(self, key: str, data: memoryview, metadata: dict[str, str]) -> ObjectInfo:
-        """Store an object."""
+    def put(self, key: str, data: memoryview, metadata: dict[str, str], if_etag: str | None) -> ObjectInfo:
+        """Store an object, in place of that of an ETag if one is given. Raises Conflict."""
         with translated(self.root, key):
-            return self.publish(key, self.draft([data]), md5(data), metadata)
+            return self.publish(key, self.draft([data]), md5(data), metadata, if_etag)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects: first the data, so that what is left behind by a crash belongs to nothing."""
@@ -120,14 +120,20 @@ class ObjectDirectory:
             raise
         return path
 
-    def publish(self, key: str, draft: Path, etag: str, metadata: dict[str, str]) -> ObjectInfo:
-        """Make a draft the object of that key. Raises OSError."""
+    def publish(
+        self, key: str, draft: Path, etag: str, metadata: dict[str, str], if_etag: str | None = None
+    ) -> ObjectInfo:
+        """Make a draft the object of that key. Raises OSError, Conflict."""
         folder = self.root / METADATA_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         status = draft.stat()
         described = folder / _version_name(key, status)
         description = self.draft([json.dumps({"etag": etag, "metadata": metadata}, sort_keys=True).encode()])
         with self._publishing:
+            if if_etag is not None and if_etag != (there := self._etag(key)):
+                description.unlink()
+                draft.unlink()
+                check_condition(key, if_etag, there)
             description.replace(described)
             sync_folder(folder)
             draft.replace(self._path(key))
@@ -142,6 +148,14 @@ class ObjectDirectory:
             modified_ms=status.st_mtime_ns // 1_000_000,
             metadata=metadata,
         )
+
+    def _etag(self, key: str) -> str:
+        """Return the ETag of an object, "" where there is none."""
+        try:
+            with self._path(key).open("rb") as file:
+                return self._described(key, file)[0]
+        except FileNotFoundError:
+            return ""
 
     def _described(self, key: str, file: BinaryIO) -> tuple[str, dict[str, str]]:
         """Return ETag and metadata of an open object.

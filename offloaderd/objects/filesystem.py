@@ -84,10 +84,12 @@ class FilesystemStore:
             if info is not None:
                 yield info
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """See ObjectStore."""
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
+        """See ObjectStore. Two processes that replace an object in the same instant are not kept apart."""
         check_key(key)
-        return await asyncio.to_thread(self._objects.put, key, flat(data), checked_metadata(metadata))
+        return await asyncio.to_thread(self._objects.put, key, flat(data), checked_metadata(metadata), if_etag)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

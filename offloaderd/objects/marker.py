@@ -11,14 +11,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.errors import BucketMissing, Conflict, CorruptData, NotFound
 from offloaderd.format import head as head_format
 from offloaderd.objects import keys
 from offloaderd.objects.whole import read_sure
 
 if TYPE_CHECKING:
     from offloaderd.format.head import PlaceMarker
-    from offloaderd.objects.port import ObjectReader, ObjectStore
+    from offloaderd.objects.port import ObjectInfo, ObjectReader, ObjectStore
     from offloaderd.objects.whole import Get
 
 
@@ -67,30 +67,34 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
 
     Raises as `read` does.
     """
-    found = await read(store, prefix, marker.cluster)
-    if found is not None:
-        if found.other_than(marker.deployment_id) and marker.deployment_id not in await guests(
-            store, prefix, marker.cluster
-        ):
-            await put(store, prefix, marker, guest=True)
-        return found
+    etag = ""
     for _ in range(TRIES):
-        await put(store, prefix, marker)
+        found = None
         try:
             found = await read(store, prefix, marker.cluster)
         except CorruptData:
-            continue  # what was put just now was damaged on its way: nobody else's can be lost by putting it again
+            if not etag:
+                raise  # else it was put just now, and damaged on its way: it is put again in its own place
         if found is not None:
+            theirs = found.other_than(marker.deployment_id)
+            if theirs and marker.deployment_id not in await guests(store, prefix, marker.cluster):
+                await put(store, prefix, marker, guest=True)
             return found
+        try:
+            etag = (await put(store, prefix, marker, if_etag=etag)).etag
+        except Conflict:
+            etag = ""  # another one came first
     return Marked(marker, marker.since_ms)
 
 
-async def put(store: ObjectStore, prefix: str, marker: PlaceMarker, *, guest: bool = False) -> None:
-    """Put a marker in place of the one that there is, or a guest's beside it."""
+async def put(
+    store: ObjectStore, prefix: str, marker: PlaceMarker, *, guest: bool = False, if_etag: str | None = None
+) -> ObjectInfo:
+    """Put a marker in place of the one that there is (or of that ETag alone), or a guest's beside it."""
     cluster, ours = marker.cluster, marker.deployment_id
     key = keys.guest_marker(prefix, cluster, ours) if guest else keys.marker(prefix, cluster)
     labels = keys.segment_metadata(cluster, ours)
-    await store.put(key, head_format.encode_marker(marker), metadata=labels)
+    return await store.put(key, head_format.encode_marker(marker), metadata=labels, if_etag=if_etag)
 
 
 async def guests(store: ObjectReader, prefix: str, cluster: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import NotFound
-from offloaderd.objects.checks import check_key, check_part_number, checked_metadata, cut, cut_range
+from offloaderd.objects.checks import check_condition, check_key, check_part_number, checked_metadata, cut, cut_range
 from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
@@ -69,9 +69,13 @@ class MemoryStore:
                 info = self._objects[key][0]
                 yield ObjectInfo(key=key, size_bytes=info.size_bytes, etag=info.etag, modified_ms=info.modified_ms)
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """See ObjectStore."""
         check_key(key)
+        there = self._objects.get(key)
+        check_condition(key, if_etag, there[0].etag if there is not None else "")
         stored = bytes(data)
         return self._store(key, stored, md5(stored), checked_metadata(metadata))
 

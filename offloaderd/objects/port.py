@@ -107,8 +107,15 @@ class ObjectStore(ObjectReader, Protocol):
         """See ObjectReader."""
         ...
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Store an object whole, replacing what was there; all or nothing. Raises OutcomeUnknown."""
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
+        """Store an object whole, replacing what was there; all or nothing. Raises OutcomeUnknown.
+
+        With `if_etag` only in place of the object of that ETag, with "" only where there is none. Raises Conflict when
+        something else is there, which may be what an earlier try of the caller has stored. A store that knows no
+        conditions stores it in any case.
+        """
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:

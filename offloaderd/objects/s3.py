@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from botocore.exceptions import ClientError
@@ -25,8 +26,18 @@ from offloaderd.objects.checks import (
     checked_metadata,
 )
 from offloaderd.objects.port import ObjectInfo, PartInfo
-from offloaderd.objects.s3_answers import bare, check_answered_range, date_ms, in_pieces, is_opaque, uploads_of
+from offloaderd.objects.s3_answers import (
+    bare,
+    check_answered_range,
+    date_ms,
+    described,
+    in_pieces,
+    listed,
+    parts_of,
+    uploads_of,
+)
 from offloaderd.objects.s3_client import Clients
+from offloaderd.objects.s3_conditions import Conditions
 from offloaderd.objects.s3_errors import Request, verdict_for
 from offloaderd.objects.s3_request import Call, RequestMetrics, body_of, calling
 
@@ -96,6 +107,7 @@ class S3Store:
         self._clock = clock or SystemClock()
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
         self._clients = Clients(options, self._bucket_name, self._clock)
+        self._conditions = Conditions(options.bucket)
         self._others = {
             name: S3Store(replace(options, bucket=name, others=()), metrics, self._clock) for name in options.others
         }
@@ -187,38 +199,27 @@ class S3Store:
         except NotFound:
             await self.check()
             raise
-        return ObjectInfo(
-            key=key,
-            size_bytes=answer["ContentLength"],
-            etag=bare(answer["ETag"]),
-            modified_ms=int(answer["LastModified"].timestamp() * 1000),
-            metadata={name.lower(): value for name, value in answer["Metadata"].items()},
-            etag_opaque=is_opaque(answer),
-        )
+        return described(key, answer)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
-        more: Any = {}
+        more: Any = {"MaxKeys": self._options.page_keys}
         while True:
             async with self._request("ListObjectsV2", prefix) as (call, client):
-                page = call.note(
-                    await client.list_objects_v2(
-                        Bucket=self._options.bucket, Prefix=prefix, MaxKeys=self._options.page_keys, **more
-                    )
-                )
-            for found in page.get("Contents", []):
-                yield ObjectInfo(
-                    key=found["Key"],
-                    size_bytes=found["Size"],
-                    etag=bare(found["ETag"]),
-                    modified_ms=int(found["LastModified"].timestamp() * 1000),
-                )
+                page = call.note(await client.list_objects_v2(Bucket=self._options.bucket, Prefix=prefix, **more))
+            for info in listed(page):
+                yield info
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            more["ContinuationToken"] = page["NextContinuationToken"]
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """See ObjectStore."""
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
+        """See ObjectStore. Where the service does not know conditions (501), none are asked for any more."""
+        return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata))
+
+    async def _put(self, key: str, data: Bytes, metadata: Mapping[str, str] | None, more: Any) -> ObjectInfo:  # noqa: ANN401
         check_key(key)
         named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
@@ -230,6 +231,7 @@ class S3Store:
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
+                    **more,
                 )
             )
             call.bytes_out = len(body)
@@ -316,11 +318,7 @@ class S3Store:
             found += page.get("Parts", [])
             more = page.get("IsTruncated", False)
             marker = {"PartNumberMarker": page.get("NextPartNumberMarker", 0)}
-        newest = {part["PartNumber"]: part for part in sorted(found, key=lambda part: part["LastModified"])}
-        return [
-            PartInfo(part_number=number, etag=bare(part["ETag"]), size_bytes=part["Size"])
-            for number, part in sorted(newest.items())
-        ]
+        return parts_of(found)
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore; the answer does not tell the object's metadata."""

@@ -7,13 +7,18 @@ import re
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
-from offloaderd.objects.port import UploadInfo
+from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
-    from types_aiobotocore_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef
+    from types_aiobotocore_s3.type_defs import (
+        HeadObjectOutputTypeDef,
+        ListMultipartUploadsOutputTypeDef,
+        ListObjectsV2OutputTypeDef,
+        PartTypeDef,
+    )
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -34,6 +39,40 @@ def bare(etag: str) -> str:
 def is_opaque(answer: HeadObjectOutputTypeDef) -> bool:
     """Whether an object is encrypted with a key of a service or of ours: its ETag is no MD5, whatever its shape."""
     return answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
+
+
+def described(key: str, answer: HeadObjectOutputTypeDef) -> ObjectInfo:
+    """What an answer to HEAD says of an object."""
+    return ObjectInfo(
+        key=key,
+        size_bytes=answer["ContentLength"],
+        etag=bare(answer["ETag"]),
+        modified_ms=int(answer["LastModified"].timestamp() * 1000),
+        metadata={name.lower(): value for name, value in answer["Metadata"].items()},
+        etag_opaque=is_opaque(answer),
+    )
+
+
+def listed(page: ListObjectsV2OutputTypeDef) -> list[ObjectInfo]:
+    """The objects of one page of a listing."""
+    return [
+        ObjectInfo(
+            key=found["Key"],
+            size_bytes=found["Size"],
+            etag=bare(found["ETag"]),
+            modified_ms=int(found["LastModified"].timestamp() * 1000),
+        )
+        for found in page.get("Contents", [])
+    ]
+
+
+def parts_of(found: Sequence[PartTypeDef]) -> list[PartInfo]:
+    """The parts of an upload in order of number, the newest of each."""
+    newest = {part["PartNumber"]: part for part in sorted(found, key=lambda part: part["LastModified"])}
+    return [
+        PartInfo(part_number=number, etag=bare(part["ETag"]), size_bytes=part["Size"])
+        for number, part in sorted(newest.items())
+    ]
 
 
 def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:

@@ -159,6 +159,11 @@ def invalid_options(error: Exception, where: str) -> InvalidConfig:
     return InvalidConfig(f"cannot make an S3 client for {where}: {error}", hint="check objects.endpoint and region")
 
 
+def is_not_implemented(error: BaseException | None) -> bool:
+    """Say whether a service does not know what it was asked to do."""
+    return isinstance(error, boto.ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] == 501
+
+
 def verdict_for(operation: str, code: str, status: int) -> tuple[type[OffloaderError], str]:
     """Return class and hint for a request's answer by its error code and HTTP status."""
     found = VERDICTS.get(code)

@@ -7,20 +7,22 @@ deployment means that somebody else writes the topic. A topic without a head is 
 that is there and cannot be read is neither: what it says is not known, so nothing is committed before an operator has
 said that the metadata are right.
 
-A put that is late, or of a deposed owner, does no harm: an older head than the map is in order. What a head is ahead by
-may have been given up meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
+A put that is late, or of a deposed owner, replaces no newer head where the store knows conditional writes. Where it
+does not, an older head than the map is in order, and hides old metadata. What a head is ahead by may have been given up
+meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import google_crc32c
 import structlog
 
-from offloaderd.errors import BucketMissing, CorruptData, Denied, NoSpace, NotFound, Transient
+from offloaderd.errors import BucketMissing, Conflict, CorruptData, Denied, NoSpace, NotFound, Transient
 from offloaderd.format import head as head_format
 from offloaderd.format.head import HeadSegment, TopicHead
 from offloaderd.metadata import catalog, nodes, paths
@@ -29,6 +31,7 @@ from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import OffloadMethod
 from offloaderd.objects import keys, look
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.multipart import md5
 from offloaderd.objects.whole import read_sure
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.fence import Fence
@@ -66,6 +69,8 @@ class HeadKeeper:
         """How far the map was last."""
         self._known_epoch = 0
         self._put: tuple[object, ...] = ()
+        self._etags: dict[tuple[str, str], str] = {}
+        """Of the heads as they were read or put last, by bucket and key; "" where there is none."""
 
     def take_up(self, topic_map: TopicMap) -> None:
         """Work begins, or goes on after a sleep, with this map: one that is behind what it was is compared anew."""
@@ -111,19 +116,51 @@ class HeadKeeper:
             return
         home = self._shop.places.home
         ours = self._shop.places.find(newest.bucket, newest.prefix) if not newest.foreign else None
-        place = ours or home
-        store = self._shop.uplink.objects.at(place.bucket)
-        key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
-        labels = keys.segment_metadata(self._shop.cluster, self._shop.deployment_id)
-        await self._persist(lambda: store.put(key, head_format.encode_head(value), metadata=labels))
+        await self._replace(ours or home, value, before, segment.segment_id)
         self._put = told
+
+    async def _replace(self, place: Place, value: TopicHead, before: TopicMap, committing: UUID) -> None:
+        """Put a head in place of the one that is known: what is late then, or of a deposed owner, replaces no other.
+
+        One that has come in between is compared as well. Raises IdentityRefused, Fenced.
+        """
+        store, key = self._shop.uplink.objects.at(place.bucket), self._key(place)
+        labels = keys.segment_metadata(self._shop.cluster, self._shop.deployment_id)
+        etag: str | None = self._etags.get((place.bucket, key), "")
+        while True:
+            put = partial(store.put, key, head_format.encode_head(value), metadata=labels, if_etag=etag)
+            try:
+                self._etags[place.bucket, key] = (await self._persist(put)).etag
+                return
+            except Conflict:
+                known = etag
+            info = await self._persist(lambda: look.head(store, key))
+            found, etag = await self._read(place), info.etag if info is not None else ""
+            if found == value:  # an earlier try
+                self._etags[place.bucket, key] = etag
+                return
+            if found is not None:
+                await self._compare(found, before, committing)
+                value = replace(value, newest=await self._newer(value.newest, found.newest))
+            if etag == known:
+                etag = None  # the store's condition failed for nothing
+
+    async def _newer(self, ours: HeadSegment | None, theirs: HeadSegment | None) -> HeadSegment | None:
+        """Return which of two is the newest segment: an owner and a job each commit to a map that they have read."""
+        if ours is None or theirs is None or theirs.end <= ours.end:
+            return ours
+        current = await self._persist(lambda: catalog.load(self._shop.metadata, self._topic), METADATA)
+        return theirs if _holds(current, theirs) else ours
+
+    def _key(self, place: Place) -> str:
+        return keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
 
     async def _read(self, place: Place) -> TopicHead | None:
         """Return the head in a place; None when there is none, or an operator does without the one that is damaged.
 
         Raises IdentityRefused for one that stays unreadable: nobody knows what it said.
         """
-        key = keys.head(place.prefix, self._shop.cluster, self._topic.managed_ledger)
+        key = self._key(place)
         get, damaged = partial(self._shop.uplink.objects.at(place.bucket).get, key, 0), b""
 
         async def take(get: Get) -> TopicHead:
@@ -136,14 +173,17 @@ class HeadKeeper:
         except BucketMissing:
             raise
         except NotFound:
+            self._etags[place.bucket, key] = ""
             return None
         except CorruptData as error:
+            self._etags[place.bucket, key] = md5(damaged)
             await self._identity.stop(
                 RefusalKind.HEAD_UNREADABLE,
                 f"what says in the bucket how far the topic is, and whose it is, cannot be read: {error}",
                 f"head of {len(damaged)} bytes in {place}, CRC-32C {google_crc32c.value(damaged):08x}",
             )
             return None
+        self._etags[place.bucket, key] = md5(damaged)  # where the store has others, the first put says so
         return found if found.managed_ledger == self._topic.managed_ledger else None
 
     async def _compare(self, found: TopicHead, topic_map: TopicMap, committing: UUID | None) -> None:

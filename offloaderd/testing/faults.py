@@ -98,9 +98,11 @@ class FaultyStore(_Faulty):
         async for info in self._store.list(prefix):
             yield info
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """See ObjectStore."""
-        return await self._do("put", key, lambda: self._store.put(key, data, metadata=metadata))
+        return await self._do("put", key, lambda: self._store.put(key, data, metadata=metadata, if_etag=if_etag))
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

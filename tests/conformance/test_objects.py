@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.clock import SystemClock
-from offloaderd.errors import CorruptData, InvalidInput, NotFound
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.objects import checks
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.memory import MemoryStore
@@ -193,6 +194,37 @@ async def test_overwrite(store: SegmentStore) -> None:
     assert await store.get(KEY) == b"second"
     assert dict((await store.head(KEY)).metadata) == {"b": "2"}
     assert len(await listed(store)) == 1
+
+
+async def test_a_put_under_a_condition(store: SegmentStore) -> None:
+    """It replaces what its sender knows, or nothing; else it is refused, and what is there stays."""
+    first = await store.put(KEY, b"one", if_etag="")
+    with pytest.raises(Conflict):
+        await store.put(KEY, b"two", if_etag="")
+    await store.put(KEY, b"two", if_etag=first.etag)
+    with pytest.raises(Conflict):
+        await store.put(KEY, b"three", if_etag=first.etag)
+    with pytest.raises(Conflict):
+        await store.put("absent", b"three", if_etag=first.etag)
+    assert await store.get(KEY) == b"two"
+    assert [info.key for info in await listed(store)] == [KEY]
+
+
+@pytest.mark.parametrize("before", [b"", b"there"], ids=["none", "one"])
+async def test_of_puts_under_one_condition_one_is_carried_out(store: SegmentStore, before: bytes) -> None:
+    """Whoever comes second finds another object than it knows."""
+    etag = (await store.put(KEY, before)).etag if before else ""
+    stored: list[bytes] = []
+
+    async def one(data: bytes) -> None:
+        with suppress(Conflict):
+            await store.put(KEY, data, if_etag=etag)
+            stored.append(data)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(one(b"%d" % number))
+    assert stored == [await store.get(KEY)]
 
 
 async def test_delete(store: SegmentStore) -> None:

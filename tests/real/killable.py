@@ -99,9 +99,13 @@ class KillableObjects(S3Store):
         """See ObjectReader."""
         return await trap.around(labels.of_object("head", key), super().head(key))
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """See ObjectStore."""
-        return await trap.around(labels.of_object("put", key), super().put(key, data, metadata=metadata))
+        return await trap.around(
+            labels.of_object("put", key), super().put(key, data, metadata=metadata, if_etag=if_etag)
+        )
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

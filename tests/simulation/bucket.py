@@ -138,23 +138,23 @@ class BucketClient:
                 return
             after = found[-1].key
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """See ObjectStore."""
         bit = self._rots()
 
         def act() -> ObjectInfo:
-            info = instantly(self._bucket.put(key, data, metadata=metadata))
+            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag))
             self._world.oracle.stored(key)
             return info
 
         def rot() -> ObjectInfo:
-            info = instantly(self._bucket.put(key, data, metadata=metadata))
+            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag))
             self._bucket.rot(bit, key)
             return info
 
-        # docs/promises.md: what stands against metadata that went back is gone if an older head replaces a newer one.
-        late = not key.endswith(".head")
-        return await self._wire.call(f"put {key}", act, write=True, spoilt=rot if bit else None, late=late)
+        return await self._wire.call(f"put {key}", act, write=True, spoilt=rot if bit else None)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

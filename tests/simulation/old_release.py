@@ -31,10 +31,12 @@ class OldBucket(BucketClient):
 
     answerable = False
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """See ObjectStore; a head that it does not put leaves its segment untold."""
         if not _is_beside(key):
-            return await super().put(key, data, metadata=metadata)
+            return await super().put(key, data, metadata=metadata, if_etag=if_etag)
         newest = decode_head(bytes(data), key=key).newest
         if newest is not None:
             self._world.untold.add(newest.segment_id)

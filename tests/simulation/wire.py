@@ -43,13 +43,10 @@ class Wire:
         self._service = service
         self._rng = world.chance.stream(f"{service} of {process.name}")
 
-    async def call(
-        self, what: str, act: Callable[[], T], *, write: bool, spoilt: Callable[[], T] | None = None, late: bool = True
-    ) -> T:
+    async def call(self, what: str, act: Callable[[], T], *, write: bool, spoilt: Callable[[], T] | None = None) -> T:
         """Have the service do something; returns its answer. Raises what it raises, and what happens on the way.
 
-        `spoilt` is done instead when nothing else goes wrong. Unless it may be `late`, it is not done after its sender
-        has given up.
+        `spoilt` is done instead when nothing else goes wrong.
         """
         world, rng = self._world, self._rng
         if not self._process.alive:
@@ -58,7 +55,7 @@ class Wire:
         there = LATENCY_S * (0.1 + rng.random() ** 3)
         back = LATENCY_S * (0.1 + rng.random() ** 3)
         fault = world.faults.draw(self._service, rng)
-        if (fault in {"late", "twice"} and not late) or (fault == "twice" and not write):
+        if fault == "twice" and not write:
             fault = ""
         if (self._process.name[0], self._service) in world.cuts:
             fault = "cut"

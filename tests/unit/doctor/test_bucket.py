@@ -38,7 +38,9 @@ ALL = (
 class LosesMetadata(FilesystemStore):
     """A proxy in front drops headers."""
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """Store without the metadata."""
         return await super().put(key, data)
 
@@ -111,7 +113,9 @@ class MayNotUpload(FilesystemStore):
 class MayNotWrite(FilesystemStore):
     """Credentials that may only read."""
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """Refuse."""
         raise denied("PutObject")
 
@@ -123,7 +127,9 @@ class MayNotWrite(FilesystemStore):
 class Expires(FilesystemStore):
     """Credentials that run out meanwhile."""
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """Refuse."""
         raise Denied("PutObject: ExpiredToken", hint="refresh them")
 

@@ -278,6 +278,37 @@ async def test_refusals(status: str, code: str, read: type, write: type) -> None
             assert len(server.heads) == 1
 
 
+async def test_a_condition_of_an_object_that_is_gone_fails() -> None:
+    """S3 answers 404 to If-Match where there is none; a missing bucket is another matter."""
+
+    async def refuse(connection: Connection) -> None:
+        assert b'\r\nif-match: "e"\r\n' in connection.head.lower()
+        await connection.read_body()
+        connection.answer("404 Not Found", error_body(codes.pop()))
+
+    codes = ["NoSuchBucket", "NoSuchKey"]
+    for kind in (Conflict, BucketMissing):
+        assert type(await outcome(FaultyServer(refuse), lambda store: store.put("k", b"abc", if_etag="e"))) is kind
+
+
+async def test_a_service_without_conditions_is_asked_for_none_again() -> None:
+    """It says 501 once; from then on objects are stored without."""
+    conditions: list[bool] = []
+
+    async def refuse(connection: Connection) -> None:
+        await connection.read_body()
+        conditions.append(b"\r\nif-none-match: *\r\n" in connection.head.lower())
+        if conditions[-1]:
+            connection.answer("501 Not Implemented", error_body("NotImplemented"))
+        else:
+            connection.answer("200 OK", ETag='"e"')
+
+    async with store_at(FaultyServer(refuse)) as store:
+        for _ in range(2):
+            assert (await store.put("k", b"abc", if_etag="")).etag == "e"
+    assert conditions == [True, False, False]
+
+
 async def test_head_without_reason() -> None:
     """HEAD's 400 has no body to say why: all that can be bad in it are the credentials."""
 

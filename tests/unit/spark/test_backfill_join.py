@@ -38,10 +38,12 @@ class Late(FaultyStore):
         super().__init__(rig.store, Faults())
         self._sent: list[tuple[str, bytes, Mapping[str, str] | None]] = []
 
-    async def put(self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
         """Carry it out, and remember it."""
         self._sent.append((key, bytes(data), metadata))
-        return await super().put(key, data, metadata=metadata)
+        return await super().put(key, data, metadata=metadata, if_etag=if_etag)
 
     async def replay(self) -> None:
         """Let the first request for each key arrive last."""

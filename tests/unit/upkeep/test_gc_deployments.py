@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import IdentityRefused
+from offloaderd.errors import IdentityRefused, NotFound
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
@@ -14,6 +15,9 @@ from offloaderd.objects import keys, marker
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 from tests.unit.format.builders import Run
 from tests.unit.upkeep.site import BUCKET, CLUSTER, OURS, PREFIX, Ground, all_keys, data_key, runs
+
+if TYPE_CHECKING:
+    from offloaderd.objects.port import ObjectInfo
 
 HERE, THERE = UUID(int=1), UUID(int=2)
 
@@ -117,6 +121,25 @@ async def test_a_marker_is_put_once(ground: Ground) -> None:
     theirs = PlaceMarker(deployment_id=str(THERE), cluster=CLUSTER, daemon_id="two", since_ms=2)
     assert (await marker.ensure(store, PREFIX, ours)).other_than(str(HERE)) == ""
     assert str(HERE) in (await marker.ensure(store, PREFIX, theirs)).other_than(str(THERE))
+
+
+async def test_of_two_that_mark_a_place_at_a_time_the_first_one_has_it(ground: Ground) -> None:
+    """The second one, which saw no marker, replaces none: it becomes a guest (P5)."""
+    store, sound, seen = ground.memory, ground.memory.head, 0
+    ours = PlaceMarker(deployment_id=str(HERE), cluster=CLUSTER, daemon_id="one", since_ms=1)
+    theirs = PlaceMarker(deployment_id=str(THERE), cluster=CLUSTER, daemon_id="two", since_ms=2)
+
+    async def head(key: str) -> ObjectInfo:
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            raise NotFound("not yet")
+        return await sound(key)
+
+    await marker.ensure(store, PREFIX, ours)
+    store.head = head  # type: ignore[method-assign]
+    assert (await marker.ensure(store, PREFIX, theirs)).marker == ours
+    assert list(await marker.guests(store, PREFIX, CLUSTER)) == [str(THERE)]
 
 
 async def test_a_marker_that_was_damaged_on_its_way_is_put_again(ground: Ground) -> None:
