@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.format import manifest
-from offloaderd.metadata import catalog, identity, paths
+from offloaderd.metadata import catalog, identity, nodes, paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.last_copy import last_copy
 from offloaderd.metadata.records import attempt as attempt_record
@@ -33,6 +33,7 @@ from tests.unit.offload.rig import (
     until,
     until_offloaded,
 )
+from tests.unit.offload.test_history import rig_with, until_done
 
 if TYPE_CHECKING:
     from offloaderd.metadata.memory import MemoryTree
@@ -79,6 +80,33 @@ async def test_a_segment_that_was_committed_after_the_backup_is_committed_again(
     assert sorted([info.key async for info in rig.store.list()]) == keys
     assert [one["sealed"] for one in logs if one["event"] == "segment.rolled_forward"] == [False]
     assert await recorded(rig) is None
+
+
+async def test_history_that_was_committed_after_the_backup_is_committed_again() -> None:
+    """The owner's attempt at it is open in the backup as well; the source has nothing of it any more."""
+    rig = await rig_with(200, segment_bytes=1 << 20)
+    store, path = rig.tree.connect(), paths.history_attempt(TOPIC)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        while (node := await nodes.node(store, path)) is None or not attempt_record.decode(
+            node.value, path=path
+        ).upload_id:
+            await turn()
+        backup = rig.tree.backup()
+        await until_done(topic)
+        last = topic.offloaded
+    before = await rig.committed()
+    keys = {info.key async for info in rig.store.list() if info.key.endswith("-manifest")}
+    await trim(rig)
+    rig.tree = backup
+    with capture_logs() as logs:
+        async with rig.engine("two") as engine:
+            topic = await offloader_of(engine)
+            await until_done(topic)
+            assert (topic.offloaded, topic.map.losses) == (last, ())
+    assert await rig.committed() == before
+    assert keys <= {info.key async for info in rig.store.list()}
+    assert "segment.rolled_forward" in [one["event"] for one in logs]
 
 
 async def test_offloading_goes_on_behind_what_was_taken_up_again() -> None:

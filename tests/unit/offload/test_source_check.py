@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from offloaderd.errors import IdentityRefused, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
@@ -235,6 +236,27 @@ async def test_a_ledger_that_was_closed_below_what_is_committed_stalls_a_new_own
     rig.ledgers = shorter
     assert (await catalog.load(rig.tree.connect(), TOPIC)).ends == {}
     await assert_stalls(rig, RefusalKind.LEDGER_SHORTER, "ledger 0 is closed with 3 entries")
+
+
+async def test_a_ledger_that_was_recovered_beyond_its_list_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read to its end while it was open, nothing of it is read again: what recovery has saved would pass unnoticed."""
+    rig = await offloaded(10, 10)
+    last = Position(1, 9)
+    inspected = MemoryLedgers.inspected
+
+    async def longer(self: MemoryLedgers, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        return replace(await inspected(self, topic, ledger_id), entries=12)
+
+    monkeypatch.setattr(MemoryLedgers, "inspected", longer)
+    owned = await identified(rig)
+    assert owned.offloader.taken == last
+    await owned.ledgers.roll(TOPIC)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await owned.offloader.source_check.ledgers(owned.ledgers)
+    told = [one for one in logs if one["event"] == "source.ledger_longer_than_listed"]
+    assert [(one["ledger_id"], one["listed"], one["stored"]) for one in told] == [(1, 10, 12)]
+    assert await refused(rig) == {}
 
 
 async def test_what_fits_again_is_offloaded_again() -> None:
