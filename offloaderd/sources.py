@@ -67,7 +67,7 @@ async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Cloc
     async with AsyncExitStack() as opening:
         if settings.ledgers.kind == "embedded":
             store = await opening.enter_async_context(_embedded(settings, clock))
-            found = Ledgers(source=store, origin=store, store=store, describer=store)
+            found = Ledgers(source=store, origin=store, store=store, describer=store, probe=store.probe)
         else:
             found = await _open_cluster(opening, settings, clock=clock, metrics=metrics)
         stack.push_async_exit(opening.pop_all())

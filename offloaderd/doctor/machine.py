@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
@@ -97,10 +98,9 @@ def directory(settings: Settings, probe_name: str) -> Finding:
         probe.write_bytes(b"probe")
         probe.unlink()
     except OSError as error:
-        return fail(
-            f"cannot write in {there}: {error.strerror}",
-            f"let the daemon's user write ledgers.directory = {settings.ledgers.directory}, or set another",
-        )
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        right = f"let the daemon's user write ledgers.directory = {settings.ledgers.directory}, or set another"
+        return fail(f"cannot write in {there}: {error.strerror}", "free some space on that disk" if full else right)
     free = shutil.disk_usage(there).free
     found = f"{wanted}: {_mib(free)} free" + ("" if there == wanted else ", will be made")
     if free < settings.ledgers.ledger_bytes_max:

@@ -241,11 +241,22 @@ class Database:
         file_growth = max(0, page_count * PAGE_BYTES - file_bytes(self.path)) + max(0, needed - unused * PAGE_BYTES)
         free = free_bytes(self.directory)
         if free < log_growth + file_growth:
-            raise NoSpace(
-                f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free, "
-                f"{(log_growth + file_growth) // 1024**2 + 1} MiB are needed",
-                hint="free some, or delete ledgers",
-            )
+            raise self._no_room(free, log_growth + file_growth)
+
+    def check_room(self) -> None:
+        """Raise NoSpace when no entry at all has room; safe beside the writer."""
+        with translated_os_errors(self.directory):
+            needed = max(0, RESERVE_BYTES - file_bytes(self.directory / "ledgers.db-wal"))
+            free = free_bytes(self.directory)
+        if free < needed:
+            raise self._no_room(free, needed)
+
+    def _no_room(self, free: int, needed: int) -> NoSpace:
+        return NoSpace(
+            f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free, "
+            f"{needed // 1024**2 + 1} MiB are needed",
+            hint="free some, or delete ledgers",
+        )
 
     def _connect(self) -> sqlite3.Connection:
         # Connections are made by one thread and used by others, each by one at a time.

@@ -227,6 +227,10 @@ class EmbeddedLedgers:
         """Close the open ledger. Raises NotFound for an unknown topic."""
         await self._change(lambda draft: draft.roll(topic, self._now()))
 
+    async def probe(self) -> None:
+        """Look whether entries can be appended. Raises NoSpace, Denied, Transient, Closed."""
+        await self._blocking(self._database.check_room)
+
     async def _change(self, plan: Callable[[Draft], T], *, payload_bytes: int = 0) -> T:
         """Queue a change and return its result when it is durable."""
         self._check_open()

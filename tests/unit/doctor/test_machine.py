@@ -101,6 +101,16 @@ class TestDirectory:
         assert finding.verdict is Verdict.FAIL
         assert f"ledgers.directory = {tmp_path}" in finding.what_to_do
 
+    def test_a_full_disk_is_no_question_of_rights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Room is what is missing."""
+
+        def refuse(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(type(tmp_path), "write_bytes", refuse)
+        finding = machine.directory(self.settings(tmp_path), "doctor-1")
+        assert (finding.verdict, finding.what_to_do) == (Verdict.FAIL, "free some space on that disk")
+
     def test_a_disk_without_room_for_a_ledger_warns(self, tmp_path: Path) -> None:
         """A ledger of 2**60 bytes fits nowhere."""
         huge = LedgersSettings(kind="embedded", directory=str(tmp_path), ledger_bytes_max=2**60)

@@ -201,6 +201,20 @@ async def test_a_full_store_says_so_and_stores_nothing(tmp_path: Path) -> None:
         assert await everything(store) == [*payloads(10), b"fits"]
 
 
+async def test_a_probe_tells_a_disk_without_room_before_anybody_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that status says that the ledgers are down, which still can be read."""
+    async with opened(tmp_path) as store:
+        await store.append(TOPIC, payloads(10))
+        await store.probe()
+        monkeypatch.setattr("offloaderd.ledgers.database.free_bytes", lambda _: 5 << 20)
+        with pytest.raises(NoSpace, match="5 MiB are free, 64 MiB are needed") as caught:
+            await store.probe()
+        assert str(tmp_path) in str(caught.value)
+        assert await everything(store) == payloads(10)
+
+
 def log_room(directory: Path) -> int:
     """Return exactly what the log may still grow by: a disk with no byte for the file."""
     return RESERVE_BYTES - (directory / "ledgers.db-wal").stat().st_size + unmoved_bytes(directory)
