@@ -27,6 +27,9 @@ LOCAL = "local[*]"
 EXTRA = "spark"
 """The extra of this distribution whose versions are checked before Spark is started."""
 
+WORKERS = "spark.python.daemon.module"
+"""What Spark forks the Python of its tasks from."""
+
 RAISED = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -94,6 +97,7 @@ def _started(
         os.environ["PYSPARK_PYTHON"] = named or os.environ.get("PYSPARK_PYTHON", sys.executable)
         master = master or LOCAL
         if master.startswith("local"):
+            builder = builder.config(WORKERS, "offloaderd.spark.workers")  # which a cluster's machines may not have yet
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else needs to reach it
     if master is not None:
         builder = builder.master(master)
