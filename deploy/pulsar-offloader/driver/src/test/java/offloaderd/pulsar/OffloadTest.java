@@ -18,8 +18,10 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Queue;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.ExecutionException;
@@ -58,6 +60,7 @@ public class OffloadTest {
     private final Daemons daemons = new Daemons();
     private final Queue<StreamObserver<EnsureLedgerResponse>> held = new ConcurrentLinkedQueue<>();
     private final AtomicInteger asked = new AtomicInteger();
+    private final Set<String> topics = ConcurrentHashMap.newKeySet();
     private final AtomicInteger heldMost = new AtomicInteger();
     private final List<EntryBatch> batches = new CopyOnWriteArrayList<>();
     private final List<String> counted = new CopyOnWriteArrayList<>();
@@ -76,6 +79,7 @@ public class OffloadTest {
         @Override
         public void ensureLedger(EnsureLedgerRequest request, StreamObserver<EnsureLedgerResponse> reports) {
             asked.incrementAndGet();
+            topics.add(request.getTopic());
             synchronized (held) {
                 if (answer == null) {
                     held.add(reports);
@@ -407,10 +411,10 @@ public class OffloadTest {
         for (int i = 0; i < 64; i++) { // as many as there are places
             silenced.add(offloaded(driver, ledger()));
         }
-        ReadDaemon.until("all places are taken", () -> asked.get() == 64);
-        CompletableFuture<Void> patient = offloaded(driver(), ledger());
+        CompletableFuture<Void> patient =
+                driver().offload(ledger(), UUID.randomUUID(), Map.of("ManagedLedgerName", "public/default/persistent/next"));
         silenced.forEach(OffloadTest::late);
-        ReadDaemon.until("who waited in line is asked for", () -> asked.get() == 65);
+        ReadDaemon.until("who waited in line is asked for", () -> topics.contains("persistent://public/default/next"));
         say(state(EnsureState.ENSURE_STATE_COVERED));
         patient.get(30, TimeUnit.SECONDS);
     }
@@ -433,9 +437,8 @@ public class OffloadTest {
         for (int i = 0; i < 8; i++) { // as many as there are places
             silenced.add(offloaded(driver, ledger(10, (long id) -> 10)));
         }
-        ReadDaemon.until("all places are taken", () -> pushes.get() == 8);
         silenced.forEach(OffloadTest::late);
-        ReadDaemon.until("the pushes are stopped", () -> stopped.get() == 8);
+        ReadDaemon.until("the pushes are stopped", () -> stopped.get() == pushes.get());
         silent = false;
         lastPushed = 9;
         offloaded(driver(), ledger(10, (long id) -> 10)).get(30, TimeUnit.SECONDS);

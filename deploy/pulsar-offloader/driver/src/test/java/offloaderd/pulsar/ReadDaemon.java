@@ -73,7 +73,11 @@ final class ReadDaemon extends ExternalResource {
                     call.onNext(spoil.apply(request.getFramed() && framed ? framed(answer) : answer));
                     if (breaks) {
                         next.set(Long.MAX_VALUE);
-                        call.onError(refusal.asRuntimeException());
+                        if (refusal.isOk()) {
+                            call.onCompleted();
+                        } else {
+                            call.onError(refusal.asRuntimeException());
+                        }
                         return;
                     }
                 }

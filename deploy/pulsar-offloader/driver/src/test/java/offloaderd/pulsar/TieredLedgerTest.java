@@ -57,6 +57,14 @@ public class TieredLedgerTest {
     }
 
     @Test
+    public void aStreamThatEndsBeforeTheLastEntryGoesOnWhereItWas() throws Exception {
+        daemon.refusal = Status.OK;
+        daemon.failures.set(2);
+        daemon.holds(ledger().readAsync(0, ReadDaemon.ENTRIES - 1), 0, ReadDaemon.ENTRIES - 1);
+        assertEquals(3, daemon.calls.get());
+    }
+
+    @Test
     public void aDaemonOfAnOlderVersionSendsPayloads() throws Exception {
         daemon.framed = false;
         daemon.failures.set(1);
