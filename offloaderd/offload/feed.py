@@ -6,6 +6,7 @@ may be another one. What is only not there yet is no error: what a feed cannot r
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -210,3 +211,71 @@ class ReadAheadFeed:
         self.restart(self._at)
         while self._left:
             await self._left.pop().aclose()
+
+
+class EntryHash:
+    """A hash over entries in order: equal for equal entries however they are cut into batches."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self._sum = hashlib.sha256()
+
+    def take(self, batch: EntryBatch) -> None:
+        """Take the next entries."""
+        self.entries += len(batch.payloads)
+        for payload in batch.payloads:
+            self._sum.update(len(payload).to_bytes(8, "big"))
+            self._sum.update(payload)
+
+    def digest(self) -> str:
+        """Return the hash of all that was taken."""
+        return self._sum.hexdigest()
+
+
+class HashingFeed:
+    """A feed whose entries are hashed on their way; `begin` is the first of those that count.
+
+    For whoever takes all that is answered: what was answered counts as taken.
+    """
+
+    rereadable = True
+
+    def __init__(self, feed: ReadAheadFeed, begin: Position) -> None:
+        self._feed = feed
+        self._begin = begin
+        self._taken: EntryHash | None = None
+        self._at = START
+
+    def digest(self, through: Position) -> EntryHash | None:
+        """Return the hash from the begin to `through`; None when the reading began behind the begin."""
+        return self._taken if self._at == through else None
+
+    def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
+        """See EntryFeed."""
+        found = self._feed.take(after, bytes_max, required)
+        if isinstance(found, Entries) and self._taken is not None and found.batches[-1].last > self._at:
+            for batch in found.batches:
+                self._taken.take(batch)
+            self._at = found.batches[-1].last
+        return found
+
+    async def wait(self, timeout_s: float) -> None:
+        """See EntryFeed."""
+        await self._feed.wait(timeout_s)
+
+    def restart(self, at: Position) -> None:
+        """See EntryFeed."""
+        self._taken, self._at = EntryHash() if at < self._begin else None, at
+        self._feed.restart(at)
+
+    def sent(self, through: Position) -> None:
+        """See EntryFeed."""
+        self._feed.sent(through)
+
+    def committed(self, through: Position) -> None:
+        """See EntryFeed."""
+        self._feed.committed(through)
+
+    async def close(self) -> None:
+        """See EntryFeed."""
+        await self._feed.close()

@@ -27,9 +27,9 @@ from offloaderd.model import OffloadMethod
 from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.rewriting import cut_of
+from offloaderd.offload.rewrite import cut_of
 from offloaderd.offload.roll_forward import as_finished
-from offloaderd.offload.rollback_ledger import LedgerConversion, Stopped
+from offloaderd.offload.rollback_ledger import LedgerRewrite, Stopped
 from offloaderd.offload.rollback_orders import OrderDesk, extended, taken_back
 from offloaderd.offload.rollback_read import PIECE_BYTES, Unreadable
 from offloaderd.offload.uploader import SegmentFailed
@@ -176,7 +176,7 @@ class _TopicRollback:
         self._clock, self._metrics = shop.uplink.clock, shop.uplink.metrics
         self._buckets = shop.places.buckets
         self._tries = _Tries()
-        self._current: LedgerConversion | None = None
+        self._current: LedgerRewrite | None = None
         self._error: OffloaderError | None = None
         self._attempts = AttemptLog(
             shop.metadata,
@@ -272,13 +272,11 @@ class _TopicRollback:
     async def _one_ledger(self, row: LedgerOutlook, left: Attempt | None) -> None:
         """Rewrite a ledger, or leave it as it is and say why. Raises Fenced."""
         started_s = self._clock.monotonic()
-        work = LedgerConversion(self._offloader, self._shop, self._attempts, row, lambda: not self.desk.active)
+        work = LedgerRewrite(self._offloader, self._shop, self._attempts, row, lambda: not self.desk.active)
         self._current = work
         try:
             whole = await work.run(left)
-        except (SegmentFailed, Unreadable, Stopped) as error:
-            if work.attempt is not None:
-                await self._attempts.give_up(work.attempt, str(error))
+        except SegmentFailed as error:
             await self._failed(row, error)
         else:
             self._converted(row, whole, self._clock.monotonic() - started_s)
@@ -351,7 +349,7 @@ class _TopicRollback:
             left=len(left),
             left_bytes=sum(one.payload_bytes for one in left.values()),
             ledger_id=current.row.ledger_id if current is not None else None,
-            phase=current.phase.value if current is not None else "",
+            phase=current.phase if current is not None else "",
             ledger_done_bytes=current.done_bytes if current is not None else 0,
             error=str(error) if error is not None else "",
         )

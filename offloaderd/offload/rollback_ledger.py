@@ -1,38 +1,90 @@
 """One ledger on its way out of streaming segments into an object of its own, by the topic's owner.
 
-Written and proven as anything that is rewritten (`rewriting.py`); then the two are exchanged in one transaction.
+Written and proven as anything that is rewritten (`rewrite.py`); then the two are exchanged in one transaction.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, Fenced, NotFound, OffloaderError
 from offloaderd.metadata import conversion
 from offloaderd.metadata.merging import goal_of
-from offloaderd.offload.rewriting import Phase, Rewriting
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.offload.rewrite import RewriteFacts, SameEntries, exchange, look_up
+from offloaderd.offload.states import SegmentState
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.offload.writer import SegmentWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.conversion import LedgerOutlook
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.committer import VerifiedSegment
+    from offloaderd.offload.feed import Gap
+    from offloaderd.offload.record import TopicRecord
+    from offloaderd.offload.stop import SegmentProgress
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
 
-EXCHANGES_MAX = 5
-"""How often the exchange is tried while somebody else changes the map (a job that commits history)."""
 
-
-class Stopped(OffloaderError):
+class Stopped(SegmentFailed):
     """The order was taken back while the ledger was being rewritten."""
 
 
-class LedgerConversion:
+class ExchangeCommitter:
+    """Puts new objects in the place of old ones in the owner's own map; see Committer.
+
+    `ready` is asked before what takes long, and may raise SegmentFailed.
+    """
+
+    manifest = ObjectKind.MANIFEST
+
+    def __init__(
+        self, record: TopicRecord, attempts: AttemptLog, proof: SameEntries, ready: Callable[[], None]
+    ) -> None:
+        self._record = record
+        self._attempts = attempts
+        self._proof = proof
+        self._ready = ready
+
+    async def begin(self, attempt: Attempt) -> None:
+        """See Committer."""
+        await self._attempts.begin(attempt)
+
+    async def record_loss(self, gap: Gap) -> None:
+        """Record none: what is stored is not lost, and a gap in it is a failure."""
+
+    async def before_complete(self, attempt: Attempt) -> None:
+        """See Committer."""
+        self._ready()
+
+    async def before_manifest(self, described: SegmentManifest) -> None:
+        """See Committer: the same entries have to be in the new object."""
+        await self._proof.check(described)
+
+    async def commit(self, segment: VerifiedSegment) -> None:
+        """See Committer. Raises SegmentFailed when the map does not hold any more what it replaces."""
+        record, made = self._record, segment.committed
+
+        async def reload() -> TopicMap:
+            await record.reload()
+            return record.map
+
+        with segment.trace.step("commit"):
+            await exchange(lambda: record.exchange(self._attempts, made), reload, made.segment_id)
+
+    async def give_up(self, attempt: Attempt, why: str) -> None:
+        """See Committer."""
+        await self._attempts.give_up(attempt, why)
+
+
+class LedgerRewrite:
     """The work on one ledger; `stopped` says whether it is not wanted any more."""
 
     def __init__(
@@ -44,53 +96,57 @@ class LedgerConversion:
         stopped: Callable[[], bool],
     ) -> None:
         self.row = row
-        self.attempt: Attempt | None = None
-        """As it was recorded last, None while none is."""
         self.troubles = Troubles(offloader.topic, shop.uplink.clock, offloader.changed.notify)
         self._offloader = offloader
+        self._shop = shop
         self._attempts = attempts
         self._stopped = stopped
-        self._work = Rewriting(
-            shop,
-            attempts,
-            lambda: offloader.map,
-            goal_of(conversion.holders_of(offloader.map, row.ledger_id), ledger_id=row.ledger_id),
-            troubles=self.troubles,
-            ready=self._ready,
-            closed_ms=self._closed_ms,
-        )
+        self._writer: SegmentWriter | None = None
 
     @property
-    def phase(self) -> Phase:
-        """What is being done."""
-        return self._work.phase
+    def _progress(self) -> SegmentProgress | None:
+        return self._writer.progress if self._writer is not None else None
+
+    @property
+    def phase(self) -> str:
+        """What is being done, in the words of the API."""
+        state = self._progress.state if self._progress is not None else SegmentState.ASSIGNED
+        return _PHASES.get(state, "writing")
 
     @property
     def done_bytes(self) -> int:
-        """Payload bytes that were read of it in this phase."""
-        return self._work.done_bytes
+        """Payload bytes that are in the new object."""
+        return self._progress.payload_bytes if self._progress is not None else 0
 
     async def run(self, left: Attempt | None) -> CommittedSegment:
-        """Rewrite the ledger, going on with what an earlier owner left; returns what was committed.
+        """Rewrite the ledger, from where an earlier owner left it; returns what was committed.
 
-        Raises Unreadable, SegmentFailed, Stopped (`attempt` is to be given up then), Fenced, Conflict.
+        Raises SegmentFailed, Unreadable, Stopped: its attempt is given up then. Raises Fenced.
         """
-        self.attempt = left
-        await self._work.open()
-        attempt = left or await self._work.attempt()
-        segment = self._work.segment(attempt, continued=left is not None)
-        if left is None:
-            await self._attempts.begin(attempt)
+        topic = self._offloader
+        goal = goal_of(conversion.holders_of(topic.map, self.row.ledger_id), ledger_id=self.row.ledger_id)
         try:
-            with segment.trace as trace:
-                trace.say(rollback=True)
-                whole = await self._work.store(segment)
-                with trace.step("commit"):
-                    await self._exchange(whole)
-        finally:
-            self.attempt = segment.attempt
-        self.attempt = None
-        return whole
+            old = await look_up(
+                self._shop,
+                topic.topic,
+                goal,
+                troubles=self.troubles,
+                ready=self._ready,
+                closed_ms=self._closed_ms,
+            )
+        except SegmentFailed as error:
+            if left is not None:
+                await self._attempts.give_up(left, str(error))
+            raise
+        attempt = left or await old.new_attempt(topic.claim.epoch)
+        feed = old.feed(attempt)
+        proof = SameEntries(old, feed, attempt)
+        committer = ExchangeCommitter(topic.record, self._attempts, proof, self._ready)
+        self._writer = SegmentWriter(self._shop, self._attempts, committer, troubles=self.troubles)
+        work = old.assignment(attempt, resumed=left is not None, notes={"rollback": True})
+        written = await self._writer.run(work, feed, old.stop(), RewriteFacts(old, lambda: topic.map))
+        assert written is not None  # noqa: S101 - nothing that is rewritten is left to the next owner unfinished
+        return written.committed
 
     def _ready(self) -> None:
         """Raise Stopped when the ledger is not wanted any more."""
@@ -101,20 +157,9 @@ class LedgerConversion:
         known = self._offloader.record.chain.ledgers.get(ledger_id)
         return known.closed_at_ms if known is not None and known.closed else None
 
-    async def _exchange(self, whole: CommittedSegment) -> None:
-        """Put the object in the place of the slices. Raises Fenced, SegmentFailed when the map has no such slices."""
-        self._work.phase = Phase.COMMITTING
-        record = self._offloader.record
-        for tries in range(1, EXCHANGES_MAX + 1):
-            try:
-                await record.exchange(self._attempts, whole)
-            except Fenced:
-                raise
-            except (Conflict, NotFound) as error:
-                await record.reload()
-                if any(one.segment_id == whole.segment_id for one in record.map.segments):
-                    return
-                if tries == EXCHANGES_MAX:
-                    raise SegmentFailed(f"the map has changed: {error.message}") from error
-            else:
-                return
+
+_PHASES = {
+    SegmentState.COMPLETED: "verifying",
+    SegmentState.VERIFIED: "committing",
+    SegmentState.COMMITTED: "committing",
+}

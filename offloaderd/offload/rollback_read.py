@@ -8,17 +8,18 @@ until it works; what is damaged or missing ends the reading, and names key and b
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.verify import CHANGED, check_index, decode_verified_block
 from offloaderd.objects.whole import read_apart
 from offloaderd.offload.budget import Backoff
+from offloaderd.offload.feed import EntryHash
+from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -39,8 +40,8 @@ CONFIRM_S = 2.0
 """Pause before what seems damaged is read once more."""
 
 
-class Unreadable(OffloaderError):
-    """What is in the bucket is not what was committed."""
+class Unreadable(SegmentFailed):
+    """What is in the bucket is not what was committed: nothing can be made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +51,6 @@ class Volume:
     bucket: str
     keys: SegmentKeys
     manifest: SegmentManifest
-
-
-class EntryHash:
-    """A hash over entries in order: equal for equal entries however they are cut into batches."""
-
-    def __init__(self) -> None:
-        self.entries = 0
-        self._sum = hashlib.sha256()
-
-    def take(self, batch: EntryBatch) -> None:
-        """Take the next entries."""
-        self.entries += len(batch.payloads)
-        for payload in batch.payloads:
-            self._sum.update(len(payload).to_bytes(8, "big"))
-            self._sum.update(payload)
-
-    def digest(self) -> str:
-        """Return the hash of all that was taken."""
-        return self._sum.hexdigest()
 
 
 class BucketReader:

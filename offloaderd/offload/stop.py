@@ -89,8 +89,8 @@ class StopRule(Protocol):
         """Say what a loss means."""
         ...
 
-    def may_end_before(self, required: Position) -> bool:
-        """Say whether a segment that was to end at `required` may end earlier, when the rest cannot come any more."""
+    def flaw(self, progress: SegmentProgress) -> str:
+        """Say why a segment may not end with what it holds; empty: it may, although more was to come."""
         ...
 
 
@@ -107,7 +107,7 @@ class RangeStop:
 
     def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
         """See StopRule."""
-        return Limit(self.payload_bytes)
+        return Limit(progress.payload_bytes if progress.full else self.payload_bytes)
 
     def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
         """See StopRule."""
@@ -122,6 +122,36 @@ class RangeStop:
         """See StopRule."""
         return self.gap
 
-    def may_end_before(self, required: Position) -> bool:
+    def flaw(self, progress: SegmentProgress) -> str:
         """See StopRule: what is stored of it may be the last copy there is."""
-        return True
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactStop:
+    """With all that the feed has, which has to be so many entries up to `end`: a segment that replaces others."""
+
+    end: Position
+    entries: int
+
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+        """See StopRule."""
+        return Limit()
+
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+        """See StopRule; that it is full is no reason: the goal was cut so that one commit can write it."""
+        return None
+
+    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
+        """See StopRule."""
+        return FOREVER_S
+
+    def on_gap(self, gap: Gap) -> OnGap:
+        """See StopRule."""
+        return OnGap.FAIL
+
+    def flaw(self, progress: SegmentProgress) -> str:
+        """See StopRule."""
+        if (progress.end, progress.entries) == (self.end, self.entries):
+            return ""
+        return f"the old objects end with {progress.end}, not with {self.end}"

@@ -243,7 +243,7 @@ class _OneSegment:
             piece = batch
             if required is None:
                 limit = self.stop.limit(self.progress, view, now_s).payload_bytes
-                if self.progress.full or (limit is not None and self.progress.payload_bytes >= limit):
+                if limit is not None and self.progress.payload_bytes >= limit:
                     break
             elif batch.first > required:
                 break
@@ -265,16 +265,14 @@ class _OneSegment:
         if not self.progress.entries:
             sealed = f" up to {required}" if required is not None else ""
             raise SegmentFailed(f"the source has lost all entries that the segment was to hold{sealed}")
-        if required is None or taken >= required:
-            return
-        if not self.stop.may_end_before(required):
-            raise SegmentFailed(f"the segment was to end with {required}, and ends with {taken}")
-        if attempt.seal is not None:
+        if flaw := self.stop.flaw(self.progress):
+            raise SegmentFailed(flaw)
+        if attempt.seal is not None and taken < attempt.seal.end:
             log.error(
                 "segment.sealed_again",
                 topic=self.segment.topic,
                 segment_id=str(attempt.segment_id),
-                sealed=str(required),
+                sealed=str(attempt.seal.end),
                 end=str(taken),
                 hint="the source deleted what was sealed and not stored; look why it was late",
             )

@@ -17,7 +17,7 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload.boundaries import segment_bytes_for
-from offloaderd.offload.rewriting import cut_of
+from offloaderd.offload.rewrite import cut_of
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.rollback_read import PIECE_BYTES
 from offloaderd.spark.backfill_attempts import attempts_of

@@ -6,19 +6,19 @@ after a crash, may exchange it for what it was made of. Every write checks the d
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.metadata import catalog
-from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.budget import until_answered
-from offloaderd.offload.rewriting import Rewriting
-from offloaderd.offload.rollback_read import Unreadable
+from offloaderd.offload.rewrite import RewriteFacts, SameEntries, look_up
 from offloaderd.offload.signal import race
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.offload.writer import SegmentWriter
 from offloaderd.spark.backfill_task import carried_out, out_of_patience
 from offloaderd.spark.convert_job import goal_at
+from offloaderd.spark.mark_stored import MarkStored
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
@@ -41,18 +41,15 @@ async def _rewrite(shop: Workshop, task: RewriteTask, attempts: AttemptLog, atte
     if goal is None:
         raise SegmentFailed(f"{topic} does not hold {task.begin} to {task.end} as it did")
     troubles = Troubles(topic, clock, lambda: None)
-    work = Rewriting(shop, attempts, lambda: topic_map, goal, troubles=troubles)
-    segment = work.segment(attempt, continued=task.again)
 
-    async def store() -> None:
-        await work.open()
-        await work.store(segment)
-        await attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
+    async def write() -> None:
+        old = await look_up(shop, topic, goal, troubles=troubles)
+        feed = old.feed(attempt)
+        proof = SameEntries(old, feed, attempt)
+        committer = MarkStored(attempts, manifest=ObjectKind.MANIFEST, proof=proof)
+        work = old.assignment(attempt, resumed=task.again, notes={"rewriting": True, "job": True})
+        writer = SegmentWriter(shop, attempts, committer, troubles=troubles)
+        await writer.run(work, feed, old.stop(), RewriteFacts(old, lambda: topic_map))
 
-    try:
-        with segment.trace as trace:
-            trace.say(rewriting=True, job=True)
-            await race(store(), out_of_patience(troubles, clock, task.patience_s))
-    except Unreadable as error:
-        raise SegmentFailed(str(error)) from error
+    await race(write(), out_of_patience(troubles, clock, task.patience_s))
     return goal.payload_bytes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.errors import Conflict, Fenced, NotFound, Transient, first_of
+from offloaderd.errors import Fenced, Transient, first_of
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.nodes import node
@@ -24,7 +24,7 @@ from offloaderd.offload import recovery
 from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.head import head_of
-from offloaderd.offload.rewriting import Rewriting
+from offloaderd.offload.rewrite import exchange, look_up
 from offloaderd.offload.rollback_read import Unreadable
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.troubles import Troubles
@@ -48,9 +48,6 @@ log = structlog.get_logger(__name__)
 
 TRIES_MAX = 3
 """How often an object is begun or gone on with before what it was to replace is left as it is."""
-
-EXCHANGES_MAX = 5
-"""How often an exchange is tried while the owner changes the map."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,10 +177,8 @@ class TopicConversion:
     async def _begin(self, item: _Item) -> None:
         """Record an attempt before its first byte. Raises Unreadable, Fenced."""
         troubles = Troubles(self._topic, self._clock, lambda: None)
-        nowhere = self._log(paths.attempt(self._topic))  # nothing is recorded by it
-        work = Rewriting(self._shop, nowhere, lambda: self._map, item.goal, troubles=troubles)
-        await work.open()
-        attempt = await work.attempt()
+        old = await look_up(self._shop, self._topic, item.goal, troubles=troubles)
+        attempt = await old.new_attempt(self._claim.epoch)
         attempts = self._log(paths.history_job_attempt(self._topic, attempt.segment_id))
         await attempts.begin(attempt)
         item.recorded, item.again = (attempts, attempt), False
@@ -229,26 +224,23 @@ class TopicConversion:
         try:
             upload, described = await stored(self._shop, self._topic, attempt)
             made = await verified(upload, attempt, described)
-            for tries in range(1, EXCHANGES_MAX + 1):
+
+            async def put() -> None:
                 touched = Replace(paths.trash(self._topic), b"", self._trash_version)
-                try:
-                    self._map = await attempts.exchange(self._map, made, [touched])
-                    self._trash_version += 1
-                    break
-                except Fenced:
-                    raise
-                except (Conflict, NotFound) as error:
-                    await self._look()
-                    if any(one.segment_id == made.segment_id for one in self._map.segments):
-                        break
-                    if tries == EXCHANGES_MAX:
-                        raise SegmentFailed(f"the map has changed: {error.message}") from error
+                self._map = await attempts.exchange(self._map, made, [touched])
+                self._trash_version += 1
+
+            await exchange(put, self._reloaded, made.segment_id)
         except SegmentFailed as error:
             item.error = str(error)
             await self._give_up(item, str(error))
             return
         item.done = True
         log.info("conversion.exchanged", topic=str(self._topic), segment_id=str(made.segment_id), range=str(made.range))
+
+    async def _reloaded(self) -> TopicMap:
+        await self._look()
+        return self._map
 
     def _standing(self) -> Progress:
         items = self._items

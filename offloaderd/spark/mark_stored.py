@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.committer import VerifiedSegment
     from offloaderd.offload.feed import Gap
+    from offloaderd.offload.rewrite import SameEntries
 
 
 class MarkStored:
     """Marks attempts as offloaded; see Committer."""
 
-    def __init__(self, attempts: AttemptLog, *, manifest: ObjectKind) -> None:
+    def __init__(self, attempts: AttemptLog, *, manifest: ObjectKind, proof: SameEntries | None = None) -> None:
+        """`proof` is of what is to replace other objects."""
         self.manifest = manifest
         self._attempts = attempts
+        self._proof = proof
 
     async def begin(self, attempt: Attempt) -> None:
         """Leave it as the driver has recorded it."""
@@ -37,7 +40,9 @@ class MarkStored:
         """Let it pass: the driver compares the head when it commits."""
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """Believe it: it replaces nothing."""
+        """See Committer."""
+        if self._proof is not None:
+            await self._proof.check(described)
 
     async def commit(self, segment: VerifiedSegment) -> None:
         """Mark the attempt; of a successor's nothing is changed. Raises Conflict then."""

@@ -28,7 +28,7 @@ from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metrics import Metrics
 from offloaderd.model import TierRetention
 from offloaderd.objects.memory import MemoryStore
-from offloaderd.offload import rewriting
+from offloaderd.offload import rewrite
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.pool import BufferPool
@@ -198,10 +198,10 @@ def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
         for ledgers in (Ledgers(), Ledgers(source=store, describer=store))
     ]
     assert (made[0].ledgers, made[0].cut) == (None, made[1].cut)
-    cut = rewriting.cut_of(made[0])
+    cut = rewrite.cut_of(made[0])
     assert (cut.block_bytes, cut.part_bytes, cut.run_bytes) == (64 << 20, 16 << 20, 2 << 20)
     told = {"entries": 3, "payload_bytes": 30, "metadata": b"m"}
-    assert cut.layout(**told) == rewriting.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
+    assert cut.layout(**told) == rewrite.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
 
 
 async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from offloaderd.model import LedgerInfo, Loss, Position
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
-from offloaderd.offload.feed import Empty, End, Entries, ReadAheadFeed, Reservation
+from offloaderd.offload.feed import Empty, End, Entries, EntryHash, HashingFeed, ReadAheadFeed, Reservation
 from offloaderd.offload.ledger_feed import LedgerReading, ledger_batches
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload.feed_cases import Cases, answer, batch, closing, drained, positions
@@ -173,6 +173,26 @@ class TestReadAhead(Cases):
             assert isinstance(await answer(feed, Position(1, 3)), End)
             (await found.reservation.moved(100)).release()
         assert self.budget.used_bytes == 0
+
+    async def test_entries_are_hashed_once_however_often_they_are_answered(self) -> None:
+        """From the begin to the last one that was answered; who begins behind the begin has no hash of all."""
+        expected = EntryHash()
+        for one in (batch(1, 0, 10), batch(3, 0, 5)):
+            expected.take(one)
+        feed = HashingFeed(self.feed(), Position(1, 0))
+        async with closing(feed):
+            for at in (START, Position(1, -1)):
+                feed.restart(at)
+                assert isinstance(await answer(feed, at), Entries)
+                assert isinstance(await answer(feed, Position(1, 1)), Entries)
+                await drained(feed, Position(1, 1))
+                found = feed.digest(Position(3, 4))
+                assert found is not None
+                assert (found.entries, found.digest()) == (15, expected.digest())
+                assert feed.digest(Position(3, 3)) is None
+            feed.restart(Position(1, 0))
+            await drained(feed, Position(1, 0))
+            assert feed.digest(Position(3, 4)) is None
 
 
 async def test_nothing_is_held_while_more_is_asked_for() -> None:

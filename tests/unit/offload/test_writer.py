@@ -13,7 +13,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.committer import Assignment, Surroundings
 from offloaderd.offload.feed import Empty, End, Entries, Gap, Lost, Reservation
 from offloaderd.offload.states import SegmentState
-from offloaderd.offload.stop import OnGap, RangeStop
+from offloaderd.offload.stop import ExactStop, OnGap, RangeStop
 from offloaderd.offload.uploader import SegmentFailed
 from offloaderd.offload.view import NO_VIEWS, Requested, TopicView
 from offloaderd.offload.writer import SegmentWriter
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.model import LedgerInfo
     from offloaderd.offload.committer import FindManifest, VerifiedSegment
     from offloaderd.offload.feed import Answer
+    from offloaderd.offload.stop import SegmentProgress, StopRule
     from offloaderd.offload.view import Views
     from tests.unit.offload.rig import Rig
 
@@ -131,7 +132,7 @@ class Desk:
         return shop.attempt(Position(5, 0), layout or shop.layout, shop.places.home, epoch=claim.epoch)
 
     async def write(
-        self, feed: ScriptedFeed, stop: RangeStop = STOP, *, resumed: Attempt | None = None
+        self, feed: ScriptedFeed, stop: StopRule = STOP, *, resumed: Attempt | None = None
     ) -> VerifiedSegment | None:
         """Have a segment written."""
         topic = self.owned.offloader
@@ -267,6 +268,19 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
     assert desk.asked == ["before_complete", "before_manifest", "commit"]
 
 
+async def test_what_is_full_ends_there_unless_it_replaces_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range goes on with another segment; what replaces others holds all of them or is given up."""
+    monkeypatch.setattr("offloaderd.offload.segment.LEDGERS_MAX", 2)
+    answers: list[Answer] = [entries(5, 0, 10), entries(6, 0, 10), entries(7, 0, 2), End()]
+    for stop, end in ((STOP, Position(6, 9)), (ExactStop(end=Position(7, 1), entries=22), Position(7, 1))):
+        written = await (await Desk.made()).write(ScriptedFeed(list(answers)), stop)
+        assert written is not None
+        assert written.committed.end == end
+    desk = await Desk.made()
+    with pytest.raises(SegmentFailed, match="the old objects end with 7:1, not with 7:2"):
+        await desk.write(ScriptedFeed(answers), ExactStop(end=Position(7, 2), entries=23))
+
+
 async def test_a_segment_whose_end_is_lost_is_sealed_again() -> None:
     """What is left of it may be the last copy there is."""
     desk = await Desk.made()
@@ -280,16 +294,16 @@ async def test_a_segment_whose_end_is_lost_is_sealed_again() -> None:
 class Exactly(RangeStop):
     """A rule that takes no other end."""
 
-    def may_end_before(self, required: Position) -> bool:
+    def flaw(self, progress: SegmentProgress) -> str:
         """See StopRule."""
-        return False
+        return "it would not be the same"
 
 
 async def test_a_segment_that_may_end_nowhere_else_is_given_up() -> None:
     """It would not be what it is to replace."""
     desk = await Desk.made()
     left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), End()]))
-    with pytest.raises(SegmentFailed, match="was to end with 6:9, and ends with 5:9"):
+    with pytest.raises(SegmentFailed, match="it would not be the same"):
         await desk.write(
             ScriptedFeed([entries(5, 0, 10), Lost()]), Exactly(payload_bytes=None, gap=OnGap.FAIL), resumed=left
         )
