@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import structlog
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
-from offloaderd.metadata import nodes, paths, pieces
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata import loss_nodes, nodes, paths, pieces
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
 from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import codec, policy
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
-from offloaderd.metadata.records.context import LedgerSegment
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.pieces import StoredContext
     from offloaderd.metadata.port import MetadataStore, Step, Versioned
+    from offloaderd.metadata.records.context import LedgerSegment
     from offloaderd.metadata.records.floor import Floor
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import TopicName
@@ -69,17 +69,22 @@ class TopicMap:
     base_version: int = 0
     history: HistoryPlan | None = None
     history_version: int = 0
+    loss_names: Mapping[Loss, str] = field(default_factory=dict)
+    """Of losses that are not recorded under their usual names."""
 
     @classmethod
     def build(
         cls,
         topic: TopicName,
         contexts: Mapping[int, StoredContext],
-        losses: Iterable[Loss] = (),
+        losses: Mapping[Loss, str] | Iterable[Loss] = (),
         floor: Versioned | None = None,
         plan: Versioned | None = None,
     ) -> Self:
-        """Rebuild the map from its nodes; raises CorruptData for what cannot be one history."""
+        """Rebuild the map from its nodes; raises CorruptData for what cannot be one history.
+
+        Losses come with the names that they are recorded under, or without any as long as they are not.
+        """
         segments: list[CommittedSegment] = []
         seen: set[UUID] = set()
         ends: dict[int, LedgerEnd] = {}
@@ -123,6 +128,7 @@ class TopicMap:
             floor.version if floor is not None else 0,
             history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,
             plan.version if plan is not None else 0,
+            loss_nodes.unusual(losses),
         )
 
     @property
@@ -234,16 +240,20 @@ class TopicMap:
                 created.setdefault(part.ledger_id, part.created_ms)
         segments = (*self.segments[:index], segment, *self.segments[index:])
         losses = [(loss, loss.without(part.range for part in segment.slices)) for loss in self.losses]
+        names = dict(self.loss_names)
         for loss, left in losses:
-            path = paths.loss(self.topic, loss.before.ledger_id)
+            path = self.loss_path(loss)
             if left != loss:
                 steps += [Delete(path), *([Create(path, loss_record.encode(left))] if left else [])]
+                if (name := names.pop(loss, None)) is not None and left is not None:
+                    names[left] = name
         after = replace(
             self,
             segments=segments,
             contexts=MappingProxyType(contexts),
             created=MappingProxyType(created),
             losses=tuple(left for _, left in losses if left),
+            loss_names=MappingProxyType(names),
         )
         ending, after = after.with_ends(ends)
         return [*steps, *ending], after
@@ -277,11 +287,16 @@ class TopicMap:
         within = [one for one in self.losses if loss.after < one.before <= loss.before]
         within = [one for one in within if since is None or one.after >= since]  # history's losses are another matter
         whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
-        path = paths.loss(self.topic, loss.before.ledger_id)
-        steps: list[Step] = [Delete(paths.loss(self.topic, one.before.ledger_id)) for one in within]
-        steps.append(Create(path, loss_record.encode(whole)))
-        losses = (*(one for one in self.losses if one not in within), whole)
-        return steps, replace(self, losses=tuple(sorted(losses)))
+        others = [one for one in self.losses if one not in within]
+        names = {one: self.loss_names.get(one, loss_nodes.usual(one)) for one in others}
+        names[whole] = loss_nodes.free(whole, set(names.values()))
+        after = replace(self, losses=tuple(sorted(names)), loss_names=loss_nodes.unusual(names))
+        steps: list[Step] = [Delete(self.loss_path(one)) for one in within]
+        return [*steps, Create(after.loss_path(whole), loss_record.encode(whole))], after
+
+    def loss_path(self, loss: Loss) -> str:
+        """Return where a loss is recorded."""
+        return paths.loss(self.topic, self.loss_names.get(loss, loss_nodes.usual(loss)))
 
     def in_pieces(self, ledger_id: int) -> tuple[list[Step], TopicMap]:
         """Return the steps that put a ledger's context in pieces, if it is large, and the map afterwards."""
@@ -337,22 +352,6 @@ async def enabled_topics(store: MetadataStore) -> list[TopicName]:
     """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
     policies = await topic_policies(store)
     return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
-
-
-def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
-    """Return what a ledger's context says of its slice of a segment."""
-    return LedgerSegment(
-        segment_id=segment.segment_id,
-        begin_entry_id=part.first_entry_id,
-        end_entry_id=part.last_entry_id,
-        assigned_ms=segment.assigned_ms,
-        offloaded_ms=segment.offloaded_ms,
-        object_bytes=segment.object_bytes,
-        payload_bytes=part.payload_bytes,
-        method=segment.method,
-        driver=segment.driver,
-        properties={"bucket": segment.bucket, "prefix": segment.prefix},
-    )
 
 
 def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:

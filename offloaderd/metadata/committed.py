@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import InvalidInput
+from offloaderd.metadata.records.context import LedgerSegment
 from offloaderd.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.objects.keys import SegmentKeys
 
@@ -141,3 +142,19 @@ class CommittedSegment:
         if not sound:
             raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
         return self
+
+
+def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
+    """Return what a ledger's context says of its slice of a segment."""
+    return LedgerSegment(
+        segment_id=segment.segment_id,
+        begin_entry_id=part.first_entry_id,
+        end_entry_id=part.last_entry_id,
+        assigned_ms=segment.assigned_ms,
+        offloaded_ms=segment.offloaded_ms,
+        object_bytes=segment.object_bytes,
+        payload_bytes=part.payload_bytes,
+        method=segment.method,
+        driver=segment.driver,
+        properties={"bucket": segment.bucket, "prefix": segment.prefix},
+    )

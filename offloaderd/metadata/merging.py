@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, InvalidInput
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.catalog import ledger_segment
-from offloaderd.metadata.committed import LedgerSlice
+from offloaderd.metadata.committed import LedgerSlice, ledger_segment
 from offloaderd.metadata.removal import to_trash
 from offloaderd.model import OffloadMethod, Position, SegmentRange
 

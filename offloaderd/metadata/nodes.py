@@ -74,15 +74,17 @@ async def stored_context(store: MetadataStore, path: str, known: StoredContext |
     raise Transient(f"{path} changes faster than it can be read")
 
 
-async def losses(store: MetadataStore, topic: TopicName) -> list[Loss]:
-    """Read what was lost; one that is being taken in by a wider one is read with that one or before."""
+async def losses(store: MetadataStore, topic: TopicName) -> dict[Loss, str]:
+    """Read what was lost, with its nodes' names; one that is being taken in by a wider one comes with it or before."""
 
     async def read(name: str) -> Loss | None:
         path = f"{paths.losses(topic)}/{name}"
         found = await node(store, path)
         return loss_record.decode(found.value, path=path) if found is not None else None
 
-    return [one for one in await each(await store.children(paths.losses(topic)), read) if one is not None]
+    names = await store.children(paths.losses(topic))
+    found = await each(names, read)
+    return {one: name for one, name in zip(found, names, strict=True) if one is not None}
 
 
 async def node(store: MetadataStore, path: str) -> Versioned | None:

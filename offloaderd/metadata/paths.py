@@ -11,7 +11,7 @@
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt  floor  verified  asked  identity
         ledgers/<ledger id>
-        losses/<ledger id>
+        losses/<ledger id>[-<entry id>...]
         trash/<segment uuid>
         grants/<ledger id>
         history/plan  attempt  ranges/<number>  driver  holder  attempts/<segment uuid>  writers/<segment uuid>
@@ -108,8 +108,6 @@ ledger = _numbered("ledgers")
 """Offload context of one ledger."""
 losses = _node("losses")
 """Folder of what was deleted from the source before it was offloaded."""
-loss = _numbered("losses")
-"""One lost range, named by the ledger that follows it."""
 trash = _node("trash")
 """Folder of the objects whose deletion has been decided."""
 trash_record = _by_segment("trash")
@@ -154,6 +152,11 @@ rollback_order = _node("rollback/order")
 """Up to where it was ordered, and what came of it."""
 rollback_attempt = _node("rollback/attempt")
 """The ledger that is being rewritten."""
+
+
+def loss(name: TopicName, node: str) -> str:
+    """One lost range; `loss_nodes.py` says under which name."""
+    return f"{losses(name)}/{node}"
 
 
 def grants_changed(name: TopicName) -> str:

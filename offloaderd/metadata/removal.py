@@ -153,7 +153,7 @@ def without_oldest(
     path, value = paths.floor(topic), floor_record.encode(risen)
     steps.append(Create(path, value) if base is None else Replace(path, value, topic_map.base_version))
     gone = [loss for loss in topic_map.losses if loss.after < segment.end]
-    steps += [Delete(paths.loss(topic, loss.before.ledger_id)) for loss in gone]
+    steps += [Delete(topic_map.loss_path(loss)) for loss in gone]
     if not segment.foreign:
         steps.append(to_trash(topic, segment, reason=reason, now_ms=now_ms))
     return steps, replace(
@@ -162,6 +162,7 @@ def without_oldest(
         contexts=MappingProxyType(contexts),
         ends=MappingProxyType(ends),
         losses=tuple(loss for loss in topic_map.losses if loss not in gone),
+        loss_names=MappingProxyType({one: name for one, name in topic_map.loss_names.items() if one not in gone}),
         deleted=MappingProxyType(deleted),
         source_deleted=topic_map.source_deleted & contexts.keys(),
         created=MappingProxyType({one: at for one, at in topic_map.created.items() if one in contexts}),

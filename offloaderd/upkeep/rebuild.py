@@ -297,7 +297,7 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     topic = plan.topic
     for folder in paths.folders(topic):
         await _put(metadata, folder, b"")
-    wanted = [(paths.loss(topic, loss.before.ledger_id), loss_record.encode(loss)) for loss in plan.map.losses]
+    wanted = [(plan.map.loss_path(loss), loss_record.encode(loss)) for loss in plan.map.losses]
     contexts = {paths.ledger(topic, ledger_id): stored for ledger_id, stored in plan.map.contexts.items()}
     wanted += [(path, stored.value) for path, stored in contexts.items()]
     last_ms = plan.map.segments[-1].offloaded_ms

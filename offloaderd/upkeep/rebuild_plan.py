@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.catalog import TopicMap, ledger_segment
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import ledger_segment
 from offloaderd.metadata.records.context import LedgerContext
 from offloaderd.model import LedgerEnd, Position, lost_up_to
 from offloaderd.upkeep.rebuild_known import Known, Problem, Trouble

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from offloaderd.format.frames import Entries
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import TopicName
+    from offloaderd.model import Loss, TopicName
     from tests.simulation.world import World
     from tests.simulation.zookeeper import Nodes
 
@@ -387,7 +387,7 @@ class Oracle:
 
 def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
     contexts: dict[int, StoredContext] = {}
-    losses = []
+    losses: dict[Loss, str] = {}
     folder, lost = f"{paths.ledgers(topic)}/", f"{paths.losses(topic)}/"
     for path, node in sorted(nodes.items()):
         if path.startswith(folder):
@@ -399,7 +399,7 @@ def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
             else:
                 contexts[ledger_id] = StoredContext(node.value, node.version)
         elif path.startswith(lost):
-            losses.append(loss_record.decode(node.value, path=path))
+            losses[loss_record.decode(node.value, path=path)] = path[len(lost) :]
     floor = nodes.get(paths.floor(topic))
     base = Versioned(floor.value, floor.version) if floor is not None else None
     plan = nodes.get(paths.history_plan(topic))

@@ -18,8 +18,9 @@ from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context, policy
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange, TopicName
+from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position, SegmentRange, TopicName
 from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:
@@ -412,6 +413,54 @@ async def test_what_turns_up_after_all_is_lost_no_more() -> None:
         assert (await catalog.load(again, TOPIC)).losses == after.losses == left
 
 
+TWO_OF_A_LEDGER = [
+    (Loss(Position(3, 9), Position(5, 0), 1, 1), Loss(Position(5, 10), Position(5, 20), 9, 2)),
+    (Loss(Position(5, 10), Position(5, 20), 9, 2), Loss(Position(5, 30), Position(5, 40), 9, 1)),
+    (Loss(Position(5, 30), Position(5, 40), 9, 1), Loss(Position(5, 10), Position(5, 20), 9, 2)),
+]
+
+
+@pytest.mark.parametrize("losses", TWO_OF_A_LEDGER)
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_ledger_may_have_lost_entries_twice(losses: tuple[Loss, Loss], *, again: bool) -> None:
+    """Neither is written over the other, nor keeps it from being recorded; each is changed where it lies."""
+    store, current = await _stored(), TopicMap(TOPIC)
+    for loss in losses:
+        steps, current = current.with_loss(loss)
+        await store.transact(steps)
+        current = await catalog.load(store, TOPIC) if again else current
+    assert current.losses == tuple(sorted(losses))
+    assert await catalog.load(store, TOPIC) == current
+    steps, after = current.with_commit(made(1, (5, 0, 50)))
+    await store.transact(steps)
+    assert after.losses == (await catalog.load(store, TOPIC)).losses
+
+
+PLAN = HistoryPlan(
+    boundary=5, first=3, last=Position(4, 9), order=HistoryOrder.ALONGSIDE, worker=Worker.DAEMON,
+    planned_ms=1, epoch=1, daemon_id="d", entries=10, payload_bytes=1,
+)  # fmt: skip
+
+
+async def test_the_loss_of_what_is_live_does_not_wait_for_that_of_history() -> None:
+    """Both end where the same ledger begins, and each is told: that of history, and that of what follows it."""
+    store, plan = await _stored(), PLAN
+    of_history, live = Loss(Position(3, 9), Position(7, 0), 10, 1), Loss(Position(4, 9), Position(7, 0), 3, 2)
+    current = TopicMap(TOPIC, history=plan)
+    for loss in (of_history, live):
+        steps, current = current.with_loss(loss)
+        await store.transact(steps)
+    found = replace(await catalog.load(store, TOPIC), history=plan)
+    assert found.losses == current.losses == (of_history, live)
+    assert found.loss_names == current.loss_names == {live: "7-0"}
+    wider = live._replace(before=Position(8, 0))
+    steps, current = found.with_loss(wider)
+    await store.transact(steps)
+    assert [step.path for step in steps] == [paths.loss(TOPIC, "7-0"), paths.loss(TOPIC, "8")]
+    assert (current.losses, current.loss_names) == ((of_history, wider._replace(entries=6)), {})
+    assert (await catalog.load(store, TOPIC)).losses == current.losses
+
+
 async def test_a_loss_before_the_first_segment_is_one_as_well() -> None:
     """The front of a topic is written as the position before the first."""
     store = await _stored()
@@ -425,7 +474,7 @@ async def test_a_loss_before_the_first_segment_is_one_as_well() -> None:
 async def test_a_damaged_loss_is_told(value: bytes) -> None:
     """A loss that cannot be read must not be taken for none."""
     store = MemoryTree().connect()
-    await store.create(paths.loss(TOPIC, 6), value)
+    await store.create(paths.loss(TOPIC, "6"), value)
     with pytest.raises(CorruptData, match="losses/6"):
         await catalog.load(store, TOPIC)
 

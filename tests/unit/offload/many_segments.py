@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.catalog import TopicMap, ledger_segment
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext

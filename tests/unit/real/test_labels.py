@@ -53,7 +53,7 @@ FENCE = Check(paths.epoch(TOPIC), 3)
         ("grant", [FENCE, Create(paths.grant(TOPIC, 5), b"")]),
         ("decide", [FENCE, Replace(paths.grant(TOPIC, 5), b"", 1)]),
         ("enable", [*(Create(folder, b"") for folder in paths.folders(TOPIC)), Create(paths.policy(TOPIC), b"")]),
-        ("note loss", [FENCE, Create(paths.loss(TOPIC, 5), b"")]),
+        ("note loss", [FENCE, Create(paths.loss(TOPIC, "5"), b"")]),
         ("create else", [FENCE, Create(f"{paths.topic(TOPIC)}/else", b"")]),
     ],
 )

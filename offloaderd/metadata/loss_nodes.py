@@ -1,0 +1,44 @@
+"""Under which names a topic's lost ranges are recorded.
+
+Nearly every loss ends where a ledger begins, and is named by that ledger; so did older releases with all. A ledger may
+have several: behind each other, or of history and of what is live. Those that come later have a longer name. Who reads
+losses does not look at names, and who deletes one needs that under which it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from offloaderd.model import Loss
+
+
+def usual(loss: Loss) -> str:
+    """Return the name that a loss has unless another has it."""
+    return str(loss.before.ledger_id)
+
+
+def free(loss: Loss, taken: Collection[str]) -> str:
+    """Return the name that a loss gets beside those that are taken."""
+    short = usual(loss)
+    longer = f"{short}-{loss.before.entry_id}"
+    longest = f"{longer}-{loss.after.ledger_id}-{loss.after.entry_id}"
+    return next(one for one in (short, longer, longest) if one not in taken or one == longest)
+
+
+def unusual(losses: Mapping[Loss, str] | Iterable[Loss]) -> Mapping[Loss, str]:
+    """Return those names that do not follow from their losses, of losses with their names or not recorded yet."""
+    names = losses if isinstance(losses, Mapping) else named(losses)
+    return MappingProxyType({loss: name for loss, name in names.items() if name != usual(loss)})
+
+
+def named(losses: Iterable[Loss]) -> dict[Loss, str]:
+    """Return names for losses of which none is recorded yet."""
+    names: dict[Loss, str] = {}
+    for loss in losses:
+        names[loss] = free(loss, set(names.values()))
+    return names
