@@ -6,7 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -25,11 +25,12 @@ from tests.real.jvm import settings_text
 from tests.real.writer import Plan, ledger_writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from tests.real.bookies import Bookie, BookKeeperCluster
     from tests.real.java_client import JavaClient
 
+T = TypeVar("T")
 pytestmark = pytest.mark.bookies
 
 CLOCK = SystemClock()
@@ -55,10 +56,15 @@ async def bookie_pool(cluster: BookKeeperCluster, options: BookieOptions | None 
 
 async def until_read(pool: BookiePool, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
     """Read an entry as soon as the bookie gives it."""
+    return await until_given(lambda: pool.read(bookie_id, ledger_id, entry_id))
+
+
+async def until_given(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask a bookie until it answers within the pool's deadline, which a busy machine may miss."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await pool.read(bookie_id, ledger_id, entry_id)
+                return await ask()
             except Transient:
                 await CLOCK.sleep(0.1)
 
@@ -135,8 +141,10 @@ async def test_a_frozen_bookie(bookkeeper: BookKeeperCluster, java_ledgers: Java
     ledger.add(50)
     bookie = bookkeeper.bookies[1]
     async with bookie_pool(bookkeeper, BookieOptions(request_timeout_s=0.5)) as pool:
-        before = await pool.read(bookie.bookie_id, ledger.ledger_id, 7)
-        await pool.read_batch(bookie.bookie_id, ledger.ledger_id, 0, count_max=9, bytes_max=1 << 20)
+        before = await until_read(pool, bookie.bookie_id, ledger.ledger_id, 7)
+        await until_given(
+            lambda: pool.read_batch(bookie.bookie_id, ledger.ledger_id, 0, count_max=9, bytes_max=1 << 20)
+        )
         bookie.freeze()
         async with asyncio.TaskGroup() as group:
             waiting = [

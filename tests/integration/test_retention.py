@@ -88,5 +88,5 @@ async def test_a_source_is_deleted_by_grant_and_the_tier_by_word(site: Site) -> 
         first = segments[2].begin
         assert await read_all(client) == sent[700 * first.ledger_id + first.entry_id :]
         with pytest.raises(NotFound, match="deleted by retention"):
-            async for _ in client.read(TOPIC, first=Position(0, 0), timeout_s=5):
+            async for _ in client.read(TOPIC, first=Position(0, 0), timeout_s=60):
                 pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from offloaderd.client.resume import RESUME_S
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
 from offloaderd.model import Position
@@ -67,10 +68,10 @@ class Workload:
             if progress.HasField("offloaded"):
                 self.history.durable(Position(progress.offloaded.ledger_id, progress.offloaded.entry_id))
 
-    async def read(self, client: DaemonClient) -> None:
+    async def read(self, client: DaemonClient, *, resume_s: float = RESUME_S) -> None:
         """Read from the oldest entry to the newest."""
         read = self.history.begin_read()
-        async for response in client.read(self.topic, timeout_s=TIMEOUT_S):
+        async for response in client.read(self.topic, timeout_s=TIMEOUT_S, resume_s=resume_s):
             first = Position(response.batch.ledger_id, response.batch.first_entry_id)
             read.entries += [
                 (first._replace(entry_id=first.entry_id + number), payload)
@@ -99,6 +100,6 @@ class Workload:
                     await self.append(client, count)
                 await self.offload(client)
                 await client.roll(self.topic)
-                await self.read(client)
+                await self.read(client, resume_s=0)  # by nobody else: it may be dead by now
             except OffloaderError:
                 await asyncio.wait({ended}, timeout=RETRY_S)
