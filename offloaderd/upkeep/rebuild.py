@@ -35,6 +35,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.identity import Deployment
@@ -284,13 +285,28 @@ async def write(
         done += 1
         progress(done)
 
-    if plan.deployment_id and await nodes.node(metadata, paths.IDENTITY) is None:
+    if plan.deployment_id:
         same = Deployment(deployment_id=UUID(plan.deployment_id), made_ms=now_ms, made_by=AUTHOR)
-        await ensure_deployment(metadata, same)
+        await _continue_deployment(metadata, same, whole=not topics)
     await each(ready, write_one)
     await _announce(metadata)
     await _take_away(metadata, paths.REBUILD)
     return [one.topic for one in ready]
+
+
+async def _continue_deployment(metadata: MetadataStore, same: Deployment, *, whole: bool) -> None:
+    """Have the metadata be of the deployment that wrote the bucket.
+
+    A daemon that was started over empty metadata, which is how one hears that it is lost, has made another one: it
+    gives way to a rebuild of the `whole` cluster, before which there was no topic.
+    """
+    found = await nodes.node(metadata, paths.IDENTITY)
+    if found is None:
+        await ensure_deployment(metadata, same)
+    elif whole:
+        known = identity_record.decode_deployment(found.value, path=paths.IDENTITY)
+        if known.deployment_id != same.deployment_id:
+            await metadata.replace(paths.IDENTITY, identity_record.encode_deployment(same), found.version)
 
 
 async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from offloaderd.errors import Conflict, InvalidInput, OutcomeUnknown, Transient
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyMetadata
@@ -34,7 +37,6 @@ from tests.unit.upkeep.site import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
@@ -134,6 +136,20 @@ async def test_metadata_that_is_there_is_told_before_a_daemon_that_runs(ground: 
     with pytest.raises(Conflict, match="the metadata is not empty") as refused:
         await written(ground, target)
     assert "nothing needs a rebuild" in refused.value.hint
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_deployment_that_a_daemon_made_over_lost_metadata_gives_way(ground: Ground, whole: bool) -> None:
+    """Who hears from a running daemon that the metadata is lost has let it make one; single topics change nothing."""
+    target = MemoryTree().connect()
+    wrote, fresh = (Deployment(deployment_id=UUID(int=number), made_ms=1, made_by="one") for number in (1, 2))
+    await ensure_deployment(target, fresh)
+    topics = [] if whole else [OTHER]
+    plan = replace(await planned(ground, topics=topics), deployment_id=str(wrote.deployment_id))
+    await rebuild.write(target, plan, topics=topics, enable=False, now_ms=1, progress=lambda _: None)
+    found = await deployment(target)
+    assert found is not None
+    assert found.deployment_id == (wrote if whole else fresh).deployment_id
 
 
 async def test_single_topics_come_back_beside_others(ground: Ground) -> None:
