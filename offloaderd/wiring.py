@@ -14,6 +14,7 @@ from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
+from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
 from offloaderd.offload.outage import OutageRules
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.damage import SourceKeeper
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.pool import BufferPool
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from offloaderd.traces import Traces
 
 SINGLES_WINDOW_MAX = 64
+INSPECTED_BYTES = 16 * 1024 * 1024
+"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
 
 
@@ -366,11 +368,14 @@ def inspection(
     clock: Clock,
     keeper: SourceKeeper,
 ) -> InspectService:
-    """Return who says where entries are, and whether segments are as they were written."""
-    found = sites(settings)
+    """Return who says where entries are, and whether segments are as they were written.
+
+    However many ask at a time, and for whatever blocks: what they look at is in memory within one bound.
+    """
+    found, budget = sites(settings), ByteBudget(INSPECTED_BYTES)
 
     def looker() -> Looker:
-        return Looker(objects, clock=clock)
+        return Looker(objects, clock=clock, budget=budget)
 
     explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
     verifier = TopicVerifier(engine, looker, found, keeper.found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from pydantic import SecretStr
@@ -38,6 +40,7 @@ from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.sources import Ledgers
 from offloaderd.spark import backfill_stores
+from tests.unit.read.build import turns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,3 +221,31 @@ async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: p
     with pytest.raises(Transient):
         await backfill_stores.open_stores(settings, SystemClock()).__aenter__()
     assert seen == [wiring.zookeeper_security(settings)]
+
+
+async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
+    """A role to read is enough for them, and blocks may be large."""
+    held = most = 0
+
+    class Slow(MemoryStore):
+        async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+            nonlocal held, most
+            held += length or 0
+            most = max(most, held)
+            await turns(3)
+            held -= length or 0
+            return await super().get(key, first, length)
+
+    objects = Slow(SystemClock(), part_bytes_min=1)
+    await objects.put("block", b"x")
+    keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
+    made: Any = wiring.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
+
+    async def look() -> None:
+        async with made._verifier._looker().piece("block", 0, 5 << 20):
+            pass
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(look())
+    assert 0 < most <= wiring.INSPECTED_BYTES
