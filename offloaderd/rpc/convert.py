@@ -25,6 +25,9 @@ TIERS = {
     Tier.OBJECTS: common_pb2.TIER_OBJECTS,
 }
 
+BATCH_ENTRIES_MAX = 1 << 17
+"""Entries of one message of a push: of a mebibyte with eight bytes each, as many."""
+
 
 def to_position(value: Position | None) -> common_pb2.Position | None:
     """Return a position as a message, None (an unset field) when there is none."""
@@ -52,7 +55,13 @@ def from_batch(message: common_pb2.EntryBatch) -> EntryBatch:
 
 
 def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of a request as a list; raises InvalidInput when there is none or one is too large."""
+    """Return the entries of a request as a list.
+
+    Raises InvalidInput when there is none, one is too large, or there are more than a message may take memory for: of
+    empty ones it could have eight million.
+    """
+    if len(payloads) > BATCH_ENTRIES_MAX:
+        raise InvalidInput(f"a batch of {len(payloads)} entries", hint=f"the limit is {BATCH_ENTRIES_MAX} entries")
     found = list(payloads)
     if not found:
         raise InvalidInput("a batch without entries", hint="send at least one")

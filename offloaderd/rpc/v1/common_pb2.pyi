@@ -66,7 +66,7 @@ Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class EntryBatch(_message.Message):
-    """Consecutive entries of one ledger: payloads[i] is entry first_entry_id + i."""
+    """Consecutive entries of one ledger: payloads[i] is entry first_entry_id + i. A daemon takes at most 131,072 of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -15,7 +15,7 @@ from offloaderd.errors import InvalidInput
 from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar import messages_pb2 as pb
 from offloaderd.model import EntryBatch, Position
-from offloaderd.rpc.convert import from_batch, from_position, to_batch, to_position
+from offloaderd.rpc.convert import BATCH_ENTRIES_MAX, from_batch, from_position, to_batch, to_position
 from offloaderd.rpc.errors import from_rpc_error
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 from tests.patience import PATIENCE_S
@@ -218,6 +218,7 @@ def test_messages_and_values() -> None:
         common_pb2.EntryBatch(ledger_id=1, first_entry_id=-1, payloads=[b"x"]),
         common_pb2.EntryBatch(ledger_id=1, first_entry_id=2**63 - 1, payloads=[b"x", b"y"]),
         common_pb2.EntryBatch(ledger_id=1, first_entry_id=0, payloads=[b"x" * (5 * MIB + 1)]),
+        common_pb2.EntryBatch(ledger_id=1, first_entry_id=0, payloads=[b""] * (BATCH_ENTRIES_MAX + 1)),
     ):
         with pytest.raises(InvalidInput):
             from_batch(bad)
