@@ -34,7 +34,7 @@ from offloaderd.rpc.inspect import InspectService, ReaderTiers
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import Schedule
-from offloaderd.upkeep.looking import Looker
+from offloaderd.upkeep.looking import CALLS_BYTES, Looker
 from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from offloaderd.traces import Traces
 
 SINGLES_WINDOW_MAX = 64
-INSPECTED_BYTES = 16 * 1024 * 1024
-"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
 
 
@@ -368,11 +366,8 @@ def inspection(
     clock: Clock,
     keeper: SourceKeeper,
 ) -> InspectService:
-    """Return who says where entries are, and whether segments are as they were written.
-
-    However many ask at a time, and for whatever blocks: what they look at is in memory within one bound.
-    """
-    found, budget = sites(settings), ByteBudget(INSPECTED_BYTES)
+    """Return who says where entries are, and whether segments are as they were written."""
+    found, budget = sites(settings), ByteBudget(CALLS_BYTES)
 
     def looker() -> Looker:
         return Looker(objects, clock=clock, budget=budget)

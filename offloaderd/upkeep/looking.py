@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CALLS_BYTES = 16 * 1024 * 1024
+"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
 TRIES = 5
 PAUSE_S = 0.1
 PAUSE_MAX_S = 2.0

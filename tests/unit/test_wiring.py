@@ -40,6 +40,7 @@ from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.sources import Ledgers
 from offloaderd.spark import backfill_stores
+from offloaderd.upkeep.looking import CALLS_BYTES
 from tests.unit.read.build import turns
 
 if TYPE_CHECKING:
@@ -248,4 +249,4 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(40):
             group.create_task(look())
-    assert 0 < most <= wiring.INSPECTED_BYTES
+    assert 0 < most <= CALLS_BYTES
