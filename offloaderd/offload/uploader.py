@@ -136,6 +136,8 @@ class SegmentUpload:
 
         `began_before` says that an earlier owner may have created one.
         """
+        if began_before and await self._persist(self._head) is not None:
+            raise SegmentFailed(f"{self._key} is complete, and no upload of it is on record: the metadata went back")
         asked = self._doubt = began_before
 
         async def once() -> str:

@@ -140,6 +140,24 @@ async def test_an_attempt_without_an_upload_is_taken_up_as_well() -> None:
     assert await rig.leftovers() == []
 
 
+async def test_an_object_without_a_manifest_is_not_written_again_under_its_key() -> None:
+    """Whoever completed it may still be about to put an index that ends elsewhere; the next segment has another key."""
+    rig, backup, last = await backed_up()
+    before = await rig.committed()
+    old = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0]
+    stored = await rig.store.get(old.keys.index)
+    await rig.store.delete([old.keys.manifest, old.keys.index])
+    await rewrite(backup, upload_id="", parts=())
+    rig.tree = backup
+    async with rig.engine("two") as engine:
+        topic = await offloader_of(engine)
+        topic.filling.ask(last)
+        await until_offloaded(topic, last)
+        await rig.store.put(old.keys.index, stored)
+    assert await rig.committed() == before
+    assert old.segment_id not in {one.segment_id for one in (await catalog.load(backup.connect(), TOPIC)).segments}
+
+
 async def test_what_was_sealed_and_lacks_entries_is_taken_up_as_well() -> None:
     """Its end is on record and not all of its parts: the manifest has what the source has no more."""
     rig, backup, last = await backed_up()
