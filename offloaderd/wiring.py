@@ -16,7 +16,7 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3 import S3Options
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
+from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions

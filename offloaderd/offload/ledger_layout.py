@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.offload.segment import PART_COUNT_MAX
 
 if TYPE_CHECKING:
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
+    from offloaderd.format.layout import SegmentLayout
+    from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import LedgerInfo, Position, TopicName
     from offloaderd.offload.workshop import Workshop
 
 COUNT_BYTES = 1 << 20
+
+PARTS_MAX = PART_COUNT_MAX - 1000
+"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCut:
+    """How ledgers are written as a whole: settings in bytes."""
+
+    block_bytes: int
+    part_bytes: int
+    run_bytes: int
+    dense_index: bool = False
+
+    def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
+        """Say how a ledger is cut; a long one into longer parts."""
+        return LedgerLayout(
+            block_bytes=self.block_bytes,
+            part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
+            run_bytes=self.run_bytes,
+            dense_index=self.dense_index,
+            entries=entries,
+            payload_bytes=payload_bytes,
+            metadata=metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLedgers(LedgerCut):
+    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
+
+    describer: LedgerDescriber
 
 
 async def ledger_layout(shop: Workshop, topic: TopicName, info: LedgerInfo, *, count: bool = False) -> LedgerLayout:

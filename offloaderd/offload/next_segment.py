@@ -9,24 +9,20 @@ it. Under `none` nothing begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
-from offloaderd.format.layout import LedgerLayout
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.offload import history, recovery
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.chain import Run
 from offloaderd.offload.ledger_layout import ledger_layout
 from offloaderd.offload.roll_forward import as_finished, unrecorded
-from offloaderd.offload.segment import PART_COUNT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.layout import SegmentLayout
-    from offloaderd.ledgers.port import LedgerDescriber
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, Loss
     from offloaderd.objects.places import Place
@@ -37,38 +33,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 """How often to look whether what an earlier owner left has lost its entries, or a ledger has become due."""
-
-PARTS_MAX = PART_COUNT_MAX - 1000
-"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerCut:
-    """How ledgers are written as a whole: settings in bytes."""
-
-    block_bytes: int
-    part_bytes: int
-    run_bytes: int
-    dense_index: bool = False
-
-    def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
-        """Say how a ledger is cut; a long one into longer parts."""
-        return LedgerLayout(
-            block_bytes=self.block_bytes,
-            part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
-            run_bytes=self.run_bytes,
-            dense_index=self.dense_index,
-            entries=entries,
-            payload_bytes=payload_bytes,
-            metadata=metadata,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeLedgers(LedgerCut):
-    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
-
-    describer: LedgerDescriber
 
 
 class NextSegment:

@@ -19,7 +19,7 @@ from offloaderd.model import LedgerInfo, Position
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.committer import Assignment, Surroundings
 from offloaderd.offload.feed import HashingFeed, ReadAheadFeed
-from offloaderd.offload.next_segment import LedgerCut
+from offloaderd.offload.ledger_layout import LedgerCut
 from offloaderd.offload.past import past_within
 from offloaderd.offload.rollback_read import BucketReader, Unreadable, Volume
 from offloaderd.offload.stop import ExactStop

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.keys import ObjectKind, SegmentKeys
     from offloaderd.objects.places import Place, Places
     from offloaderd.offload.known_source import KnownSource
-    from offloaderd.offload.next_segment import LedgerCut, WholeLedgers
+    from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
     from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.uploader import Uplink

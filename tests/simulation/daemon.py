@@ -22,7 +22,7 @@ from offloaderd.offload.engine import Engine
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.known_source import KnownSource
-from offloaderd.offload.next_segment import WholeLedgers
+from offloaderd.offload.ledger_layout import WholeLedgers
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.pool import BufferPool

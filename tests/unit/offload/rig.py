@@ -25,7 +25,7 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.known_source import KnownSource
-from offloaderd.offload.next_segment import WholeLedgers
+from offloaderd.offload.ledger_layout import WholeLedgers
 from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
