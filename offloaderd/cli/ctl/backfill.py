@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +15,7 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.job_options import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import OffloaderError
 from offloaderd.policy.cost import Prices
 
@@ -142,11 +143,12 @@ def _run(
     topics, done = asyncio.run(checked())  # before Spark, which takes its time
     ended = [work.Ended(topic=topic, nothing=True) for topic in done]
     if topics:
-        bar = words.Bar(tty=sys.stderr.isatty())
-        with spark_session("offloaderd backfill", master=master, options=conf, starting=show.note) as spark:
+        with (
+            spark_session("offloaderd backfill", master=master, options=conf, starting=show.note) as spark,
+            Bars() as bars,
+        ):
             chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
-            ended += asyncio.run(work.run(settings, spark, topics, chosen, bar.tell))
-        bar.end()
+            ended += asyncio.run(work.run(settings, spark, topics, chosen, partial(words.show_progress, bars)))
     if session.json:
         show.document({"topics": [words.ended_json(one) for one in ended]})
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloaderd.cli import show
+from offloaderd.cli.progress import as_text
 from offloaderd.errors import OffloaderError
 from offloaderd.model import OffloadMethod
 from offloaderd.spark.backfill_job import Origin
@@ -14,6 +15,7 @@ from offloaderd.spark.backfill_job import Origin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.cli.progress import Bars
     from offloaderd.model import TopicName
     from offloaderd.policy.cost import Prices
     from offloaderd.spark.backfill import Ended, Status
@@ -21,44 +23,18 @@ if TYPE_CHECKING:
     from offloaderd.spark.backfill_job import Progress
     from offloaderd.spark.backfill_plan import TopicPlan
 
-BAR_CHARS = 30
-
-
-def bar(share: float) -> str:
-    """Return how much is done as a bar with its percentage."""
-    done = min(1.0, max(0.0, share))
-    filled = int(done * BAR_CHARS)
-    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * done:5.1f} %"
-
 
 def share_done(bytes_all: int, bytes_left: int) -> float:
     """Return how much of so many bytes is done."""
     return 1 - bytes_left / bytes_all if bytes_all else 1.0
 
 
-class Bar:
-    """Progress of a run on stderr: one line that is written over on a terminal, else a line for each commit."""
-
-    def __init__(self, *, tty: bool) -> None:
-        self._tty = tty
-        self._last: dict[TopicName, tuple[int, int]] = {}
-
-    def tell(self, one: Progress) -> None:
-        """A topic has moved on."""
-        mark = (one.ranges_done, one.losses)
-        if not self._tty and self._last.get(one.topic, (0, 0)) == mark:
-            return
-        self._last[one.topic] = mark
-        line = (
-            f"{one.topic} {bar(share_done(one.bytes_all, one.bytes_left))} {one.ranges_done} of "
-            f"{show.plural(one.ranges, 'segment')}, {one.writing} being written, {one.waiting} waiting"
-        )
-        click.echo(f"\r{line}\033[K" if self._tty else line, err=True, nl=not self._tty)
-
-    def end(self) -> None:
-        """End the line."""
-        if self._tty and self._last:
-            click.echo(err=True)
+def show_progress(bars: Bars, one: Progress) -> None:
+    """Show how far a topic is; each commit and each loss is a step."""
+    written = f"{one.ranges_done} of {show.plural(one.ranges, 'segment')}"
+    said = f"{written}, {one.writing} being written, {one.waiting} waiting"
+    done = one.bytes_all - one.bytes_left
+    bars.show(str(one.topic), said, done, one.bytes_all, step=one.ranges_done + one.losses)
 
 
 PLAN_COLUMNS = (
@@ -200,7 +176,7 @@ def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
         left = f"{show.size(one.bytes_left)} left" if not one.done else "done"
         speed = f", {show.size(int(one.bytes_per_s))}/s" if one.driver and one.bytes_per_s else ""
         time = f", about {show.age(one.seconds_left)}" if one.seconds_left is not None and not one.done else ""
-        click.echo(f"{topic}  {bar(share_done(one.payload_bytes, one.bytes_left))}  {left}{speed}{time}")
+        click.echo(f"{topic}  {as_text(one.payload_bytes - one.bytes_left, one.payload_bytes)}  {left}{speed}{time}")
         who = f"driver {one.driver}" if one.driver else "nobody" if one.worker == "job" else "the daemon"
         ranges = f"{one.ranges_done} of {show.plural(one.ranges, 'range')} done" if one.ranges else "not split yet"
         begun = f"{one.written} begun and not committed"

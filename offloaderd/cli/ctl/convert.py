@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ from offloaderd.cli.ctl.job_options import MASTER, PATIENCE, SPARK_CONF, TOPICS,
 from offloaderd.cli.ctl.rollback import confirm
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
@@ -154,10 +155,11 @@ def run(
         check_libraries()
     if not yes:
         confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
-    if given["spark"]:
-        ended = _with_spark(settings, wanted, chosen, given["master"], said.conf)
-    else:
-        ended = asyncio.run(_here(settings, wanted, chosen))
+    with Bars() as bars:
+        if given["spark"]:
+            ended = _with_spark(settings, wanted, chosen, bars, master=given["master"], conf=said.conf)
+        else:
+            ended = asyncio.run(_here(settings, wanted, chosen, bars))
     if session.json:
         show.document({"topics": [words.ended_json(one) for one in ended]})
     else:
@@ -169,7 +171,7 @@ def run(
     return FAILED if failed else OK
 
 
-async def _here(settings: Settings, wanted: Wanted, chosen: Options) -> Sequence[Ended]:
+async def _here(settings: Settings, wanted: Wanted, chosen: Options, bars: Bars) -> Sequence[Ended]:
     from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
     from offloaderd.spark import convert as work  # noqa: PLC0415
     from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
@@ -177,12 +179,12 @@ async def _here(settings: Settings, wanted: Wanted, chosen: Options) -> Sequence
     rate = chosen.share.upload_bytes_per_s
     async with open_shop(settings, SystemClock(), upload_bytes_per_s=rate, rewriting=True) as (shop, book):
         topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
-        driver = _driver(shop, work.LocalRunner(shop), chosen.share.slots or work.SLOTS_HERE, chosen)
+        driver = _driver(shop, work.LocalRunner(shop), chosen.share.slots or work.SLOTS_HERE, chosen, bars)
         return await work.run(shop, book, topics, chosen, driver)
 
 
 def _with_spark(
-    settings: Settings, wanted: Wanted, chosen: Options, master: str | None, conf: dict[str, str]
+    settings: Settings, wanted: Wanted, chosen: Options, bars: Bars, *, master: str | None, conf: dict[str, str]
 ) -> Sequence[Ended]:
     from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
     from offloaderd.spark import convert as work  # noqa: PLC0415
@@ -199,22 +201,21 @@ def _with_spark(
             with SparkRunner(spark, settings, share, group=f"convert-{clock.uuid()}") as runner:
                 async with open_shop(settings, clock, rewriting=True) as (shop, book):
                     topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
-                    driver = _driver(shop, runner, share.slots, chosen)
+                    driver = _driver(shop, runner, share.slots, chosen, bars)
                     return await work.run(shop, book, topics, chosen, driver)
 
         return asyncio.run(work_on())
 
 
-def _driver(shop: Workshop, runner: Any, slots: int, chosen: Options) -> Any:  # noqa: ANN401 - types load slowly
+def _driver(shop: Workshop, runner: Any, slots: int, chosen: Options, bars: Bars) -> Any:  # noqa: ANN401 - types load slowly
     from offloaderd.spark.convert_job import Driver  # noqa: PLC0415 - as above
 
-    bar = words.Bar(tty=sys.stderr.isatty())
     return Driver(
         runner=runner,
         slots=asyncio.Semaphore(slots),
         me=f"{socket.gethostname()}-{os.getpid()}-{shop.uplink.clock.uuid().hex[:8]}",
         patience_s=chosen.patience_s,
-        progress=bar.tell,
+        progress=partial(words.show_progress, bars),
     )
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from offloaderd.cli import show
-from offloaderd.cli.ctl.backfill_words import bar
 from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.cli.progress import Bars
     from offloaderd.model import TopicName
     from offloaderd.spark.convert import Ended, Plan, Status
     from offloaderd.spark.convert_job import Progress
@@ -20,23 +20,10 @@ if TYPE_CHECKING:
 COLUMNS = ("TOPIC", "TO", ">SEGMENTS", ">OBJECTS", ">ENTRIES", ">PAYLOAD", ">PUTS", ">GETS")
 
 
-class Bar:
-    """Progress of a run on stderr: one line that is written over on a terminal, else a line for each exchange."""
-
-    def __init__(self, *, tty: bool) -> None:
-        self._tty = tty
-        self._last: dict[TopicName, int] = {}
-
-    def tell(self, topic: TopicName, one: Progress) -> None:
-        """A topic has moved on."""
-        if not self._tty and self._last.get(topic, 0) == one.done:
-            return
-        self._last[topic] = one.done
-        share = one.bytes_done / one.bytes_all if one.bytes_all else 1.0
-        line = f"{topic} {bar(share)} {one.done} of {show.plural(one.goals, 'object')}, {one.writing} being written"
-        click.echo(f"\r{line}\033[K" if self._tty else line, err=True, nl=not self._tty)
-        if self._tty and one.done + len(one.failures) == one.goals:
-            click.echo(err=True)
+def show_progress(bars: Bars, topic: TopicName, one: Progress) -> None:
+    """Show how far a topic is; each exchange is a step."""
+    said = f"{one.done} of {show.plural(one.goals, 'object')}, {one.writing} being written"
+    bars.show(str(topic), said, one.bytes_done, one.bytes_all, step=one.done)
 
 
 def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None:

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import OffloaderError
 from offloaderd.rpc import message_json
 
@@ -84,11 +82,14 @@ async def followed(
 ) -> admin_pb2.OffloadProgress:
     """Return the last report, with a bar on a terminal meanwhile."""
     last: admin_pb2.OffloadProgress | None = None
-    with Bar(hidden=hidden) as bar:
+    most = 0
+    with Bars(hidden=hidden) as bars:
         async with aclosing(reports):
-            async for progress in reports:
-                last = progress
-                bar.show(progress)
+            async for last in reports:
+                most = max(most, last.remaining_entries)
+                left = "" if last.done else f"{show.plural(last.remaining_entries, 'entry', 'entries')} left"
+                said = f"{left}; {last.message}" if last.message else left
+                bars.show("offloading", said, most - last.remaining_entries, most or None)
     if last is None:
         raise OffloaderError("the daemon ended the call without an answer")
     return last
@@ -138,43 +139,3 @@ def plan_row(one: admin_pb2.PlannedOffload) -> tuple[str, ...]:
 def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
     """Return the result as JSON shows it."""
     return {"topic": str(topic), **message_json.as_json(last, leave_out=("owner_address",))}
-
-
-class Bar:
-    """A progress bar over remaining entries, on stderr, gone when done; nothing where there is no terminal."""
-
-    def __init__(self, *, hidden: bool) -> None:
-        console = Console(file=sys.stderr)
-        self._progress = Progress(
-            TextColumn("offloading"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[left]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=hidden or not console.is_terminal,
-        )
-        self._task = self._progress.add_task("offload", total=None, left="")
-        self._most = 0
-
-    def __enter__(self) -> Bar:
-        """Start drawing."""
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
-        self._progress.stop()
-
-    def show(self, progress: admin_pb2.OffloadProgress) -> None:
-        """Draw one report."""
-        self._most = max(self._most, progress.remaining_entries)
-        left = "" if progress.done else f"{show.plural(progress.remaining_entries, 'entry', 'entries')} left"
-        left += f"; {progress.message}" if progress.message else ""
-        self._progress.update(
-            self._task,
-            total=self._most or None,
-            completed=self._most - progress.remaining_entries,
-            left=left,
-        )

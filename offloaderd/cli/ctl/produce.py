@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.progress import Bars
 from offloaderd.clock import SystemClock
 from offloaderd.standalone.lines import Lines
 
@@ -56,14 +54,13 @@ async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bo
     started = clock.monotonic()
     total = Total()
     async with session.client() as client:
-        with bar(hidden=session.json) as progress:
-            task = progress.add_task("append", total=None, said="")
+        with Bars(hidden=session.json) as bars:
 
             def answered(answer: ledgers_pb2.AppendResponse) -> None:
                 total.entries += answer.entry_count
                 total.last = show.position_of(answer, "last") or total.last
                 said = f"{show.plural(total.entries, 'entry', 'entries')}, {show.size(total.sent_bytes)}"
-                progress.update(task, total=lines.total_bytes, completed=total.sent_bytes, said=said)
+                bars.show("appending", said, total.sent_bytes, lines.total_bytes)
 
             await client.append(topic, counted(lines, total), answered, timeout_s=session.timeout_s)
         if roll:
@@ -94,17 +91,3 @@ async def counted(lines: Lines, total: Total) -> AsyncIterator[list[bytes]]:
     async for batch in lines.batches():
         total.sent_bytes += sum(map(len, batch)) + len(batch)
         yield batch
-
-
-def bar(*, hidden: bool) -> Progress:
-    """Return a progress bar over bytes, on stderr; nothing where there is no terminal."""
-    console = Console(file=sys.stderr)
-    return Progress(
-        TextColumn("appending"),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=hidden or not console.is_terminal,
-    )

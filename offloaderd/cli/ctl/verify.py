@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, OK
+from offloaderd.cli.progress import Bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,41 +48,39 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
 
 async def _verify(session: Session, topic: TopicName, level: str) -> int:
     problems = segments = read_bytes = 0
-    async with (
-        session.client() as client,
-        aclosing(client.verify(topic, level=level, timeout_s=session.timeout_s)) as events,
-    ):
-        async for event in events:
-            if event.HasField("segment"):
-                found = event.segment
-                flaws = list(found.flaws)
-                progress(found)
-                if session.json:
-                    click.echo(show.json_line(segment_json(found)), nl=False)
-                elif flaws:
-                    begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
-                    click.echo(f"segment {found.segment_id} ({begin} to {end}):")
-                    write(flaws)
-            else:
-                flaws = list(event.between.flaws)
-                segments, read_bytes = event.between.segments, event.between.read_bytes
-                if flaws and not session.json:
-                    click.echo("between segments:")
-                    write(flaws)
-                if session.json:
-                    between = [as_json(flaw) for flaw in flaws]
-                    click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
-            problems += sum(flaw.is_problem for flaw in flaws)
+    with Bars() as bars:
+        async with (
+            session.client() as client,
+            aclosing(client.verify(topic, level=level, timeout_s=session.timeout_s)) as events,
+        ):
+            async for event in events:
+                if event.HasField("segment"):
+                    found = event.segment
+                    flaws = list(found.flaws)
+                    bars.show("verifying", f"{found.number} of {found.of} segments", found.number, found.of)
+                    if session.json or flaws:
+                        bars.clear()
+                    if session.json:
+                        click.echo(show.json_line(segment_json(found)), nl=False)
+                    elif flaws:
+                        begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
+                        click.echo(f"segment {found.segment_id} ({begin} to {end}):")
+                        write(flaws)
+                else:
+                    bars.clear()
+                    flaws = list(event.between.flaws)
+                    segments, read_bytes = event.between.segments, event.between.read_bytes
+                    if flaws and not session.json:
+                        click.echo("between segments:")
+                        write(flaws)
+                    if session.json:
+                        between = [as_json(flaw) for flaw in flaws]
+                        click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
+                problems += sum(flaw.is_problem for flaw in flaws)
     if not session.json:
         verdict = show.plural(problems, "problem") if problems else "no problem"
         click.echo(f"read {show.size(read_bytes)} of {show.plural(segments, 'segment')}: {verdict}")
     return CORRUPT if problems else OK
-
-
-def progress(found: inspect_pb2.VerifyEvent.Segment) -> None:
-    """Tell on a terminal how far one is."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{found.number} of {found.of} segments\r", err=True, nl=False)
 
 
 def write(flaws: Iterable[inspect_pb2.Flaw]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -15,10 +14,11 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import Conflict, Transient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.config import Settings
@@ -126,22 +126,24 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
     started = clock.monotonic()
     async with bucket_store(settings, clock) as objects:
         sites = wiring.sites(settings)
-        found = await work.read_buckets(objects, sites, progress("segments read"))
-        await work.read_brokers(objects, sites, found)
+        with Bars() as bars:
+            found = await work.read_buckets(objects, sites, bars.counter("segments read"))
+            await work.read_brokers(objects, sites, found)
     plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
     written: Sequence[TopicName] = ()
     target = ""
     try:
         async with metadata_store(settings) as metadata:
             if apply:
-                written = await work.write(
-                    metadata,
-                    plan,
-                    topics=decided.topics,
-                    enable=enable,
-                    now_ms=clock.wall_ms(),
-                    progress=progress("topics written"),
-                )
+                with Bars() as bars:
+                    written = await work.write(
+                        metadata,
+                        plan,
+                        topics=decided.topics,
+                        enable=enable,
+                        now_ms=clock.wall_ms(),
+                        progress=bars.counter("topics written"),
+                    )
             else:
                 await work.check_target(metadata, decided.topics)
     except (Conflict, Transient) as error:
@@ -154,16 +156,6 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
     else:
         shown.write()
     return FAILED if shown.left_out or target else OK
-
-
-def progress(what: str) -> Callable[[int], None]:
-    """Return who tells on a terminal how far one is."""
-
-    def tell(count: int) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{show.number(count)} {what}", err=True, nl=False)
-
-    return tell
 
 
 class Shown:
@@ -192,8 +184,6 @@ class Shown:
 
     def write(self) -> None:
         """Show it to people."""
-        if sys.stderr.isatty():
-            click.echo(err=True)
         plans = self._plan.topics
         if plans:
             show.table(COLUMNS, [self._row(plan) for plan in plans])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -17,6 +16,7 @@ from offloaderd.cli.ctl.quantities import SizeParam
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import InvalidConfig, OffloaderError
 
 if TYPE_CHECKING:
@@ -105,11 +105,12 @@ def verify(
     log.configure("critical")
     if against["dry_run"] and not against["against_map"]:
         raise click.UsageError("--dry-run goes with --against-map: nothing else writes anything")
-    view = View(as_json=as_json)
+    view = View(as_json=as_json, bars=Bars())
     wish = Wish(level=Level(level), topics=topics, after=after)
 
     async def look() -> None:
         async with AsyncExitStack() as stack:
+            stack.enter_context(view.bars)
             settings = await stack.enter_async_context(served(config, standalone))
             maps = await opened_maps(stack, settings, dry_run=against["dry_run"]) if against["against_map"] else None
             verifier = await opened(stack, settings, rate, maps=maps, progress=view.progress)
@@ -195,6 +196,7 @@ class View:
     """What was seen so far, and how it is shown."""
 
     as_json: bool
+    bars: Bars
     topics: int = 0
     segments: int = 0
     entries: int = 0
@@ -207,14 +209,12 @@ class View:
 
     def progress(self, what: str, count: int) -> None:
         """Tell on a terminal how far one is."""
-        if sys.stderr.isatty():
-            shown = show.size(count) if what.startswith("bytes") else show.number(count)
-            click.echo(f"\r\x1b[K{shown} {what.removeprefix('bytes ')}", err=True, nl=False)
+        shown = show.size(count) if what.startswith("bytes") else show.number(count)
+        self.bars.show("verifying", f"{shown} {what.removeprefix('bytes ')}")
 
     def show(self, one: Report, ledgers: Sequence[DamagedLedger] = ()) -> None:
         """Count a topic and show it, and what becomes of the ledgers whose copies are damaged."""
-        if sys.stderr.isatty():
-            click.echo("\r\x1b[K", err=True, nl=False)
+        self.bars.clear()
         if one.topic is not None:
             self.topics += 1
             self.last = str(one.topic)

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from offloaderd.cli import offloadctl
 from offloaderd.cli.ctl import backfill_words as words
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import Transient
 from offloaderd.metadata.records.history import HistoryRange
 from offloaderd.model import OffloadMethod, Position, TopicName
@@ -108,9 +109,9 @@ def progress(done: int, left: int) -> Progress:
 
 def test_the_bar_tells_of_each_commit_and_of_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal a line a commit."""
-    bar = words.Bar(tty=False)
-    for one in (progress(0, 100), progress(1, 75), progress(1, 75), progress(4, 0)):
-        bar.tell(one)
+    with Bars() as bars:
+        for one in (progress(0, 100), progress(1, 75), progress(1, 75), progress(4, 0)):
+            words.show_progress(bars, one)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("]")[1].split("%")[0].strip() for line in lines] == ["25.0", "100.0"]
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from offloaderd.cli import offloadctl
 from offloaderd.cli.ctl import convert_words as words
+from offloaderd.cli.progress import Bars
 from offloaderd.errors import Transient
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.merging import goal_of
@@ -87,9 +88,9 @@ def test_how_it_ended_is_told_with_what_was_left(capsys: pytest.CaptureFixture[s
     assert "not done" in out
     assert "left as it was: 1:0..1:9: unreadable" in err
     assert words.ended_json(Ended(topic=TOPIC, progress=done))["failures"] == ["1:0..1:9: unreadable"]
-    bar = words.Bar(tty=False)
-    bar.tell(TOPIC, done)
-    bar.tell(TOPIC, done)
+    with Bars() as bars:
+        words.show_progress(bars, TOPIC, done)
+        words.show_progress(bars, TOPIC, done)
     assert capsys.readouterr().err.count("50.0 %") == 1
 
 

@@ -1,0 +1,77 @@
+"""How far work is, on stderr: bars on a terminal, gone when the work ends; elsewhere a line a step, or nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Self
+
+import click
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from offloaderd.cli import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import TaskID
+
+BAR_CHARS = 30
+
+
+class Bars:
+    """A bar for each name that was shown; a context manager, since the terminal's cursor has to come back."""
+
+    def __init__(self, *, hidden: bool = False) -> None:
+        console = show.console(sys.stderr)
+        self._hidden = hidden
+        self._tasks: dict[str, TaskID] = {}
+        self._steps: dict[str, int] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[said]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,  # it may be another file than the terminal
+            redirect_stderr=False,
+            disable=hidden or not console.is_interactive,
+        )
+
+    def __enter__(self) -> Self:
+        """Return the bars; they are drawn from the first `show` on."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take them away."""
+        self.clear()
+
+    def show(self, name: str, said: str, done: float = 0, total: float | None = None, *, step: int = 0) -> None:
+        """Draw how much is done of a total (None: nobody knows), with a word on it.
+
+        `step` counts what is worth a line where there is no terminal; 0 is worth none.
+        """
+        if not self._progress.disable:
+            self._progress.start()
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=total, said=said)
+            self._progress.update(self._tasks[name], total=total, completed=done, said=said)
+        elif not self._hidden and self._steps.get(name, 0) != step:
+            self._steps[name] = step
+            click.echo(f"{name} {as_text(done, total)} {said}", err=True)
+
+    def counter(self, name: str) -> Callable[[int], None]:
+        """Return what shows a number that has no total."""
+        return lambda count: self.show(name, show.number(count))
+
+    def clear(self) -> None:
+        """Take the bars away, for something to be written; the next `show` draws them again."""
+        self._progress.stop()
+
+
+def as_text(done: float, total: float | None) -> str:
+    """Return how much is done as text, with its percentage; nothing of nothing is all."""
+    share = min(1.0, max(0.0, done / total)) if total else 1.0
+    filled = int(share * BAR_CHARS)
+    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * share:5.1f} %"
