@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import sys
 from io import StringIO
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 import click
+from google.protobuf.message import Message
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 
 from offloaderd.rpc.message_json import position_of
+from offloaderd.rpc.v1 import common_pb2
 from offloaderd.words import age, moment, number, plural, rate, size, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
-    "WIDE", "age", "console", "document", "facts", "json_line", "moment", "note", "number", "plural", "position_of",
-    "rate", "rendered", "size", "table", "visible",
+    "WIDE", "Table", "age", "cell", "console", "document", "facts", "json_line", "moment", "note", "number", "plural",
+    "position_of", "rate", "rendered", "size", "table", "visible",
 ]  # fmt: skip
 
+T = TypeVar("T")
 WIDE = 1000
 """Width of a table: lines are never cut or folded, so that a key can be copied and a program can read them."""
 
@@ -54,7 +57,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as text, without the blanks that pad its last column."""
     target = Console(file=StringIO(), width=WIDE, markup=False, highlight=False, emoji=False, no_color=True)
-    grid = Table(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
+    grid = Grid(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
     for name in columns:
         grid.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
     for row in rows:
@@ -62,6 +65,46 @@ def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     with target.capture() as capture:
         target.print(grid)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+class Table(Generic[T]):
+    """A table by its columns: each has a name, as in `table`, and shows a field of a row (see `cell`) or what is said.
+
+    An empty text is `-`, and nothing in the last column.
+    """
+
+    def __init__(self, *columns: tuple[str, str | Callable[[T], str]]) -> None:
+        self._columns = columns
+
+    def show(self, rows: Iterable[T]) -> None:
+        """Write the table."""
+        click.echo(self.rendered(rows), nl=False)
+
+    def rendered(self, rows: Iterable[T]) -> str:
+        """Return the table as text."""
+        return rendered([name for name, _ in self._columns], map(self._row, rows))
+
+    def _row(self, of: T) -> list[str]:
+        *cells, last = (cell(of, what) if isinstance(what, str) else what(of) for _, what in self._columns)
+        return [*(one or "-" for one in cells), last]
+
+
+def cell(of: object, field: str) -> str:
+    """Return a field as its name and type say: bytes, a time, seconds, a position, a number, a text; `-` if unset."""
+    value = getattr(of, field)
+    if value is None:
+        return "-"
+    if isinstance(of, Message) and of.DESCRIPTOR.fields_by_name[field].has_presence and not of.HasField(field):
+        return "-"
+    if isinstance(value, common_pb2.Position):
+        return f"{value.ledger_id}:{value.entry_id}"
+    if field.endswith("_ms"):
+        return moment(value)
+    if field.endswith("_s"):
+        return age(value)
+    if isinstance(value, int) and not field.endswith("_id"):
+        return size(value) if "_bytes" in field else number(value)
+    return str(value)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:

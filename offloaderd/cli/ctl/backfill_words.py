@@ -37,26 +37,28 @@ def show_progress(bars: Bars, one: Progress) -> None:
     bars.show(str(one.topic), said, done, one.bytes_all, step=one.ranges_done + one.losses)
 
 
-PLAN_COLUMNS = (
-    "TOPIC",
-    "METHOD",
-    ">SEGMENTS",
-    ">ENTRIES",
-    ">PAYLOAD",
-    ">SIZE",
-    ">PUTS",
-    ">GETS",
-    ">COST ONCE",
-    ">COST/MONTH",
-    ">PROBES",
-)
+def plan_table(prices: Prices) -> show.Table[TopicPlan]:
+    """Return the table of plans."""
+    return show.Table(
+        ("TOPIC", "topic"),
+        ("METHOD", "method"),
+        (">SEGMENTS", lambda one: show.number(len(one.ranges))),
+        (">ENTRIES", "entries"),
+        (">PAYLOAD", "payload_bytes"),
+        (">SIZE", lambda one: show.size(one.segment_bytes) if one.method is OffloadMethod.STREAMING else "whole"),
+        (">PUTS", "puts"),
+        (">GETS", "gets"),
+        (">COST ONCE", lambda one: f"{one.costs(prices)[0]:,.2f}"),
+        (">COST/MONTH", lambda one: f"{one.costs(prices)[1]:,.2f}"),
+        (">PROBES", "probes"),
+    )
 
 
 def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]], prices: Prices) -> None:
     """Show plans, and why there is none."""
     plans = [one for _, one in found if not isinstance(one, OffloaderError)]
     if plans:
-        show.table(PLAN_COLUMNS, (_plan_row(one, prices) for one in plans))
+        plan_table(prices).show(plans)
     for plan in plans:
         _tell_origin(plan)
         _tell_probes(plan)
@@ -88,23 +90,6 @@ def _tell_probes(one: TopicPlan) -> None:
     how = "on record" if one.split else f"in {show.age(one.seconds)}"
     boundaries = show.plural(one.boundaries, "boundary", "boundaries")
     click.echo(f"{one.topic}: {show.plural(one.probes, 'probe')} for {boundaries}, {how}", err=True)
-
-
-def _plan_row(one: TopicPlan, prices: Prices) -> tuple[str, ...]:
-    once, month = one.costs(prices)
-    return (
-        str(one.topic),
-        str(one.method),
-        show.number(len(one.ranges)),
-        show.number(one.entries),
-        show.size(one.payload_bytes),
-        show.size(one.segment_bytes) if one.method is OffloadMethod.STREAMING else "whole",
-        show.number(one.puts),
-        show.number(one.gets),
-        f"{once:,.2f}",
-        f"{month:,.2f}",
-        show.number(one.probes),
-    )
 
 
 def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices) -> dict[str, object]:

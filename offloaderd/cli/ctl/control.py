@@ -13,8 +13,6 @@ from offloaderd.log_modules import LEVELS
 from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from offloaderd.cli.ctl.options import Session
     from offloaderd.rpc.v1 import control_pb2
 
@@ -96,12 +94,11 @@ async def _log_level(session: Session, module: str | None, level: str, seconds: 
     if session.json:
         show.document({"levels": [as_json(one) for one in found]})
     else:
-        show.table(("MODULE", "LEVEL", "FOR"), level_rows(found))
+        LEVELS_TABLE.show(found)
 
 
-def level_rows(levels: Sequence[control_pb2.ModuleLevel]) -> list[tuple[str, ...]]:
-    """Return the lines of the table."""
-    return [
-        (one.module or "(all others)", one.level, show.age(one.left_s) if one.HasField("left_s") else "-")
-        for one in levels
-    ]
+LEVELS_TABLE: show.Table[control_pb2.ModuleLevel] = show.Table(
+    ("MODULE", lambda one: one.module or "(all others)"),
+    ("LEVEL", "level"),
+    ("FOR", "left_s"),
+)

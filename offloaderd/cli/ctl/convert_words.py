@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from offloaderd.spark.convert import Ended, Plan, Status
     from offloaderd.spark.convert_job import Progress
 
-COLUMNS = ("TOPIC", "TO", ">SEGMENTS", ">OBJECTS", ">ENTRIES", ">PAYLOAD", ">PUTS", ">GETS")
+PLANS: show.Table[tuple[TopicName, Plan]] = show.Table(
+    ("TOPIC", lambda row: str(row[0])),
+    ("TO", lambda row: str(row[1].target)),
+    (">SEGMENTS", lambda row: show.number(row[1].sources)),
+    (">OBJECTS", lambda row: show.number(len(row[1].outlook.goals))),
+    (">ENTRIES", lambda row: show.number(row[1].entries)),
+    (">PAYLOAD", lambda row: show.size(row[1].payload_bytes)),
+    (">PUTS", lambda row: show.number(row[1].puts)),
+    (">GETS", lambda row: show.number(row[1].gets)),
+)
 
 
 def show_progress(bars: Bars, topic: TopicName, one: Progress) -> None:
@@ -30,19 +39,13 @@ def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None
     """Show plans, and why there is none."""
     plans = [(topic, one) for topic, one in found if not isinstance(one, OffloaderError)]
     if plans:
-        show.table(COLUMNS, [_row(topic, one) for topic, one in plans])
+        PLANS.show(plans)
     for topic, one in plans:
         for why, count in sorted(one.outlook.left.items()):
             click.echo(f"{topic}: {count:,} stay as they are: {why}", err=True)
     for topic, failed in found:
         if isinstance(failed, OffloaderError):
             click.echo(f"{topic}: {failed}", err=True)
-
-
-def _row(topic: TopicName, one: Plan) -> tuple[str, ...]:
-    numbers = (one.sources, len(one.outlook.goals), one.entries)
-    requests = (show.number(one.puts), show.number(one.gets))
-    return (str(topic), str(one.target), *map(show.number, numbers), show.size(one.payload_bytes), *requests)
 
 
 def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]:

@@ -71,20 +71,21 @@ async def _daemons(session: Session, topic: TopicName | None) -> None:
             document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
         show.document(document)
         return
-    show.table(COLUMNS, [row(one) for one in found.daemons])
+    TABLE.show(found.daemons)
     if topic is not None:
         owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
         click.echo(f"\n{topic}: {owner}" + (f"; {found.reason}" if found.reason else ""))
 
 
-COLUMNS = ("DAEMON", "STANDING", ">TOPICS", "ADDRESS", "VERSION", "STARTED (UTC)")
-
-
-def row(one: placement_pb2.Daemon) -> tuple[str, ...]:
-    """Return a daemon as a line of the table."""
-    standing = f"{one.standing}: {one.impaired}" if one.impaired else one.standing
-    name = f"{one.daemon_id} (asked)" if one.asked else one.daemon_id
-    return name, standing, show.number(one.topics), one.address, one.version, show.moment(one.started_ms)
+TABLE: show.Table[placement_pb2.Daemon] = show.Table(
+    ("DAEMON", lambda one: f"{one.daemon_id} (asked)" if one.asked else one.daemon_id),
+    ("STANDING", lambda one: f"{one.standing}: {one.impaired}" if one.impaired else one.standing),
+    (">TOPICS", "topics"),
+    ("ADDRESS", "address"),
+    ("VERSION", "version"),
+    ("STARTED (UTC)", "started_ms"),
+)
+MOVES: show.Table[placement_pb2.Move] = show.Table(("TOPIC", "topic"), ("TO", "to"))
 
 
 async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: bool) -> None:
@@ -103,7 +104,7 @@ async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: b
         moves = [{"topic": one.topic, "to": one.to} for one in last.moves]
         show.document({"daemon_id": target.daemon_id, "left": last.left, "done": last.done, "moves": moves})
     elif dry_run and not undo:
-        show.table(("TOPIC", "TO"), [(one.topic, one.to) for one in last.moves])
+        MOVES.show(last.moves)
         click.echo(f"{target.daemon_id} would hand over {show.plural(last.left, 'topic')}; nothing was changed")
     elif undo:
         click.echo(

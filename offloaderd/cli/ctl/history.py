@@ -58,14 +58,7 @@ async def _plan(session: Session, topic: TopicName, segment_bytes: int) -> None:
     if not found.ranges:
         click.echo(f"{topic} has no history that is not offloaded", err=True)
         return
-    show.table(
-        ("BEGIN", "END", ">ENTRIES", ">PAYLOAD"),
-        [
-            (str(show.position_of(one, "begin")), str(show.position_of(one, "end")), show.number(one.entries),
-             show.size(one.payload_bytes))
-            for one in found.ranges
-        ],
-    )  # fmt: skip
+    PLANNED.show(found.ranges)
     for one in found.doubtful:
         click.echo(f"ledger {one.ledger_id} is split by its entries' number: {one.reason}", err=True)
     click.echo(
@@ -114,28 +107,22 @@ async def _status(session: Session, topic: TopicName, *, everything: bool) -> No
     show.facts(facts(found))
     if found.ranges:
         click.echo()
-        show.table(COLUMNS, map(row, found.ranges))
+        TABLE.show(found.ranges)
     shown, total = len(found.ranges), found.plan.ranges
     if shown + (0 if some else found.ranges_done) < total:
         click.echo(f"{show.plural(shown, 'range')} of {show.number(total)}; --all shows more", err=True)
 
 
-COLUMNS = ("BEGIN", "END", ">ENTRIES", ">PAYLOAD", "STATE", "WHO", "SEGMENT", ">TRIES", "LAST ERROR")
-
-
-def row(one: history_pb2.HistoryRange) -> tuple[str, ...]:
-    """Return a range's line in the table."""
-    return (
-        str(show.position_of(one, "begin")),
-        str(show.position_of(one, "end")),
-        show.number(one.entries),
-        show.size(one.payload_bytes),
-        one.state,
-        f"{one.holder} (epoch {one.epoch})" if one.epoch else one.holder or "-",
-        one.segment_id or "-",
-        show.number(one.tries),
-        one.last_error,
-    )
+RANGE = (("BEGIN", "begin"), ("END", "end"), (">ENTRIES", "entries"), (">PAYLOAD", "payload_bytes"))
+PLANNED: show.Table[history_pb2.HistoryRange] = show.Table(*RANGE)
+TABLE: show.Table[history_pb2.HistoryRange] = show.Table(
+    *RANGE,
+    ("STATE", "state"),
+    ("WHO", lambda one: f"{one.holder} (epoch {one.epoch})" if one.epoch else one.holder or "-"),
+    ("SEGMENT", "segment_id"),
+    (">TRIES", "tries"),
+    ("LAST ERROR", "last_error"),
+)
 
 
 def done_percent(found: history_pb2.GetHistoryResponse) -> float:

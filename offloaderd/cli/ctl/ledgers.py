@@ -61,7 +61,7 @@ async def _list(session: Session, topic: TopicName) -> None:
         )
         return
     if found.ledgers:
-        show.table(COLUMNS, [row(one) for one in found.ledgers])
+        TABLE.show(found.ledgers)
     else:
         click.echo(f"{topic} has no ledgers", err=True)
     if floor := show.position_of(found, "floor"):
@@ -71,34 +71,6 @@ async def _list(session: Session, topic: TopicName) -> None:
         click.echo(f"ZooKeeper is away, grants are not shown: {found.metadata_error}", err=True)
     if found.source_error:
         click.echo(f"the source was not asked: {found.source_error}", err=True)
-
-
-COLUMNS = (
-    ">LEDGER",
-    "STATE",
-    ">ENTRIES",
-    ">OFFLOADED",
-    ">PAYLOAD",
-    ">SEGMENTS",
-    "AT SOURCE",
-    "VERIFIED AT (UTC)",
-    "NOTE",
-)
-
-
-def row(one: retention_pb2.Ledger) -> tuple[str, ...]:
-    """Return a ledger's line in the table."""
-    return (
-        str(one.ledger_id),
-        one.state,
-        show.number(one.entries) if one.HasField("entries") else "-",
-        show.number(one.offloaded_entries),
-        show.size(one.payload_bytes),
-        show.number(one.segments),
-        ("yes" if one.at_source else "no") if one.HasField("at_source") else "-",
-        show.moment(one.grant.verified_ms),
-        note(one),
-    )
 
 
 def note(one: retention_pb2.Ledger) -> str:
@@ -118,6 +90,19 @@ def note(one: retention_pb2.Ledger) -> str:
         how = "all read" if grant.readback else "looked up"
         return f"{how} by {grant.daemon_id}; may go from {show.moment(grant.not_before_ms)} on"
     return ""
+
+
+TABLE: show.Table[retention_pb2.Ledger] = show.Table(
+    (">LEDGER", "ledger_id"),
+    ("STATE", "state"),
+    (">ENTRIES", "entries"),
+    (">OFFLOADED", "offloaded_entries"),
+    (">PAYLOAD", "payload_bytes"),
+    (">SEGMENTS", "segments"),
+    ("AT SOURCE", lambda one: ("yes" if one.at_source else "no") if one.HasField("at_source") else "-"),
+    ("VERIFIED AT (UTC)", lambda one: show.moment(one.grant.verified_ms)),
+    ("NOTE", note),
+)
 
 
 @ledgers.command("delete", short_help="Delete ledgers from the tier.")

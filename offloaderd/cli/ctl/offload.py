@@ -67,7 +67,7 @@ async def ask(
         show.document(as_json(topic, last))
     else:
         if dry_run and last.plan:
-            show.table(["LEDGER", "ENTRIES", ">COUNT", ">SIZE", "METHOD", "BY ITSELF"], map(plan_row, last.plan))
+            PLAN.show(last.plan)
         click.echo(sentence(topic, last))
     return code_of(last)
 
@@ -123,17 +123,14 @@ def sentence(topic: TopicName, last: admin_pb2.OffloadProgress) -> str:
     return f"offloading {topic} up to {target}: {left} to go{trouble}"
 
 
-def plan_row(one: admin_pb2.PlannedOffload) -> tuple[str, ...]:
-    """Return what is to be offloaded of a ledger as a line of the table."""
-    count = one.last_entry_id - one.first_entry_id + 1
-    return (
-        str(one.ledger_id),
-        f"{one.first_entry_id}..{one.last_entry_id}",
-        show.number(count),
-        show.size(one.payload_bytes),
-        one.method,
-        "yes" if one.due else "no",
-    )
+PLAN: show.Table[admin_pb2.PlannedOffload] = show.Table(
+    ("LEDGER", "ledger_id"),
+    ("ENTRIES", lambda one: f"{one.first_entry_id}..{one.last_entry_id}"),
+    (">COUNT", lambda one: show.number(one.last_entry_id - one.first_entry_id + 1)),
+    (">SIZE", "payload_bytes"),
+    ("METHOD", "method"),
+    ("BY ITSELF", lambda one: "yes" if one.due else "no"),
+)
 
 
 def as_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:

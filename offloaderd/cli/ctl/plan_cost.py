@@ -137,7 +137,7 @@ async def _plan(
     takes = plans[0].takes
     topic_count = show.plural(round(takes.topics), "topic")
     click.echo(f"{topic_count}, {show.size(round(takes.gib_per_hour * GIB / HOUR_S))}/s of payload\n")
-    show.table(COLUMNS, map(row, plans))
+    TABLE.show(plans)
     click.echo("\ncosts are a month's, in the currency of the settings' prices (their defaults: US dollars)")
 
 
@@ -174,27 +174,19 @@ def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Lo
     return Load(topics=topics, bytes_per_s=payload_bytes / max(seconds, 0.001), entry_bytes=entry_bytes)
 
 
-COLUMNS = (
-    *(">SIZE", ">AGE", "", ">SEGMENTS/H", ">DURABLE WITHIN", ">REQUESTS/GIB", ">REQUESTS/TOPIC/H"),
-    *(">ZOOKEEPER WRITES/S", ">REQUEST COST/MONTH", ">STORAGE COST/MONTH"),
+TABLE = show.Table[Plan](
+    (">SIZE", "size_bytes"),
+    (">AGE", "age_s"),
+    ("", lambda one: "*" if one.present else " "),
+    (">SEGMENTS/H", lambda one: f"{one.takes.segments_per_hour:,.1f}"),
+    (">DURABLE WITHIN", lambda one: show.age(one.takes.durable_s_max)),
+    (">REQUESTS/GIB", lambda one: f"{one.takes.requests_per_gib:,.0f}"),
+    (">REQUESTS/TOPIC/H", lambda one: f"{one.takes.requests_per_topic_hour:,.1f}"),
+    (">ZOOKEEPER WRITES/S", lambda one: f"{one.takes.metadata_writes_per_s:,.2f}"),
+    (">REQUEST COST/MONTH", lambda one: f"{one.takes.requests_month:,.2f}"),
+    (">STORAGE COST/MONTH", lambda one: f"{one.takes.stored_month:,.2f}"),
 )
-
-
-def row(plan: Plan) -> tuple[str, ...]:
-    """Return a line of the table; both costs are for a month, storage for what one month writes."""
-    takes = plan.takes
-    return (
-        show.size(plan.size_bytes),
-        show.age(plan.age_s),
-        "*" if plan.present else "",
-        f"{takes.segments_per_hour:,.1f}",
-        show.age(takes.durable_s_max),
-        f"{takes.requests_per_gib:,.0f}",
-        f"{takes.requests_per_topic_hour:,.1f}",
-        f"{takes.metadata_writes_per_s:,.2f}",
-        f"{takes.requests_month:,.2f}",
-        f"{takes.stored_month:,.2f}",
-    )
+"""Both costs are for a month, storage for what one month writes."""
 
 
 def _load(takes: Estimate) -> dict[str, float]:

@@ -11,8 +11,6 @@ from offloaderd.cli.ctl import options
 from offloaderd.rpc import message_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import admin_pb2
@@ -42,37 +40,26 @@ async def _segments(session: Session, topic: TopicName) -> None:
     elif not found:
         click.echo(f"{topic} has no segments yet", err=True)
     else:
-        show.table(COLUMNS, rows(found))
-
-
-COLUMNS = (
-    *("STATUS", "METHOD", "WRITER", "BEGIN", "END"),
-    *(">ENTRIES", ">PAYLOAD", ">OBJECT", "OFFLOADED AT (UTC)", "DATA OBJECT"),
-)
-
-
-def rows(found: Sequence[admin_pb2.Segment]) -> list[tuple[str, ...]]:
-    """Return the lines of the table."""
-    return [
-        (
-            status(segment),
-            segment.method or "-",
-            segment.writer or "-",
-            show.position_of(segment, "begin") or "-",
-            show.position_of(segment, "end") or "open",
-            show.number(segment.entries),
-            show.size(segment.payload_bytes),
-            show.size(segment.object_bytes) if segment.object_bytes else "-",
-            show.moment(segment.offloaded_ms),
-            f"{segment.bucket}/{segment.data_key}",
-        )
-        for segment in found
-    ]
+        TABLE.show(found)
 
 
 def status(segment: admin_pb2.Segment) -> str:
     """Return the status word, with the state of a segment that is still open; an older daemon does not tell it."""
     return f"{segment.status}, {segment.state}" if segment.state and not segment.HasField("end") else segment.status
+
+
+TABLE: show.Table[admin_pb2.Segment] = show.Table(
+    ("STATUS", status),
+    ("METHOD", "method"),
+    ("WRITER", "writer"),
+    ("BEGIN", "begin"),
+    ("END", lambda one: show.position_of(one, "end") or "open"),
+    (">ENTRIES", "entries"),
+    (">PAYLOAD", "payload_bytes"),
+    (">OBJECT", lambda one: show.size(one.object_bytes) if one.object_bytes else "-"),
+    ("OFFLOADED AT (UTC)", "offloaded_ms"),
+    ("DATA OBJECT", lambda one: f"{one.bucket}/{one.data_key}"),
+)
 
 
 def as_json(segment: admin_pb2.Segment) -> dict[str, object]:

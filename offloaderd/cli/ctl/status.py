@@ -47,7 +47,7 @@ async def _status(session: Session, topic: TopicName | None) -> None:
             show.facts(topic_facts(one, positions))
     elif found.topics:
         click.echo()
-        show.table(COLUMNS, [row(one) for one in found.topics])
+        TABLE.show(found.topics)
         for one in found.topics:
             if one.stalled_reason:
                 click.echo(f"{one.topic}: {one.stalled_reason}")
@@ -55,20 +55,17 @@ async def _status(session: Session, topic: TopicName | None) -> None:
                 click.echo(f"{one.topic}: {history_text(one.history)}")
 
 
-COLUMNS = ("TOPIC", "STATE", "CONFIRMED", "OFFLOADED", ">LAG", ">LAG BYTES", ">LAG AGE", ">OPEN SEGMENT", ">SEGMENTS")
-
-
-def row(one: admin_pb2.TopicStatus) -> tuple[str, ...]:
-    """Return a topic's line in the table."""
-    return (
-        one.topic,
-        "asleep" if one.asleep else one.state,
-        show.position_of(one, "confirmed") or "-",
-        show.position_of(one, "offloaded") or "-",
-        *lag_cells(one),
-        show.size(one.open_segment_bytes) if one.open_segment_id else "-",
-        show.number(one.segments_committed),
-    )
+TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
+    ("TOPIC", "topic"),
+    ("STATE", lambda one: "asleep" if one.asleep else one.state),
+    ("CONFIRMED", "confirmed"),
+    ("OFFLOADED", "offloaded"),
+    (">LAG", lambda one: lag_cells(one)[0]),
+    (">LAG BYTES", lambda one: lag_cells(one)[1]),
+    (">LAG AGE", lambda one: lag_cells(one)[2]),
+    (">OPEN SEGMENT", lambda one: show.size(one.open_segment_bytes) if one.open_segment_id else "-"),
+    (">SEGMENTS", "segments_committed"),
+)
 
 
 def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:

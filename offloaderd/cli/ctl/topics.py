@@ -81,15 +81,10 @@ async def _list(session: Session, prefix: str) -> None:
     if not found:
         click.echo("no topics" + (f" below {prefix}" if prefix else ""), err=True)
     else:
-        show.table(
-            ["TOPIC", "OFFLOADED", "SELECTED BY", "OWNER", ">LEDGERS", ">ENTRIES"], [topic_row(one) for one in found]
-        )
+        TOPICS.show(found)
     if selections:
         click.echo()
-        show.table(
-            ["SELECTION", ">TOPICS", ">SEGMENT SIZE", ">SEGMENT AGE", "SINCE"],
-            [selection_row(one) for one in selections],
-        )
+        SELECTIONS.show(selections)
         for one in selections:
             if one.damage:
                 click.echo(f"{one.pattern}: {one.damage}", err=True)
@@ -105,27 +100,26 @@ def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
     return scope.covers(asked) or asked.covers(scope)
 
 
-def topic_row(one: admin_pb2.TopicSummary) -> tuple[str, ...]:
-    """Return a topic's line in the table."""
-    return (
-        one.topic,
-        ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no",
-        one.selected_by or "-",
-        (one.owner or "-") + (f" ({one.placement})" if one.placement else ""),
-        show.number(one.ledgers) if one.HasField("ledgers") else "-",
-        show.number(one.entries) if one.HasField("entries") else "-",
-    )
+def offloaded(one: admin_pb2.TopicSummary) -> str:
+    """Return whether a topic is offloaded, in a word."""
+    return ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no"
 
 
-def selection_row(one: admin_pb2.Selection) -> tuple[str, ...]:
-    """Return a selection's line in the table."""
-    return (
-        one.pattern,
-        show.number(one.topics),
-        show.size(one.segment_bytes_max) if one.HasField("segment_bytes_max") else "-",
-        show.age(one.segment_age_max_s) if one.HasField("segment_age_max_s") else "-",
-        "not applied" if one.damage else show.moment(one.created_ms),
-    )
+TOPICS: show.Table[admin_pb2.TopicSummary] = show.Table(
+    ("TOPIC", "topic"),
+    ("OFFLOADED", offloaded),
+    ("SELECTED BY", "selected_by"),
+    ("OWNER", lambda one: (one.owner or "-") + (f" ({one.placement})" if one.placement else "")),
+    (">LEDGERS", "ledgers"),
+    (">ENTRIES", "entries"),
+)
+SELECTIONS: show.Table[admin_pb2.Selection] = show.Table(
+    ("SELECTION", "pattern"),
+    (">TOPICS", "topics"),
+    (">SEGMENT SIZE", "segment_bytes_max"),
+    (">SEGMENT AGE", "segment_age_max_s"),
+    ("SINCE", lambda one: "not applied" if one.damage else show.moment(one.created_ms)),
+)
 
 
 def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
@@ -296,12 +290,17 @@ def answer(
         show.document({"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows})
         return
     if dry_run:
-        show.table(["TOPIC", "OUTCOME", "REASON"], [(one.topic, one.outcome, one.reason) for one in changes])
+        CHANGES.show(changes)
     verb = "enable" if enabled else "disable"
     click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + counted(pattern, changes))
     for one in changes:
         if one.outcome == "left-alone" and not dry_run:
             click.echo(f"left alone: {one.topic}: {one.reason}", err=True)
+
+
+CHANGES: show.Table[admin_pb2.TopicChange] = show.Table(
+    ("TOPIC", "topic"), ("OUTCOME", "outcome"), ("REASON", "reason")
+)
 
 
 def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> str:

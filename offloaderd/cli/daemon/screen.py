@@ -98,8 +98,7 @@ class TerminalScreen:
         self.say()
         self.say("stored in S3 and committed in ZooKeeper:")
         self.close()
-        rows = segments_view.rows(segments)
-        self._console.file.write(show.rendered(segments_view.COLUMNS, rows))
+        self._console.file.write(segments_view.TABLE.rendered(segments))
         index, manifest = "<data object>-index", "<data object>-manifest"
         self.say(f"each with {index} (PIP-76) and {manifest} (checksums)")
         self.say()
