@@ -235,7 +235,6 @@ class Nemesis:
         if rng.random() < 0.7:
             world.trim_offloaded()
         tree.restore(number, below)
-        world.restored_s = world.loop.time()
         oracle.restored(list(oracle.maps))
         world.revoked.clear()
         for daemon in world.daemons:

@@ -82,10 +82,6 @@ class Wire:
         finally:
             job.answer = None
 
-    def is_before_restore(self, sent_s: float) -> bool:
-        """Say whether the metadata went back after something was sent."""
-        return sent_s <= self._world.restored_s
-
     def condition_error(self, *, write: bool) -> OffloaderError | None:
         """Return what the service answers in its present condition, None when it works."""
         if self._service != "s3":
@@ -126,7 +122,6 @@ class _Job:
         self._act = act
         self._back = back
         self._write = write
-        self._sent_s = wire.loop.time()
         self.answer: asyncio.Future[Any] | None = answer
 
     def silence(self) -> OffloaderError:
@@ -143,9 +138,8 @@ class _Job:
             self._wire.loop.in_world(self._back, self.tell, error)
 
     def act_unheard(self) -> None:
-        """Carry it out for nobody; a restore of the metadata outlasts all writes (docs/promises.md)."""
-        if not (self._write and self._wire.is_before_restore(self._sent_s)):
-            self._carry_out("unheard ")
+        """Carry it out for nobody."""
+        self._carry_out("unheard ")
 
     def tell(self, error: OffloaderError) -> None:
         """Answer with an error."""

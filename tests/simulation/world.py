@@ -98,8 +98,6 @@ class World:
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
         self.second: SimDaemon | None = None
         """The daemon of another deployment with the same names of everything, if there was one."""
-        self.restored_s = -1.0
-        """When metadata were restored last."""
         self.untold: set[UUID] = set()
         """Segments that were committed without a head."""
         self.strays: set[str] = set()
