@@ -184,7 +184,8 @@ async def test_what_left_the_map_stays_for_readers() -> None:
     for readable in (True, None):
         gone, due_s, keys = await emptied(3000, readable=readable)
         assert (gone, round(due_s or 0, -2), keys) == (0, 600, 6)
-    assert await emptied(-9000, readable=True) == (0, 3600.0, 6), "a clock that runs ahead"
+    gone, due_s, keys = await emptied(-9000, readable=True)
+    assert (gone, round(due_s or 0), keys) == (0, 3600, 6), "a clock that runs ahead"
     owned.shop = replace(owned.shop, readers_s=0.0)
     assert await emptied(0, readable=True) == (1, None, 3), "an operator who cannot wait: what was decided before goes"
 
