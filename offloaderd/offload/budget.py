@@ -1,18 +1,20 @@
-"""Budgets shared by all topics: bytes in transfer, and retries of what failed.
+"""Budgets shared by all topics: bytes in transfer, turns at something, and retries of what failed.
 
-Bytes are handed out in the order of asking, and never all to one, so one topic cannot starve the others.
+Bytes are handed out in the order of asking, and never all to one, so one topic cannot starve the others. A turn is left
+to others during the pause before a next try.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
+    from types import TracebackType
 
     from offloaderd.clock import Clock
 
@@ -121,11 +123,64 @@ What may pass soon is tried again soon. Expired credentials are mostly replaced 
 """
 
 
+class Pace(Protocol):
+    """What the pauses between tries go by: a Clock, or a Turn."""
+
+    async def sleep(self, seconds: float) -> None:
+        """See Clock."""
+        ...
+
+    def jitter(self, seconds: float) -> float:
+        """See Clock."""
+        ...
+
+
+class Turn:
+    """One holder's turn at something that only so many do at once.
+
+    Who sleeps meanwhile has no turn: what one waits for may never come, and others do not need it. It goes on when it
+    is its turn again.
+    """
+
+    def __init__(self, turns: asyncio.Semaphore, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._held = False
+
+    async def __aenter__(self) -> None:
+        """Wait for the turn."""
+        await self._turns.acquire()
+        self._held = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the turn to others, unless a sleep that was cancelled has done so."""
+        self._leave()
+
+    async def sleep(self, seconds: float) -> None:
+        """See Clock; others have the turn meanwhile."""
+        had_turn = self._held
+        self._leave()
+        await self._clock.sleep(seconds)
+        if had_turn:
+            await self.__aenter__()
+
+    def jitter(self, seconds: float) -> float:
+        """See Clock."""
+        return self._clock.jitter(seconds)
+
+    def _leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._turns.release()
+
+
 class Backoff:
     """Growing, jittered pauses between tries; each class of error has a pace, and a count of tries, of its own."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._tries: Counter[type[Exception]] = Counter()
 
     @property
@@ -139,11 +194,11 @@ class Backoff:
         pauses = PAUSES[kind]
         pause = min(pauses.most_s, pauses.first_s * 2 ** min(self._tries[kind], 16))
         self._tries[kind] += 1
-        return self._clock.jitter(pause)
+        return self._pace.jitter(pause)
 
     async def wait(self, error: Exception) -> None:
         """Wait before the next try."""
-        await self._clock.sleep(self.pause_s(error))
+        await self._pace.sleep(self.pause_s(error))
 
     def reset(self) -> None:
         """Something worked: the next failure starts from the beginning."""
@@ -151,10 +206,10 @@ class Backoff:
 
 
 async def until_answered(
-    clock: Clock, ask: Callable[[], Awaitable[T]], *, met: Callable[[Transient], None] | None = None
+    pace: Pace, ask: Callable[[], Awaitable[T]], *, met: Callable[[Transient], None] | None = None
 ) -> T:
     """Ask until the answer is not Transient; `met` hears of every failure."""
-    backoff = Backoff(clock)
+    backoff = Backoff(pace)
     while True:
         try:
             return await ask()

@@ -17,7 +17,7 @@ from offloaderd.metadata import paths
 from offloaderd.model import Loss, OffloadMethod, Position
 from offloaderd.offload import recovery
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
-from offloaderd.offload.budget import Backoff, until_answered
+from offloaderd.offload.budget import Backoff, Turn, until_answered
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.committer import Assignment
 from offloaderd.offload.history_record import HistoryRecord
@@ -64,7 +64,7 @@ class HistoryWriter:
         self._offloader = offloader
         self._shop = shop
         self._source = source
-        self._turns = turns
+        self._turn = Turn(turns, uplink.clock)
         self._holder = holder
         self._topic = offloader.topic
         self._clock, self._metrics = uplink.clock, uplink.metrics
@@ -99,7 +99,7 @@ class HistoryWriter:
         backoff = Backoff(self._clock)
         while True:
             await self._wanted()
-            async with self._turns:
+            async with self._turn:
                 resumed = attempt is not None
                 attempt = attempt or await self._next_attempt()
                 if attempt is None:
@@ -129,7 +129,7 @@ class HistoryWriter:
     async def _look(self) -> list[LedgerInfo]:
         """Take in what the source has, as soon as it answers. Raises HistoryTorn, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
-        infos = await until_answered(self._clock, lambda: self._history.look(checked), met=self._failing)
+        infos = await until_answered(self._turn, lambda: self._history.look(checked), met=self._failing)
         self._failing(None)
         return infos
 
@@ -144,7 +144,7 @@ class HistoryWriter:
             self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._metrics
         )
         begin = Position(plan.first, 0)
-        split = await until_answered(self._clock, lambda: splitter.split(infos, begin, plan.last), met=self._failing)
+        split = await until_answered(self._turn, lambda: splitter.split(infos, begin, plan.last), met=self._failing)
         await self._history.store(split, segment_bytes)
         log.info(
             "history.split",
@@ -163,8 +163,8 @@ class HistoryWriter:
             await self._history.lost(step)
         if step is None:
             return None
-        place = await until_answered(self._clock, self._place, met=self._failing)
-        layout = await until_answered(self._clock, partial(self._layout, step.first), met=self._failing)
+        place = await until_answered(self._turn, self._place, met=self._failing)
+        layout = await until_answered(self._turn, partial(self._layout, step.first), met=self._failing)
         return self._shop.attempt(step.first, layout, place, epoch=self._offloader.claim.epoch, failures=self._failures)
 
     async def _layout(self, begin: Position) -> LedgerLayout | SegmentLayout:
@@ -205,7 +205,7 @@ class HistoryWriter:
             chain=self._history.chain,
             refresh=self._look,
             failing=self._failing,
-            clock=self._clock,
+            pace=self._turn,
             metrics=self._metrics,
         )
         return ledger_feed(reading, attempt, planned, layout=self._shop.layout, budget=self._shop.uplink.budget)

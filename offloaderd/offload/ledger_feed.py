@@ -19,13 +19,12 @@ from offloaderd.offload.feed import Empty, Gap, ReadAheadFeed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.clock import Clock
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import Position, TopicName
-    from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.budget import ByteBudget, Pace
     from offloaderd.offload.chain import LedgerChain
     from offloaderd.offload.feed import Reading
 
@@ -37,7 +36,7 @@ READ_BYTES = 1 << 20
 class LedgerReading:
     """How one topic's ledgers are read. `chain` is what is known of them, and `refresh` looks at the source anew.
 
-    `failing` is told what hinders, and None when that is over.
+    `failing` is told what hinders, and None when that is over; the pauses before it is tried again go by `pace`.
     """
 
     source: LedgerSource
@@ -45,7 +44,7 @@ class LedgerReading:
     chain: LedgerChain
     refresh: Callable[[], Awaitable[object]]
     failing: Callable[[OffloaderError | None], None]
-    clock: Clock
+    pace: Pace
     metrics: Metrics
 
 
@@ -61,7 +60,7 @@ def ledger_feed(
 
 async def ledger_batches(reading: LedgerReading, after: Position, *, end: Position, batch_bytes: int) -> Reading:
     """Yield the entries behind `after`, up to `end`. Raises what `refresh` raises, and what ends a reading for good."""
-    backoff, failure = Backoff(reading.clock), None
+    backoff, failure = Backoff(reading.pace), None
     while after < end:
         if failure is not None:
             reading.failing(failure)

@@ -155,7 +155,7 @@ async def _write(
         chain=facts.chain,
         refresh=facts.refresh,
         failing=failing,
-        clock=clock,
+        pace=clock,
         metrics=shop.uplink.metrics,
     )
     feed = ledger_feed(reading, attempt, task.end, layout=shop.layout, budget=shop.uplink.budget)

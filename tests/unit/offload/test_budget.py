@@ -17,7 +17,7 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.offload.budget import Backoff, ByteBudget, until_answered
+from offloaderd.offload.budget import Backoff, ByteBudget, Turn, until_answered
 from offloaderd.testing.clock import FakeClock
 
 
@@ -173,3 +173,51 @@ async def test_asking_goes_on_until_there_is_an_answer() -> None:
     answers = [Denied("no")]
     with pytest.raises(Denied):
         await until_answered(clock, ask)
+
+
+async def test_who_sleeps_leaves_its_turn_and_goes_on_when_it_has_it_again() -> None:
+    """Others begin during the pause; the sleeper waits for the end of theirs, however long ago it woke."""
+    clock, turns, seen = FakeClock(), asyncio.Semaphore(1), list[str]()
+    theirs = asyncio.Event()
+
+    async def hindered() -> None:
+        one = Turn(turns, clock)
+        async with one:
+            await one.sleep(5)
+            assert turns.locked()
+            seen.append("hindered")
+
+    async def other() -> None:
+        async with Turn(turns, clock):
+            seen.append("other")
+            await theirs.wait()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(hindered())
+        group.create_task(other())
+        await clock.settle()
+        await clock.advance(60)
+        assert seen == ["other"]
+        theirs.set()
+    assert seen == ["other", "hindered"]
+    assert not turns.locked()
+
+
+async def test_a_turn_that_ends_while_its_holder_sleeps_is_given_back_once() -> None:
+    """Else there would be more turns than there are; without a turn, a sleep is a sleep."""
+    clock, turns = FakeClock(), asyncio.Semaphore(1)
+    one = Turn(turns, clock)
+
+    async def hindered() -> None:
+        async with one:
+            await one.sleep(5)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(hindered())
+        await clock.settle()
+        task.cancel()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one.sleep(5))
+        await clock.advance(5)
+    async with turns:
+        assert turns.locked()

@@ -75,7 +75,7 @@ class TestReadAhead(Cases):
             chain=self.chain,
             refresh=self.refresh,
             failing=self.failing.append,
-            clock=self.clock,
+            pace=self.clock,
             metrics=Metrics(),
         )
         batches = partial(ledger_batches, reading, end=end, batch_bytes=100)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import Denied, Transient
+from offloaderd.errors import Denied, NotFound, Transient
 from offloaderd.metadata import catalog, history, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import HistoryOrder, LedgerInfo, OffloadMethod, Position
+from offloaderd.model import HistoryOrder, LedgerInfo, OffloadMethod, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload.history import left_of, waits
 from offloaderd.offload.record import HistoryTorn
@@ -32,15 +32,17 @@ from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloade
 from tests.unit.offload.test_faults import QuickClock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from offloaderd.ledgers.memory import MemoryLedgers
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.model import EntryBatch
     from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.offload.topic import TopicOffloader
 
 GIB = 1 << 30
+OTHER = TopicName.parse("public/default/other")
 
 
 async def rig_with(
@@ -307,6 +309,47 @@ async def test_a_closed_ledger_that_changes_stops_history() -> None:
     async with rig.engine("three") as engine:
         await until_done(await offloader_of(engine))
     await checked(rig, 100)
+
+
+@pytest.mark.parametrize("away", ["list", "list while it reads", "ledger"])
+async def test_history_that_waits_for_its_source_leaves_its_turn_to_other_topics(
+    monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    """A topic that was deleted, or whose ledger cannot be read, may wait for ever; it goes on where it was."""
+    rig = await rig_with(100)
+    ledgers = cast("MemoryLedgers", rig.ledgers)
+    await ledgers.append(OTHER, payloads(100))
+    listed, read, unlisted = ledgers.ledgers, ledgers.read, set[TopicName]()
+
+    async def ledgers_of(topic: TopicName) -> Sequence[LedgerInfo]:
+        if topic in unlisted:
+            raise NotFound(f"no topic {topic}")
+        return await listed(topic)
+
+    async def entries_of(
+        topic: TopicName, ledger_id: int, first: int, last: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        if topic == TOPIC and ledger_id == 0:
+            if away == "ledger":
+                raise Transient("its bookies are away")
+            unlisted.add(topic)
+            if away == "list while it reads":
+                raise NotFound(f"no ledger {ledger_id}")
+        async for batch in read(topic, ledger_id, first, last, batch_bytes=batch_bytes):
+            yield batch
+
+    async with rig.engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(ledgers, "ledgers", ledgers_of)
+            patch.setattr(ledgers, "read", entries_of)
+            topic = await enabled(engine)
+            await until(lambda: topic.record.history_error is not None)
+            other = await enabled(engine, topic=OTHER)
+            await until(lambda: other.map.history is not None and other.map.unfinished is None)
+        await until_done(topic)
+        await until_done(other)
+    for one in (TOPIC, OTHER):
+        assert [payload for _, payload in await rig.committed(one)] == payloads(100)
 
 
 @pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head"])
