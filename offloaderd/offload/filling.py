@@ -100,7 +100,7 @@ class Filling:
         elif not segment.continued:
             segment.reason = "ledger"
         segment.finish_blocks()
-        if segment.attempt.seal is None or segment.sealed.end != self.taken:
+        if not segment.keeps_seal():
             await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
         while segment.builder.pending_bytes:
             self._buffer.mark_cut(await segment.send(parts, last=not segment.builder.part_ready))
@@ -138,14 +138,6 @@ class Filling:
             if (batches and batches[0].first > end) or (not batches and self.out_of_reach(end)):
                 if not segment.builder.entries:
                     raise SegmentFailed(f"the segment was sealed at {end}, and none of its entries are left")
-                log.error(
-                    "segment.sealed_again",
-                    topic=str(self._topic.topic),
-                    segment_id=str(segment.attempt.segment_id),
-                    sealed=str(end),
-                    end=str(self.taken),
-                    hint="the source deleted what was sealed and not stored; look why it was late",
-                )
                 return True
             if not batches:
                 if self._topic.stopping and self._topic.handle.push_only:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import structlog
+
 from offloaderd import __version__
 from offloaderd.errors import InvalidInput, first_of
 from offloaderd.format.layout import LedgerLayout
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.workshop import Workshop
 
 _T = TypeVar("_T")
+log = structlog.get_logger(__name__)
 
 
 class SegmentView(Protocol):
@@ -64,7 +67,7 @@ class OpenSegment:
     def __init__(
         self,
         shop: Workshop,
-        log: AttemptLog,
+        attempts: AttemptLog,
         attempt: Attempt,
         *,
         troubles: Troubles,
@@ -77,14 +80,14 @@ class OpenSegment:
         self.reason = "continued"
         """Why it was sealed."""
         self._shop = shop
-        self._claim = claim = log.fence.claim
+        self._claim = claim = attempts.fence.claim
         self.topic, self.epoch = str(claim.topic), claim.epoch
         self._clock = shop.uplink.clock
         self.builder = _builder(attempt, shop)
         where = attempt.keys
         named = shop.labels(where, claim.topic)
         self.upload = SegmentUpload(shop.uplink, attempt.bucket, where, troubles=troubles, labels=named)
-        self.progress = Progress(log, attempt, epoch=claim.epoch, clock=self._clock)
+        self.progress = Progress(attempts, attempt, epoch=claim.epoch, clock=self._clock)
         self.trace = shop.uplink.traces.segment(
             attempt.segment_id,
             topic=str(claim.topic),
@@ -186,6 +189,25 @@ class OpenSegment:
             info = await self.upload.send(part)
         self.progress.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
+    def keeps_seal(self) -> bool:
+        """Say whether it holds what was sealed; if the source has lost some of that meanwhile, it is sealed again.
+
+        What it holds may be the last copy there is. The end alone does not tell: a ledger in the middle may be gone.
+        """
+        seal, holds = self.attempt.seal, (self.builder.end, self.builder.entries)
+        if seal is not None and (seal.end, seal.entries) != holds:
+            log.error(
+                "segment.sealed_again",
+                topic=self.topic,
+                segment_id=str(self.attempt.segment_id),
+                sealed=str(seal.end),
+                end=str(self.builder.end),
+                entries_lost=seal.entries - self.builder.entries,
+                hint="the source deleted what was sealed and not stored; look why it was late",
+            )
+            return False
+        return seal is not None
+
     async def decide_end(self, record: SegmentView, infos: Mapping[int, LedgerInfo]) -> None:
         """No more entries: record the seal, before a part is cut that would be larger with more.
 
@@ -218,7 +240,7 @@ class OpenSegment:
             end=str(self.sealed.end),
             reason=self.reason,
             ledgers=len(self.sealed.ledgers),
-            entries=sum(part.last_entry_id - part.first_entry_id + 1 for part in self.sealed.ledgers),
+            entries=self.sealed.entries,
             payload_bytes=sum(part.payload_bytes for part in self.sealed.ledgers),
             object_bytes=self.sealed.data_bytes,
             parts=self.sealed.part_count,

@@ -141,7 +141,7 @@ class _OneSegment:
 
     async def _fill(self, after: Position, parts: asyncio.TaskGroup) -> bool:
         """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
-        segment, builder, attempt = self.segment, self.segment.builder, self.segment.attempt
+        segment, builder = self.segment, self.segment.builder
         if self.progress.state is SegmentState.ASSIGNED:
             self.progress.reach(SegmentState.UPLOADING)
         if builder.begin is not None:
@@ -151,12 +151,11 @@ class _OneSegment:
         cursor = after if builder.end is None else max(after, builder.end)
         self.feed.restart(cursor)
         try:
-            taken = await self._take(cursor, parts)
-            if taken is None:
+            if await self._take(cursor, parts) is None:
                 return False
-            self._check_end(taken)
+            self._check_end()
             segment.finish_blocks()
-            if attempt.seal is None or attempt.seal.end != taken:
+            if not segment.keeps_seal():
                 await self._seal()
             while builder.pending_bytes:
                 await self._send(parts, last=not builder.part_ready)
@@ -258,24 +257,14 @@ class _OneSegment:
         if first != begin:
             raise SegmentFailed(f"the segment was to begin at {begin}, its first entry is {first}")
 
-    def _check_end(self, taken: Position) -> None:
-        """Raise SegmentFailed for a segment that may not end with the entry at `taken`."""
-        attempt = self.segment.attempt
-        required = attempt.end
+    def _check_end(self) -> None:
+        """Raise SegmentFailed for a segment that may not end with what it holds."""
+        required = self.segment.attempt.end
         if not self.progress.entries:
             sealed = f" up to {required}" if required is not None else ""
             raise SegmentFailed(f"the source has lost all entries that the segment was to hold{sealed}")
         if flaw := self.stop.flaw(self.progress):
             raise SegmentFailed(flaw)
-        if attempt.seal is not None and taken < attempt.seal.end:
-            log.error(
-                "segment.sealed_again",
-                topic=self.segment.topic,
-                segment_id=str(attempt.segment_id),
-                sealed=str(attempt.seal.end),
-                end=str(taken),
-                hint="the source deleted what was sealed and not stored; look why it was late",
-            )
 
     async def _seal(self) -> None:
         """No more entries: record the end, before a part is cut that would be larger with more. Raises Fenced."""

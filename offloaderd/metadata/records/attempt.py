@@ -83,6 +83,11 @@ class Seal:
         """Position of the segment's last entry."""
         return Position(self.ledgers[-1].ledger_id, self.ledgers[-1].last_entry_id)
 
+    @property
+    def entries(self) -> int:
+        """How many entries it holds."""
+        return sum(part.last_entry_id - part.first_entry_id + 1 for part in self.ledgers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

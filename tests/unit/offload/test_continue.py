@@ -437,6 +437,30 @@ async def test_a_segment_whose_last_entries_are_gone_is_sealed_at_what_is_stored
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
 
 
+async def test_a_segment_whose_middle_is_gone_keeps_what_is_stored_of_its_begin() -> None:
+    """Retention took what follows the stored parts, and left the ledger in which the segment was sealed."""
+    rig, _ = await made_rig()
+    left = await sealed(rig, on="upload_part")
+    assert left.seal is not None
+    left = await rewritten(rig, left, parts=left.parts[:1])
+    assert isinstance(rig.ledgers, MemoryLedgers)
+    await rig.ledgers.roll(TOPIC)
+    for ledger_id in range(left.parts[0].end.ledger_id, LAST.ledger_id):
+        await rig.ledgers.delete(TOPIC, ledger_id)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: bool(topic.map.segments))
+        (segment,) = topic.map.segments
+        assert (segment.segment_id, segment.end) == (left.segment_id, LAST)
+        assert [(loss.after, loss.before) for loss in topic.map.losses] == [
+            (left.parts[0].end, Position(LAST.ledger_id, 0))
+        ]
+    stored, first = payloads(ENTRIES), left.parts[0].end.entry_id + 1
+    kept = stored[:first] + stored[-LAST.entry_id - 1 :]
+    assert [payload for _, payload in await rig.committed()] == kept
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
 async def test_a_sealed_segment_of_which_nothing_is_left_is_given_up() -> None:
     """Neither stored nor in the source: the attempt ends, and the topic goes on with what there is."""
     rig, _ = await made_rig()

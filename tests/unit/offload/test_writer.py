@@ -291,6 +291,20 @@ async def test_a_segment_whose_end_is_lost_is_sealed_again() -> None:
     assert written.committed.end == written.attempt.seal.end == Position(5, 9)
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_segment_that_lost_a_ledger_in_its_middle_is_sealed_again(known: bool) -> None:
+    """It ends where it was sealed and holds less; also if an owner died behind the record of the loss."""
+    desk = await Desk.made()
+    left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), entries(7, 0, 2), End()]))
+    gap: list[Answer] = [] if known else [Gap(LOSS)]
+    written = await desk.write(ScriptedFeed([entries(5, 0, 10), *gap, entries(7, 0, 2), End()]), resumed=left)
+    assert written is not None
+    assert desk.asked == ["before_complete", "before_manifest", "commit"]
+    assert (written.committed.end, written.entries) == (Position(7, 1), 12)
+    assert written.attempt.seal is not None
+    assert [part.ledger_id for part in written.attempt.seal.ledgers] == [5, 7]
+
+
 class Exactly(RangeStop):
     """A rule that takes no other end."""
 
