@@ -101,11 +101,10 @@ class HeadKeeper:
         await self.check(before, segment.segment_id)
         newest, self._seen = after.segments[-1], after.offloaded
         history = after.history_end if after.unfinished is not None else None
-        epoch = self._known_epoch if self._epoch is None else self._epoch
         value = TopicHead(
             managed_ledger=self._topic.managed_ledger,
             cluster=self._shop.cluster,
-            epoch=epoch,
+            epoch=self._told_epoch,
             newest=_described(newest),
             history=_described(after.find(history)) if history is not None else None,
             deployment_id=self._shop.deployment_id,
@@ -118,6 +117,11 @@ class HeadKeeper:
         ours = self._shop.places.find(newest.bucket, newest.prefix) if not newest.foreign else None
         await self._replace(ours or home, value, before, segment.segment_id)
         self._put = told
+
+    @property
+    def _told_epoch(self) -> int:
+        """The owner's epoch; of a job, which has none, the highest that a head has told."""
+        return self._known_epoch if self._epoch is None else self._epoch
 
     async def _replace(self, place: Place, value: TopicHead, before: TopicMap, committing: UUID) -> None:
         """Put a head in place of the one that is known: what is late then, or of a deposed owner, replaces no other.
@@ -141,14 +145,24 @@ class HeadKeeper:
                 return
             if found is not None:
                 await self._compare(found, before, committing)
-                value = replace(value, newest=await self._newer(value.newest, found.newest))
+                value = replace(
+                    value,
+                    newest=await self._newer(value.newest, found.newest),
+                    history=await self._newer(value.history, found.history),
+                    epoch=self._told_epoch,
+                )
             if etag == known:
                 etag = None  # the store's condition failed for nothing
 
     async def _newer(self, ours: HeadSegment | None, theirs: HeadSegment | None) -> HeadSegment | None:
-        """Return which of two is the newest segment: an owner and a job each commit to a map that they have read."""
-        if ours is None or theirs is None or theirs.end <= ours.end:
+        """Return which of two is the newest segment: an owner and a job each commit to a map that they have read.
+
+        What the other is about to commit counts as well: its head is put already, and not again after its commit.
+        """
+        if ours is None or theirs is None or theirs.end <= ours.end or theirs.segment_id == ours.segment_id:
             return ours
+        if await self._persist(lambda: self._is_recorded(theirs.segment_id), METADATA):
+            return theirs
         current = await self._persist(lambda: catalog.load(self._shop.metadata, self._topic), METADATA)
         return theirs if _holds(current, theirs) else ours
 

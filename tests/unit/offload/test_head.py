@@ -14,19 +14,22 @@ from offloaderd.errors import Conflict, OutcomeUnknown, Transient
 from offloaderd.format import head as head_format
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Acceptance, RefusalKind
 from offloaderd.metadata.removal import without_oldest
-from offloaderd.model import Position
+from offloaderd.model import HistoryOrder, Position
 from offloaderd.objects import keys, marker
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
+from offloaderd.offload.head import head_of as head_of_job
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site
 from tests.unit.offload.lives import until_recorded
-from tests.unit.offload.owned import offload_more, offloaded_topic
+from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
 from tests.unit.offload.rig import (
     TOPIC,
     Rig,
@@ -249,6 +252,41 @@ async def test_a_head_whose_answer_was_lost_is_found() -> None:
     assert [etag for _, etag in store.heads[1:]] == [md5(store.heads[0][0])] * 2
     await offload_more(rig, [10], seed=6)
     assert await _segments(rig) == 3
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_head_keeps_what_another_is_about_to_commit(given_up: bool) -> None:
+    """An owner and a job put it in turn, before their commits: neither takes back what the other has said."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    plan = HistoryPlan(
+        boundary=1, first=0, last=Position(0, 9), order=HistoryOrder.ALONGSIDE, worker=Worker.JOB, planned_ms=1,
+        epoch=1, daemon_id="one", entries=10, payload_bytes=1,
+    )  # fmt: skip
+    known = replace(owned.offloader.map, history=plan)
+    job, shop, before = head_of_job(owned.shop, owned.offloader.claim), owned.shop, await head_of(rig)
+    await job.check(known)
+    live, old = (shop.attempt(begin, shop.layout, shop.places.home, epoch=1) for begin in (Position(2, 0), plan.last))
+    store = rig.tree.connect()
+    if not given_up:
+        await store.create(paths.attempt(TOPIC), attempt_record.encode(live))
+        await store.create(paths.history_attempt(TOPIC), attempt_record.encode(old))
+    assert before.newest is not None
+    told = replace(
+        before,
+        epoch=7,
+        newest=replace(before.newest, segment_id=live.segment_id, end=Position(2, 9)),
+        history=replace(before.newest, segment_id=old.segment_id, end=Position(0, 99)),
+    )
+    await put(rig, told)
+    await job.before_commit(known, known, known.segments[0])
+    after = await head_of(rig)
+    ours = (known.segments[1].segment_id, known.segments[0].segment_id)
+    theirs = (live.segment_id, old.segment_id)
+    assert after.newest is not None
+    assert after.history is not None
+    assert (after.newest.segment_id, after.history.segment_id) == (ours if given_up else theirs)
+    assert after.epoch == 7
 
 
 @pytest.mark.parametrize("how", ["opaque", "useless"])
