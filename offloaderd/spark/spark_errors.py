@@ -25,6 +25,8 @@ OURS = re.compile(
 )
 CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 OTHERS = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
+HEAD = re.compile(r"^: (.+)$", re.MULTILINE)
+"""What Java threw without a cause: py4j writes it behind a line that says no more than which call it was."""
 
 
 def brief(call: Callable[P, T]) -> Callable[P, T]:
@@ -72,5 +74,5 @@ def gist(said: str) -> str:
     """Return the message in what Spark says of a failure: ours, else that of the last cause."""
     if (ours := OURS.search(said)) is not None:
         return ours[1].strip()
-    found = CAUSE.findall(said) or OTHERS.findall(said) or said.strip().splitlines()[:1] or ["Spark says nothing"]
-    return str(found[-1]).strip()
+    found = CAUSE.findall(said) or OTHERS.findall(said) or HEAD.findall(said) or said.strip().splitlines()[:1]
+    return str(found[-1]).strip() if found else "Spark says nothing"

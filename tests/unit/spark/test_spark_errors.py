@@ -44,6 +44,10 @@ DISK = """An error occurred while calling o1.parquet.
 Caused by: java.io.IOException: No space left on device
 \tat java.base/java.io.FileOutputStream.write(FileOutputStream.java:349)
 """
+HEAP = """An error occurred while calling o42.parquet.
+: java.lang.OutOfMemoryError: Java heap space
+\tat java.base/java.util.Arrays.copyOf(Arrays.java:3537)
+"""
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "/opt/offloaderd/spark/source_read.py", line 222, in iterate
@@ -108,8 +112,10 @@ def test_all_that_spark_calls_is_brief() -> None:
             "  mode = 'lenient'; allowed: fail, or skip",
         ),
         (DISK, "java.io.IOException: No space left on device"),
+        (HEAP, "java.lang.OutOfMemoryError: Java heap space"),
         (WORKER, "MemoryError: 16 GiB"),
         ("something else\nand more", "something else"),
+        ("", "Spark says nothing"),
     ],
 )
 def test_the_message_is_found_in_what_spark_says(said: str, message: str) -> None:
