@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
+from offloaderd.errors import Throttled, Transient
 from offloaderd.offload.troubles import Trouble
 
 if TYPE_CHECKING:
@@ -27,9 +27,13 @@ class StoreReach:
         self._worked_s: float | None = None
 
     def probed(self, error: OffloaderError | None, clock: Clock) -> None:
-        """Note a probe, None: it was answered. A refusal tells nothing of other buckets of the same store."""
+        """Note a probe, None: it was answered. A refusal tells nothing of other buckets of the same store.
+
+        A store that asks for fewer requests has answered; uploads that it never takes are troubles of their own.
+        """
         now_s, known = clock.monotonic(), self.trouble
-        if not isinstance(error, Transient) or (self._worked_s is not None and now_s - self._worked_s < LATELY_S):
+        lately = self._worked_s is not None and now_s - self._worked_s < LATELY_S
+        if lately or not isinstance(error, Transient) or isinstance(error, Throttled):
             self.trouble = None
         elif known is None:
             self.trouble = Trouble(error, clock.wall_ms(), now_s)

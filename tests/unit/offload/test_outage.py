@@ -407,7 +407,12 @@ async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_bef
         reporter.report()
         stalled = {"topic": str(TOPIC), "reason": "transient"}
         assert rig.metrics.registry.get_sample_value("offloaderd_stalled", stalled) == 1
-        reach.probed(Denied("no rights to list"), rig.clock)
+        for answer in (Denied("no rights to list"), Throttled("slow down")):
+            reach.probed(answer, rig.clock)
+            assert topic.status().state == "offloading", "it has answered"
+            reach.probed(Transient("no answer within 5 s"), rig.clock)
+            assert topic.status().state == "stalled"
+        reach.probed(None, rig.clock)
         assert topic.status().state == "offloading"
         reach.probed(Transient("no answer within 5 s"), rig.clock)
         assert topic.status().state == "stalled"
