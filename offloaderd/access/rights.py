@@ -20,7 +20,7 @@ from offloaderd.errors import InvalidInput
 from offloaderd.patterns import Breadth, TopicPattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 IDENTITY_CHARS_MAX = 256
 EVERYTHING = "*"
@@ -108,7 +108,14 @@ class Rights:
 
     def allow(self, identities: Iterable[Identity], role: Role, where: Where) -> bool:
         """Whether somebody of these names may do what needs `role` for all of `where`."""
-        return any(grant.gives(role, where) for name in identities for grant in self._grants.get(name, ()))
+        return any(grant.gives(role, where) for grant in self._of(identities))
+
+    def allow_some(self, identities: Iterable[Identity], role: Role) -> bool:
+        """Whether somebody of these names may do what needs `role` for anything at all."""
+        return any(grant.gives(role, grant.where) for grant in self._of(identities))
+
+    def _of(self, identities: Iterable[Identity]) -> Iterator[Grant]:
+        return (grant for name in identities for grant in self._grants.get(name, ()))
 
 
 def covers(given: Where, asked: Where) -> bool:

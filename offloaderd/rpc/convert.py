@@ -12,7 +12,7 @@ from offloaderd.format.entries import decode_entries
 from offloaderd.format.frames import FramedEntries
 from offloaderd.model import ENTRY_BYTES_MAX, EntryBatch, Position
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.rpc.v1 import common_pb2, offload_pb2, read_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,10 @@ TIERS = {
 
 BATCH_ENTRIES_MAX = 1 << 17
 """Entries of one message of a push: of a mebibyte with eight bytes each, as many."""
+UNCOUNTED_BYTES = 10 * BATCH_ENTRIES_MAX
+"""So much of a push is parsed uncounted: that batch is as long. Empty entries in it would be 655,360, in 10 MiB."""
+FIELDS_MAX = BATCH_ENTRIES_MAX + 3
+"""Fields of a push: the entries, and what says to which ledger or topic they belong."""
 
 
 def to_position(value: Position | None) -> common_pb2.Position | None:
@@ -61,7 +65,7 @@ def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
     empty ones it could have eight million.
     """
     if len(payloads) > BATCH_ENTRIES_MAX:
-        raise InvalidInput(f"a batch of {len(payloads)} entries", hint=f"the limit is {BATCH_ENTRIES_MAX} entries")
+        raise _too_many()
     found = list(payloads)
     if not found:
         raise InvalidInput("a batch without entries", hint="send at least one")
@@ -69,6 +73,42 @@ def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
     if largest > ENTRY_BYTES_MAX:
         raise InvalidInput(f"an entry of {largest} bytes", hint=f"the limit is {ENTRY_BYTES_MAX} bytes")
     return found
+
+
+def check_push(data: bytes) -> None:
+    """Look at the bytes of a StreamingOffloadRequest, as `check_fields` does."""
+    check_fields(data, batch=_tag(offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER))
+
+
+def check_append(data: bytes) -> None:
+    """Look at the bytes of an AppendRequest, as `check_fields` does."""
+    check_fields(data)
+
+
+def check_fields(data: bytes, *, batch: int | None = None) -> None:
+    """Raise InvalidInput for a request with more fields than a batch may have, before protobuf has memory for them.
+
+    Those in the field `batch` count as well. The last UNCOUNTED_BYTES are not looked at: a usual batch costs nothing.
+    What protobuf might read in another way is refused as malformed, so that nothing is hidden from the count.
+    """
+    at = fields = batch_end = 0
+    try:
+        while at < len(data) - UNCOUNTED_BYTES:
+            inside = at < batch_end
+            tag, start, after = _field(data, at, batch_end if inside else len(data))
+            if tag == batch and not inside:
+                at, batch_end = start, after
+            else:
+                at = after
+            fields += 1
+            if fields > FIELDS_MAX:
+                raise _too_many()
+    except IndexError as error:
+        raise InvalidInput(f"a malformed request: {error}", hint="send what the protos say") from None
+
+
+def _too_many() -> InvalidInput:
+    return InvalidInput(f"a batch of more than {BATCH_ENTRIES_MAX} entries", hint="send them in several batches")
 
 
 def encoded_read_response(batch: Entries, tier: Tier) -> bytes:
@@ -120,26 +160,37 @@ def _frames_in(data: bytes) -> tuple[int, int, int] | None:
     """
     at = 0
     while at < len(data):
-        begin = at
-        tag, at = _number_at(data, at)
-        wire_type = tag & 7
-        if wire_type in _FIXED_BYTES:
-            at += _FIXED_BYTES[wire_type]
-            continue
-        value, at = _number_at(data, at)
+        tag, start, end = _field(data, at, len(data))
         if tag == _FRAMES:
-            if at + value > len(data):
-                raise IndexError("frames that are cut short")
-            return begin, at, at + value
-        if wire_type == _LENGTH_DELIMITED:
-            at += value
+            return at, start, end
+        at = end
     return None
 
 
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return a field's tag, where its content begins, and where it ends.
+
+    Raises IndexError for what is no field, or ends behind `end`.
+    """
+    tag, start = _number_at(data, at)
+    wire_type = tag & 7
+    if wire_type in _FIXED_BYTES:
+        after = start + _FIXED_BYTES[wire_type]
+    else:
+        number, after = _number_at(data, start)
+        if wire_type == _LENGTH_DELIMITED:
+            start, after = after, after + number
+    if tag > _TAG_MAX or wire_type not in _WIRE_TYPES or after > end:
+        raise IndexError("a field of no known type, or cut short")
+    return tag, start, after
+
+
 def _number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place and where it ends. Raises IndexError at the end of the data."""
+    """Return the varint at a place and where it ends. Raises IndexError at the end of the data, or without an end."""
     value = shift = 0
     while (byte := data[at]) > 0x7F:
+        if shift > _SHIFT_MAX:
+            raise IndexError("a number without end")
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
     return value | byte << shift, at + 1
@@ -167,7 +218,10 @@ def _payload_head(length: int) -> bytes:
 
 _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
-"""Wire types of protobuf: what has its length before it, and numbers of always as many bytes. The rest are varints."""
+_WIRE_TYPES = {0, _LENGTH_DELIMITED, *_FIXED_BYTES}
+"""Wire types of protobuf: varints, what has its length before it, numbers of always as many bytes. No groups."""
+_TAG_MAX = (1 << 32) - 1
+_SHIFT_MAX = 63
 
 _FRAMES = _tag(read_pb2.ReadResponse.FRAMES_FIELD_NUMBER)
 _FRAMES_TAG = _varint(_FRAMES)

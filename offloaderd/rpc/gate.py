@@ -1,9 +1,9 @@
 """Who may come in: every call is counted, told apart by certificate or token, and compared with the grants.
 
 Rules: a method that has no entry in `needs` is refused to everybody; a token, if one is sent, counts alone, and a bad
-one is not made up for by a certificate; a call is cut when its token expires; each message of a stream is checked, not
-the first one only. Without authentication, which the settings allow on loopback, everybody may do everything, and
-limits go by the address.
+one is not made up for by a certificate; a call is cut when its token expires; no request is parsed before its caller is
+known to have the role for some topic; each message of a stream is checked, not the first one only. Without
+authentication, which the settings allow on loopback, everybody may do everything, and limits go by the address.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import grpc
-
 from offloaderd.access.callers import bearer_text, of_certificate
 from offloaderd.access.rate import CallRate, network_of
 from offloaderd.access.rights import BARE, Identity, Kind, Rights, Role, shown
@@ -28,7 +26,7 @@ from offloaderd.patterns import of_topic
 from offloaderd.rpc.needs import NEEDS, READS, range_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from grpc import aio
 
@@ -128,6 +126,12 @@ class Caller:
         if self.need is None and self.rights is not None:
             raise NotAllowed(f"nobody may call {self.path}", hint="it has no role in this version of the daemon")
 
+    def check_role(self) -> None:
+        """Raise NotAllowed when the caller has the role for no topic at all; for which it is needed, a request says."""
+        role = self.need.role if self.need is not None else None
+        if role is not None and self.rights is not None and not self.rights.allow_some(self.identities, role):
+            raise self._missing(role, "any topic", "WHERE")
+
     def check(self, request: object) -> None:
         """Let a request pass. Raises Denied with the role that is missing, InvalidInput for malformed names."""
         if self.need is None or self.need.role is None:
@@ -158,12 +162,13 @@ class Caller:
         if len(self.wheres) < NAMED_MAX and where not in self.wheres:
             self.wheres.append(where)
         if not self.rights.allow(self.identities, self.need.role, where):
-            what = "everything" if where is None else text
-            raise NotAllowed(
-                f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {self.need.role} for {what} is "
-                "missing",
-                hint=f"access.grants of the daemon would need: {self.need.role} {self.identities[0]} {text}",
-            )
+            raise self._missing(self.need.role, "everything" if where is None else text, text)
+
+    def _missing(self, role: Role, what: str, where: str) -> NotAllowed:
+        return NotAllowed(
+            f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {role} for {what} is missing",
+            hint=f"access.grants of the daemon would need: {role} {self.identities[0]} {where}",
+        )
 
     def follow(self, rules: Authentication | None) -> None:
         """Go on under other rules; a call that they do not allow any more is cut."""
@@ -183,18 +188,6 @@ class Caller:
         for text in named:
             if text not in self.named and len(self.named) < NAMED_MAX:
                 self.named.append(text)
-
-    def checked(self, request: Any, context: Context) -> tuple[Any, Any]:  # noqa: ANN401 - messages of any service
-        """Return what a handler gets: the request once it passed, or a stream whose messages have to pass."""
-        if hasattr(request, "__aiter__"):
-            return self._passing(request), _Watched(context, self)
-        self.check(request)
-        return request, context
-
-    async def _passing(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            self.check(request)
-            yield request
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -216,59 +209,8 @@ def check_source(topic: TopicName) -> None:
         caller.check_where(of_topic(topic))
 
 
-class _Watched:
-    """A context whose messages are checked when they are read, and whose answers have to be taken in time."""
-
-    def __init__(self, context: Context, caller: Caller) -> None:
-        self._context = context
-        self._caller = caller
-
-    async def read(self) -> Any:  # noqa: ANN401 - a message of any service
-        """Return the next message, once it passed."""
-        message = await self._context.read()
-        if message is not grpc.aio.EOF:
-            self._caller.check(message)
-        return message
-
-    async def write(self, answer: Any) -> None:  # noqa: ANN401
-        """Send an answer. Raises what `send` raises."""
-        await send(self._context, answer, self._caller.send_s_max)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the context's own
-        return getattr(self._context, name)
-
-
 class NotAllowed(Denied):
     """The caller is known, and has not the role that the call needs."""
-
-
-class TooSlow(Throttled):
-    """The caller did not take its answers in time."""
-
-
-async def send_headers(context: Context) -> None:
-    """Begin to answer, before the first answer; even a call that is cut meanwhile has begun.
-
-    gRPC for asyncio holds the head of an answer that was being sent, and was cancelled, for unsent: it sends it again
-    with the call's status, which its core refuses, and the call would never end. The head alone waits for no reader.
-    """
-    sending = asyncio.ensure_future(context.send_initial_metadata(()))  # noqa: TID251 - ends before this does
-    try:
-        await asyncio.shield(sending)
-    except asyncio.CancelledError:
-        await asyncio.wait({sending})
-        raise
-
-
-async def send(context: Context, answer: object, seconds_max: float) -> None:
-    """Send an answer. Raises TooSlow when the caller has taken nothing for so long (0: it may wait for ever)."""
-    try:
-        async with asyncio.timeout(seconds_max or None):
-            await context.write(answer)
-    except TimeoutError:
-        raise TooSlow(
-            f"the answer was not taken within {seconds_max:g} s", hint="read faster, or raise grpc.send_s_max"
-        ) from None
 
 
 class Gate:

@@ -18,7 +18,8 @@ from grpc import aio
 from offloaderd.access.rights import Role
 from offloaderd.errors import OffloaderError, Unauthenticated
 from offloaderd.rpc.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
-from offloaderd.rpc.gate import CALLER, Gate, NotAllowed, TooSlow, Withdrawn, send, send_headers
+from offloaderd.rpc.gate import CALLER, Gate, NotAllowed, Withdrawn
+from offloaderd.rpc.passing import Requests, TooSlow, send, send_headers
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         _, service, method = str(handler_call_details.method).split("/", 2)
-        call = _Call(self._clock, self._metrics, self._gate, service, method, kind=kind_of(handler))
-        codec = (handler.request_deserializer, unless_bytes(handler.response_serializer))
+        call = _Call(self._clock, self._metrics, self._gate, service, method, handler)
+        codec = (None, unless_bytes(handler.response_serializer))  # requests stay bytes until their caller is known
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
         if handler.stream_unary:
@@ -87,8 +88,17 @@ def kind_of(handler: grpc.RpcMethodHandler[Any, Any]) -> str:
 class _Call:
     """One call from its begin to its status."""
 
-    def __init__(self, clock: Clock, metrics: Metrics, gate: Gate, service: str, method: str, *, kind: str) -> None:
-        self._labels = {"grpc_type": kind, "grpc_service": service, "grpc_method": method}
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        gate: Gate,
+        service: str,
+        method: str,
+        handler: grpc.RpcMethodHandler[Any, Any],
+    ) -> None:
+        self._labels = {"grpc_type": kind_of(handler), "grpc_service": service, "grpc_method": method}
+        self._parse = handler.request_deserializer or bytes
         self._clock = clock
         self._metrics = metrics
         self._gate = gate
@@ -104,7 +114,7 @@ class _Call:
 
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
             async def work(caller: Caller) -> Any:  # noqa: ANN401
-                return await behaviour(*caller.checked(request, context))
+                return await behaviour(*Requests(caller, self._parse).given(request, context))
 
             return await self._guarded(work, context, stream=False)
 
@@ -115,7 +125,7 @@ class _Call:
 
         async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
             async def work(caller: Caller) -> None:
-                answers = behaviour(*caller.checked(request, context))
+                answers = behaviour(*Requests(caller, self._parse).given(request, context))
                 await send_headers(context)
                 await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
 

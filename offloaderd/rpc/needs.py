@@ -14,6 +14,7 @@ from offloaderd.access.rights import Role, Where
 from offloaderd.model import TopicName
 from offloaderd.patterns import DOMAIN, TopicPattern, of_topic
 from offloaderd.rpc.admin_messages import checked_prefix
+from offloaderd.rpc.convert import check_append, check_push
 from offloaderd.rpc.policy import level_of
 from offloaderd.rpc.rollback import target_of
 from offloaderd.rpc.v1 import read_pb2
@@ -25,11 +26,15 @@ Named = Callable[[Any], Iterator[Where]]
 
 
 class Need(NamedTuple):
-    """What a call needs: a role (None: to be somebody), and for what a request names; `open`: nothing at all."""
+    """What a call needs: a role (None: to be somebody), and for what a request names; `open`: nothing at all.
+
+    `bounded` raises InvalidInput for the bytes of a request that would make too many objects.
+    """
 
     role: Role | None
     named: Named
     open: bool = False
+    bounded: Callable[[bytes], None] | None = None
 
 
 def nothing(_request: object) -> Iterator[Where]:
@@ -98,7 +103,7 @@ def of_namespace(tenant: str, namespace: str) -> TopicPattern:
 
 
 _SERVICES: dict[str, dict[str, Need]] = {
-    "offloaderd.v1.OffloadService": {"StreamingOffload": Need(Role.OFFLOAD, opened)},
+    "offloaderd.v1.OffloadService": {"StreamingOffload": Need(Role.OFFLOAD, opened, bounded=check_push)},
     "offloaderd.v1.ReadService": {
         "Read": Need(Role.READ, topic),
         "ReadMessages": Need(Role.READ, topic),
@@ -159,7 +164,10 @@ _SERVICES: dict[str, dict[str, Need]] = {
     },
     "offloaderd.v1.DoctorService": {"Examine": Need(Role.ADMIN, everything)},
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, everything)},
-    "offloaderd.v1.LedgerService": {"Append": Need(Role.OFFLOAD, topic), "Roll": Need(Role.OFFLOAD, topic)},
+    "offloaderd.v1.LedgerService": {
+        "Append": Need(Role.OFFLOAD, topic, bounded=check_append),
+        "Roll": Need(Role.OFFLOAD, topic),
+    },
     # Probes have no names. Reflection tells the API, which is no secret but nobody's business without one.
     "grpc.health.v1.Health": dict.fromkeys(("Check", "List", "Watch"), Need(None, nothing, open=True)),
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Need(None, nothing)},
