@@ -80,14 +80,18 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
 
 
 async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) -> None:
-    """Raise BackfillFailed for a whole segment that the topic's daemon could not write anew."""
-    if attempt.status is not AttemptStatus.OFFLOADED:
+    """Raise BackfillFailed for a segment of which something is stored that the topic's daemon could not write anew.
+
+    The job goes on with what is stored in part, and ends it where the source has no more.
+    """
+    whole = attempt.status is AttemptStatus.OFFLOADED
+    if not (whole or attempt.parts):
         return
     if why := await only_here(stores.source, record.claim.topic, attempt):
         raise BackfillFailed(
-            f"segment {attempt.segment_id} from {attempt.begin} on is whole in the bucket, and {why}; what lies "
-            "before it is not offloaded yet",
-            hint="run the backfill again, which writes that and commits the segment; then give back what is left",
+            f"segment {attempt.segment_id} from {attempt.begin} on is {'whole' if whole else 'in part'} in the bucket, "
+            f"and {why}; {'what lies before it is not offloaded yet' if whole else 'it is not committed yet'}",
+            hint="run the backfill again, which writes what lies before it and commits it; then give back what is left",
         )
 
 

@@ -23,6 +23,7 @@ from tests.unit.spark.test_backfill_whole import stores_of
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.memory import MemoryTree
+    from offloaderd.objects.port import ObjectInfo
     from offloaderd.spark.backfill_job import SegmentTask
     from tests.unit.offload.rig import Rig
 
@@ -113,6 +114,32 @@ async def test_what_is_nowhere_else_is_not_given_back_before_what_lies_before_it
     await run_again(rig)
     found = await map_of(rig)
     assert (found.unfinished, found.losses) == (None, ())
+    assert [one for _, one in await rig.committed()] == payloads(200)
+
+
+async def test_what_is_stored_in_part_and_nowhere_else_is_not_given_back_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All parts of a segment were on record when its executor died: the job's next run goes on with them."""
+    rig, stuck = await planned(), list[str]()
+
+    async def hang(key: str, *_: object) -> ObjectInfo:
+        stuck.append(key)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    store = rig.tree.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "complete_upload", hang)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            running = group.create_task(backfill(rig, LocalRunner(rig), store=store, slots=5).run())
+            await until(lambda: len(stuck) == 5)
+            store.expire()
+            running.cancel()
+    await trim(rig, 2)
+    with pytest.raises(BackfillFailed, match=r"in part in the bucket, and .* of ledger 2 .*run the backfill again"):
+        await hand_back(stores_of(rig), TOPIC)
+    await run_again(rig)
+    assert (await map_of(rig)).losses == ()
     assert [one for _, one in await rig.committed()] == payloads(200)
 
 
