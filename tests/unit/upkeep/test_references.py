@@ -15,14 +15,16 @@ from offloaderd.metadata.removal import without_oldest
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep import references
 from offloaderd.upkeep.finds import Kind, Verdict
-from tests.unit.upkeep.site import OURS, TOPIC, Ground, committed, data_key, runs, segment_id
+from tests.unit.upkeep.site import OURS, TOPIC, Ground, all_keys, committed, data_key, manifest_key, runs, segment_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import Step, Versioned
     from offloaderd.objects.port import ObjectInfo
+    from offloaderd.upkeep.finds import Find
 
 
 async def moved_at(moments: tuple[int, int]) -> tuple[references.References, int]:
@@ -87,60 +89,76 @@ async def test_a_look_asks_the_server_to_catch_up() -> None:
     assert synced == ["/"]
 
 
-@pytest.mark.parametrize("state", ["attempt", "committed", "trash"])
+STATES = ("attempt", "committed", "trash")
+
+
+async def referring(ground: Ground, described: SegmentManifest) -> dict[str, list[Step]]:
+    """Return by state what makes the topic refer to segment 2."""
+    await ground.begin(2)
+    attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
+    await ground.metadata.delete(paths.attempt(TOPIC))
+    trash = trash_record.Trash(segment_id=segment_id(2), upload_id="", reason="test", decided_ms=2**50)
+    return {
+        "attempt": [Create(paths.attempt(TOPIC), attempt)],
+        "committed": (await ground.map()).with_commit(committed(described))[0],
+        "trash": [Create(paths.trash_record(TOPIC, segment_id(2)), trash_record.encode(trash))],
+    }
+
+
+async def collected_while(ground: Ground, steps: list[Step], *, look: int) -> list[Find]:
+    """Collect, with this change of the metadata right before the collection's look of that number, its last one."""
+    looks = 0
+
+    def plan(operation: str, key: str, when: str) -> None:
+        nonlocal looks
+        if (operation, key, when) == ("get", paths.REBUILD, "before"):
+            looks += 1
+            if looks == look:
+                ground.tree.apply(steps, "")
+
+    finds, _ = await ground.collect(metadata=FaultyMetadata(ground.metadata, plan))
+    assert looks == look
+    return finds
+
+
+@pytest.mark.parametrize("state", STATES)
 async def test_commits_and_attempts_between_listing_and_look(state: str) -> None:
     """What was listed as unreferenced and is referred to by the time of the second look is no find."""
     ground = Ground()
     await ground.enable()
-    described = await ground.store(2, runs(1, 0, 5))
+    steps = await referring(ground, await ground.store(2, runs(1, 0, 5)))
     await ground.age()
-    looks = 0
-
-    def plan(operation: str, key: str, when: str) -> None:
-        nonlocal looks
-        if (operation, key, when) == ("get", paths.REBUILD, "before"):
-            looks += 1
-            if looks == 2:
-                trash = trash_record.Trash(segment_id=segment_id(2), upload_id="", reason="test", decided_ms=2**50)
-                steps: dict[str, list[Step]] = {
-                    "attempt": [Create(paths.attempt(TOPIC), attempt)],
-                    "committed": topic_map.with_commit(committed(described))[0],
-                    "trash": [Create(paths.trash_record(TOPIC, segment_id(2)), trash_record.encode(trash))],
-                }
-                ground.tree.apply(steps[state], "")
-
-    topic_map = await ground.map()
-    await ground.begin(2)
-    attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
-    await ground.metadata.delete(paths.attempt(TOPIC))
-    finds, _ = await ground.collect(metadata=FaultyMetadata(ground.metadata, plan))
-    assert looks == 2
-    assert finds == []
+    assert await collected_while(ground, steps[state], look=2) == []
 
 
-async def test_what_is_referred_to_at_the_last_moment_stays() -> None:
-    """The look right before the deletion is heard: what is referred to by then is kept."""
+@pytest.mark.parametrize("state", STATES)
+async def test_what_is_referred_to_between_judgement_and_deletion_stays(state: str) -> None:
+    """The look right before the deletion is heard: what is referred to by then, in whatever way, is kept."""
     ground = Ground()
     await ground.enable()
     await ground.segment(1, runs(1, 0, 5))
-    await ground.store(2, runs(1, 0, 5))
+    steps = await referring(ground, await ground.store(2, runs(1, 5, 5)))
+    await ground.objects.delete([manifest_key(2)])
     await ground.age()
-    looks = 0
+    before = await ground.keys()
+    assert {find.verdict for find in (await ground.collect(apply=False))[0]} == {Verdict.DELETE}
+    finds = await collected_while(ground, steps[state], look=3)
+    assert [(find.verdict, find.reason) for find in finds] == [(Verdict.KEEP, "it is referred to now")] * 2
+    assert await ground.keys() == before
 
-    def plan(operation: str, key: str, when: str) -> None:
-        nonlocal looks
-        if (operation, key, when) == ("get", paths.REBUILD, "before"):
-            looks += 1
-            if looks == 3:
-                ground.tree.apply([Create(paths.attempt(TOPIC), attempt)], "")
 
-    await ground.begin(2)
-    attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
-    await ground.metadata.delete(paths.attempt(TOPIC))
-    finds, _ = await ground.collect(metadata=FaultyMetadata(ground.metadata, plan))
-    assert looks == 3
-    assert {find.reason for find in finds} == {"it is referred to now"}
-    assert data_key(2) in await ground.keys()
+async def test_an_upload_that_is_being_written_by_then_is_not_aborted() -> None:
+    """Nor does an upload go whose attempt was recorded between judgement and deletion."""
+    ground = Ground()
+    await ground.enable()
+    await ground.segment(1, runs(1, 0, 5))
+    steps = await referring(ground, await ground.store(2, runs(1, 5, 5)))
+    await ground.objects.delete(all_keys(2))
+    await ground.objects.create_upload(data_key(2), metadata=OURS)
+    await ground.age()
+    finds = await collected_while(ground, steps["attempt"], look=3)
+    assert [(find.verdict, find.reason) for find in finds] == [(Verdict.KEEP, "it is referred to now")]
+    assert [upload.key async for upload in ground.memory.list_uploads()] == [data_key(2)]
 
 
 async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
@@ -170,10 +188,11 @@ def test_every_node_of_a_topic_is_known() -> None:
     folder = paths.topic(TOPIC)
     made = set()
     for name, make in inspect.getmembers(paths, inspect.isfunction):
-        parameters = inspect.signature(make).parameters
-        first = next(iter(parameters.values()), None)
-        if first is not None and first.annotation == "TopicName" and name not in {"namespace", "folders"}:
-            path = make(TOPIC, *(["1"] * (len(parameters) - 1)))
-            made.add(path.removeprefix(folder).split("/")[1] if path != folder else "policy")
-    assert len(made) >= 8
+        parameters = list(inspect.signature(make).parameters.values())
+        if name == "folders" or not parameters or parameters[0].name != "name" or parameters[0].annotation == "str":
+            continue
+        path = make(TOPIC, *(["1"] * (len(parameters) - 1)))
+        if path.startswith(f"{folder}/"):
+            made.add(path.removeprefix(folder).split("/")[1])
+    assert len(made) >= 13
     assert made <= references.KNOWN_NODES
