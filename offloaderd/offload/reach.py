@@ -39,7 +39,6 @@ class StoreReach:
             self.trouble = Trouble(error, clock.wall_ms(), now_s)
         else:
             known.error = error
-            known.tries += 1
 
     def worked(self, clock: Clock) -> None:
         """Note that a request of an upload was answered."""

@@ -207,10 +207,13 @@ def idle(
 
 
 def out_of_reach(topic: TopicOffloader, entries: int) -> Trouble | None:
-    """Return why nothing of a topic that has something to be stored moves, before its own requests have given up."""
+    """Return why nothing of a topic that has something to be stored moves, before its own requests have given up.
+
+    What waits in the source of a topic that is paused, or of one that is not offloaded, is not to be stored.
+    """
     known, policy = topic.reach.trouble, topic.policy
     nothing = not entries and topic.attempt is None
-    if known is None or nothing or policy.paused or policy.method is OffloadMethod.NONE:
+    if known is None or nothing or policy.method is OffloadMethod.NONE:
         return None
     return replace(known, error=Transient(f"the bucket does not answer: {known.error.message}"))
 

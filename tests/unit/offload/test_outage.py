@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from offloaderd.errors import Conflict, Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.policy import TopicPolicy
+from offloaderd.metadata.records.policy import Paused, TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload import reach as reach_module
@@ -412,10 +412,21 @@ async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_bef
             assert topic.status().state == "offloading", "it has answered"
             reach.probed(Transient("no answer within 5 s"), rig.clock)
             assert topic.status().state == "stalled"
+        now = topic.status()
+        reach.probed(Transient("refused"), rig.clock)
+        again = topic.status()
+        assert (again.stalled_reason, again.stalled_since_ms) == (
+            "the bucket does not answer: refused",
+            now.stalled_since_ms,
+        )
+        policy, paused = topic.policy, Paused(since_ms=1, by="ann")
+        topic.policy = policy.held(paused, push_only=False)
+        assert topic.status().state == "paused"
+        topic.policy = policy.held(paused, push_only=True)
+        assert topic.status().state == "stalled", "what was pushed exists nowhere else, so it is still to be stored"
+        topic.policy = policy
         reach.probed(None, rig.clock)
         assert topic.status().state == "offloading"
-        reach.probed(Transient("no answer within 5 s"), rig.clock)
-        assert topic.status().state == "stalled"
         store.back.set()
         await until_offloaded(topic, await newest(rig))
         monkeypatch.setattr(reach_module, "LATELY_S", 60.0)
