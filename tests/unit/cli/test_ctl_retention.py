@@ -93,11 +93,15 @@ def test_ledgers_list(ask: Ctl, fake: FakeRetention) -> None:
 def test_ledgers_list_as_json(ask: Ctl, fake: FakeRetention) -> None:
     """What is not known, or has not happened, is null."""
     fake.ledgers = retention_pb2.ListLedgersResponse(
-        ledgers=[retention_pb2.Ledger(ledger_id=5, state="granted", offloaded_entries=10, grant=GRANT)]
+        ledgers=[
+            retention_pb2.Ledger(ledger_id=5, state="granted", offloaded_entries=10, grant=GRANT),
+            retention_pb2.Ledger(ledger_id=6, state="revoked", grant=retention_pb2.Grant(revoked_ms=1)),
+        ]
     )
     document = ask("ledgers", "list", "orders", "--json").json
     assert document["deleted_up_to"] is None
-    (row,) = document["ledgers"]
+    row, revoked = document["ledgers"]
+    assert (revoked["grant"]["epoch"], revoked["grant"]["verified_ms"]) == (None, None)
     assert (row["ledger_id"], row["entries"], row["at_source"], row["deleted_ms"]) == (5, None, None, None)
     assert row["grant"] == {
         "verified_ms": 1_700_000_000_000,

@@ -227,6 +227,14 @@ async def test_a_daemon_that_does_not_answer_is_timed_out() -> None:
             await client.topics()
 
 
+async def test_a_call_with_a_deadline_of_its_own_has_not_the_clients() -> None:
+    """Disabling seals segments first, which may take longer than all else."""
+    async with serving() as (server, address), DaemonClient(address, timeout_s=PATIENCE_S) as client:
+        server.never = True
+        with pytest.raises(TimedOut):
+            await client.disable(TOPIC, timeout_s=0.1)
+
+
 async def test_errors_come_back_as_they_were_raised() -> None:
     """The daemon's own detail decides the class, and brings the hint."""
     async with serving() as (server, address), DaemonClient(address) as client:

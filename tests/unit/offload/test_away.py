@@ -18,7 +18,7 @@ from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, ReadPriority, TopicName
-from offloaderd.offload import hot
+from offloaderd.offload import hot, ownership
 from offloaderd.offload.hot import ReadableMaps, ReadablePolicies
 from offloaderd.offload.kept_map import KeptMap
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
@@ -123,6 +123,32 @@ async def test_a_topic_that_sleeps_is_read_by_what_was_committed_when_it_fell_as
         assert await maps.source_refused(TOPIC) is None
         back.set()
         await offloader_of(engine)
+        assert engine.last_map(TOPIC) is None
+
+
+async def test_what_another_daemon_has_taken_is_not_read_by_the_last_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim ended while the topic slept, and the session did not: what has changed since is the other's to say."""
+    rig = Rig(sleep_after_s=0.1)
+    rig.ledgers = memory_ledgers(rig.clock)
+    last = await rig.ledgers.append(TOPIC, payloads(30))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        await until(lambda: engine.find(TOPIC) is None)
+        assert engine.last_map(TOPIC) is not None
+        claiming = asyncio.Event()
+
+        async def claim(*_: object, **__: object) -> None:
+            claiming.set()
+            await asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(ownership, "claim", claim)
+        other, path = rig.tree.connect(), paths.epoch(TOPIC)
+        found = await other.get(path)
+        await other.replace(path, found.value, found.version)
+        await engine.topic_map(TOPIC)
+        await claiming.wait()
         assert engine.last_map(TOPIC) is None
 
 
