@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd import words
-from offloaderd.errors import Closed, Conflict, CorruptData, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.errors import (
+    Closed,
+    Conflict,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    OffloaderError,
+    Throttled,
+    Transient,
+)
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.nodes import node
@@ -332,15 +341,23 @@ class Engine:
     async def _look_at_grants(self) -> None:
         """Have the topics that are here look at their grants where somebody else has changed one.
 
-        The word is taken away before they look, so that what is changed meanwhile is told anew.
+        The word is taken away before they look, so that what is changed meanwhile is told anew. They also look if
+        nobody knows whether it was.
         """
         for name in await self.shop.metadata.children(paths.GRANTS_CHANGED):
-            topic = paths.topic_of_grants_changed(name)
+            try:
+                topic = paths.topic_of_grants_changed(name)
+            except InvalidInput:
+                path = f"{paths.GRANTS_CHANGED}/{name}"
+                log.warning("metadata.foreign_node", path=path, hint="no topic has this name; delete the node")
+                continue
             supervisor = self._spread.supervised.get(topic)
             if supervisor is not None and supervisor.owns:
-                with suppress(NotFound):
-                    await self.shop.metadata.delete(paths.grants_changed(topic))
-                supervisor.grants_changed()
+                try:
+                    with suppress(NotFound):
+                        await self.shop.metadata.delete(paths.grants_changed(topic))
+                finally:
+                    supervisor.grants_changed()
 
     async def _keep_history(self, offloader: TopicOffloader) -> None:
         await self._history.run(offloader)

@@ -76,9 +76,17 @@ async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
 
 
 async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
-    """Have the topic's owner look at its grants now; one that does not hear of it looks all the same, but later."""
+    """Have the topic's owner look at its grants now; one that does not hear of it looks all the same, but later.
+
+    A word that stands may be of a time when nobody had the topic, and be looked at by nobody now: then the folder's
+    version moves.
+    """
     try:
-        await store.create(paths.grants_changed(topic), b"")
+        try:
+            await store.create(paths.grants_changed(topic), b"")
+        except Conflict:
+            folder = await store.get(paths.GRANTS_CHANGED)
+            await store.replace(paths.GRANTS_CHANGED, folder.value, folder.version)
     except Conflict:
         log.debug("grants.told_already", topic=str(topic))
     except OffloaderError as error:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Transient
+from offloaderd.errors import OutcomeUnknown, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload import grant_records
 from offloaderd.offload.grants import Grants
+from offloaderd.testing.faults import FaultyMetadata
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.offload.test_grants import OPTIONS
 
@@ -107,3 +108,43 @@ async def test_a_topic_that_nobody_works_on_keeps_one_word_of_it() -> None:
     assert await grant_records.damaged(store, TOPIC) == (0, 1)
     async with rig.engine() as engine:
         await until(lambda: bool(engine.statuses()) and shown(engine) == (0, 1))
+
+
+async def test_a_word_that_nobody_took_away_keeps_no_later_one_from_its_owner() -> None:
+    """It was said while nobody had the topic, and the folder's list of words is the same after the next one."""
+    rig = rig_of()
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+    await revoke(rig, 0)
+    async with rig.engine() as engine:
+        await until(lambda: bool(engine.statuses()) and shown(engine) == (0,))
+        assert len(await rig.tree.connect().children(paths.GRANTS_CHANGED)) == 1
+        await revoke(rig, 1)
+        await until(lambda: shown(engine) == (0, 1))
+
+
+async def test_a_word_whose_taking_was_not_answered_is_heeded() -> None:
+    """It is gone then, and nobody else says it again."""
+    rig = rig_of()
+    lost = [OutcomeUnknown("no answer")]
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        taken = (operation, when) == ("delete", "after") and key.startswith(paths.GRANTS_CHANGED)
+        return lost.pop() if taken and lost else None
+
+    async with rig.engine(metadata=FaultyMetadata(rig.tree.connect(), plan)) as engine:
+        await offloaded(rig, engine)
+        await revoke(rig, 0)
+        await until(lambda: shown(engine) == (0,))
+    assert not lost
+
+
+async def test_a_node_that_names_no_topic_hides_no_word() -> None:
+    """Whatever made it; the words of topics are heeded all the same."""
+    rig = rig_of()
+    store = rig.tree.connect()
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        await store.create(f"{paths.GRANTS_CHANGED}/!%2F", b"")
+        await revoke(rig, 0)
+        await until(lambda: shown(engine) == (0,))
