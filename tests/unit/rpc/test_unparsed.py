@@ -130,7 +130,7 @@ def test_no_entry_hides_from_the_count(parts: Sequence[bytes]) -> None:
     "hiding",
     [
         GROUP + within(BATCH, b"\x1a\xff\xff\xff\x07") + END,
-        b"\x92\x80\x80\x80\x80\x01" + b"\xff\xff\xff\x07",
+        within(b"\x92\x80\x80\x80\x80\x01", ENTRY),
         b"\x08" + b"\x80" * 64 + b"\x01",
         b"\x12\x02\x1a\xff\x7f",
     ],
