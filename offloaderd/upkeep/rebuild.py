@@ -233,10 +233,12 @@ def make_plan(
 
 
 async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
-    """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name."""
-    if await nodes.node(metadata, paths.REBUILD) is not None:
-        return
-    for topic in topics:
+    """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name.
+
+    What was broken off may have written topics, and goes on. Daemons that run would take topics that are half written.
+    """
+    begun = await nodes.node(metadata, paths.REBUILD) is not None
+    for topic in () if begun else topics:
         if await metadata.children(paths.topic(topic)):
             raise Conflict(
                 f"the metadata knows {topic} already",
@@ -246,12 +248,13 @@ async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -
         return
     there = (
         "nothing needs a rebuild as long as the metadata is there; for a single topic whose metadata is lost there is "
-        "--topic, and another metadata.root takes it all a second time"
+        "--topic; to have it all a second time, rebuild into another metadata.root"
     )
-    for path, what, hint in (
+    checks = (
         (paths.TOPICS, "the metadata is not empty", there),
         (paths.DAEMONS, "daemons are running", "stop them, and start them again when the rebuild is done"),
-    ):
+    )
+    for path, what, hint in checks[1:] if begun else checks:
         names = await metadata.children(path)
         if names:
             raise Conflict(f"{what}: {', '.join(names[:3])} below {path}", hint=hint)

@@ -181,6 +181,20 @@ async def test_a_rebuild_that_is_broken_off_goes_on(ground: Ground) -> None:
     assert total > 15
 
 
+async def test_a_rebuild_of_all_that_is_broken_off_goes_on_without_daemons(ground: Ground) -> None:
+    """They may have been started meanwhile; or it was one of a single topic, in a cluster that works."""
+    target = MemoryTree().connect()
+    ours = Deployment(deployment_id=UUID(int=2), made_ms=1, made_by="one")
+    await ensure_deployment(target, ours)
+    for path in (paths.REBUILD, paths.daemon("one"), paths.topic(replace(TOPIC, local="live"))):
+        await target.create(path, b"")
+    plan = replace(await planned(ground), deployment_id=str(UUID(int=1)))
+    with pytest.raises(Conflict, match="daemons are running: one"):
+        await rebuild.write(target, plan, topics=[], enable=False, now_ms=1, progress=lambda _: None)
+    assert await deployment(target) == ours
+    assert await written(ground, target, topics=[OTHER]) == [OTHER], "a topic comes back beside them"
+
+
 async def test_answers_that_are_lost_are_settled_on_the_way(ground: Ground) -> None:
     """Whichever write was carried out though nobody said so: it is there, and the rebuild complete."""
     for number in range(25):
