@@ -141,6 +141,7 @@ class DisabledAttempts:
             bucket=attempt.bucket,
             prefix=attempt.keys.prefix,
             ledger_id=attempt.ledger_id,
+            readable=False,
         )
 
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from offloaderd.errors import Conflict, OutcomeUnknown, Transient
 from offloaderd.format import head as head_format
+from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record
@@ -232,6 +233,7 @@ async def test_a_head_that_came_in_between_is_compared_too() -> None:
         await topic.request_roll()
         await until_offloaded(topic, last)
         assert (await head_of(rig)).epoch == 2
+        assert store.heads[-1][1] == md5(store.heads[-3][0])
         await put(rig, replace(await head_of(rig), epoch=7))
         await rig.ledgers.append(TOPIC, payloads(10))
         await topic.request_roll()
@@ -400,6 +402,28 @@ async def test_a_daemon_marks_its_places_and_says_who_else_is_there() -> None:
                 await until(partial(_others_are, rig, refused))
         told = [one["found"] for one in logs if one["event"] == "place.of_another"]
         assert [str(UUID(int=8)) in one for one in told] == [True] * refused
+
+
+async def test_a_place_that_another_one_marks_in_the_same_moment_is_theirs() -> None:
+    """Both found no marker; the one that is later sees the other's, and puts a guest's beside it."""
+    rig = Rig()
+    theirs, ours = (
+        PlaceMarker(cluster="test", deployment_id=str(UUID(int=one)), daemon_id="d", since_ms=1) for one in (8, 9)
+    )
+
+    class Late(MemoryStore):
+        """Another's request is carried out before its own."""
+
+        async def put(
+            self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        ) -> ObjectInfo:
+            if not self._objects:
+                await super().put(key, head_format.encode_marker(theirs))
+            return await super().put(key, data, metadata=metadata, if_etag=if_etag)
+
+    store = Late(rig.clock)
+    assert (await marker.ensure(store, "seg/", ours)).marker == theirs
+    assert set(await marker.guests(store, "seg/", "test")) == {ours.deployment_id}
 
 
 async def test_what_is_written_says_of_which_deployment_it_is() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from offloaderd.offload import grant_records
+from offloaderd.offload.damage import JobKeeper
 from offloaderd.spark import verify
 from offloaderd.spark.source_snapshot import Snapshot
 from offloaderd.spark.source_stores import Stores
@@ -46,6 +49,15 @@ async def test_the_source_keeps_what_is_damaged(ground: Ground) -> None:
     found = await kept(ground, flaw(1, Kind.LABELS), flaw(2), flaw(3, Kind.UNREACHABLE))
     assert found == [(2, "kept")]
     assert await grant_records.damaged(ground.metadata, TOPIC) == (2,)
+
+
+async def test_nobody_grants_the_deletion_of_what_a_broker_has_offloaded(ground: Ground) -> None:
+    """So there is nothing to take back."""
+    found = await ground.map()
+    theirs = replace(found, segments=tuple(replace(one, driver="aws-s3") for one in found.segments))
+    keeper = JobKeeper(ground.metadata, ground.clock, job="a test")
+    assert await keeper.keep(theirs, {segment_id(2): "other bytes"}) == []
+    assert await grant_records.damaged(ground.metadata, TOPIC) == ()
 
 
 async def test_a_job_that_does_not_write_says_what_is_to_be_done(ground: Ground) -> None:
