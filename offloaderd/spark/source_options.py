@@ -323,6 +323,8 @@ def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
     if not isinstance(found, dict) or found.keys() != {"start", "end"}:
         raise ValueError(text)
     for offset in found.values():
+        if not isinstance(offset, dict) or not all(isinstance(at, str) for at in offset.values()):
+            raise ValueError(text)
         for name, at in offset.items():
             parsed(at)
             TopicName.parse(name)

@@ -128,6 +128,13 @@ def test_all_mistakes_at_once() -> None:
         parse({**GIVEN, "messages": "true", "encoding": "json"}, environ={})
     with pytest.raises(InvalidConfig, match="reversed"):
         parse({**GIVEN, "start": "5:0", "end": "4:0"}, environ={})
+    for said in (
+        '{"start": [], "end": {}}',
+        '{"start": {"orders": 5}, "end": {}}',
+        '{"start": {}, "end": {"orders": null}}',
+    ):
+        with pytest.raises(InvalidConfig, match="offsets = "):
+            parse({**GIVEN, "offsets": said}, environ={})
     with pytest.raises(InvalidConfig, match="say it once"):
         parse({**GIVEN, "path": "returns"}, environ={})
 
