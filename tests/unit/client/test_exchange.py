@@ -121,6 +121,16 @@ async def test_the_end_is_what_the_daemon_said(
     assert (caught.value.code(), caught.value.details()) == said
 
 
+async def test_what_the_daemon_said_between_two_writes_that_failed_is_told() -> None:
+    """Both may set the status: the first before it has come, the second over it."""
+    call: Any = Call([FAILED, REFUSED, FAILED], [], each=True)
+    exchange: Exchange[str, str] = Exchange(call, call)
+    assert await exchange.read() == "answer"
+    with pytest.raises(aio.AioRpcError) as caught:
+        await exchange.read()
+    assert (caught.value.code(), caught.value.details()) == REFUSED
+
+
 @contextmanager
 def refusing() -> Iterator[str]:
     """Serve nothing: every call is refused at once, by threads of gRPC's that wait for no loop."""
