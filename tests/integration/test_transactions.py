@@ -135,6 +135,10 @@ class Stream:
         self._offset = end
         return [one for share in shares for one in rows_of(self._reader.read(share))]
 
+    def stop(self) -> None:
+        """End it, with its session of ZooKeeper, as Spark does."""
+        self._reader.stop()
+
 
 def rows_of(batches: Iterator[Any]) -> Iterator[Received]:
     """Yield the messages in a task's rows."""
@@ -185,6 +189,8 @@ async def test_what_consumers_are_given(site: Site, pulsar_coordinated: PulsarSe
         await offload(client, topics)
         first = {topic: await run(java.receive, topic, 2 * 3 * PER_SEND * ROUNDS) for topic in topics}
         streams = {topic: await run(Stream, site, topic) for topic in topics}
+        for stream in streams.values():
+            stack.push_async_callback(run, stream.stop)
         streamed = {}
         for topic in topics:
             assert await given_by_the_daemon(client, topic) == (first[topic], True)
