@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table as Grid
 
-from offloaderd.rpc.message_json import position_of
+from offloaderd.rpc.message_json import position_of, position_text
 from offloaderd.rpc.v1 import common_pb2
 from offloaderd.words import age, moment, number, plural, rate, size, visible
 
@@ -97,7 +97,7 @@ def cell(of: object, field: str) -> str:
     if isinstance(of, Message) and of.DESCRIPTOR.fields_by_name[field].has_presence and not of.HasField(field):
         return "-"
     if isinstance(value, common_pb2.Position):
-        return f"{value.ledger_id}:{value.entry_id}"
+        return position_text(value)
     if field.endswith("_ms"):
         return moment(value)
     if field.endswith("_s"):

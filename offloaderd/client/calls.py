@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from offloaderd.client.connection import Connection
 from offloaderd.read.seek_goal import SeekKind
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
-    common_pb2,
     control_pb2,
     control_pb2_grpc,
     doctor_pb2,
@@ -135,7 +135,7 @@ class Calls(Connection):
         Yields one report, or with `wait` reports until it is committed; of a dry run what would be done.
         """
         request = admin_pb2.OffloadRequest(
-            topic=str(topic), wait=wait, to=_position(to), size_threshold=size_threshold, dry_run=dry_run
+            topic=str(topic), wait=wait, to=to_position(to), size_threshold=size_threshold, dry_run=dry_run
         )
         return self._stream(lambda: self._admin.Offload(request, timeout=timeout_s))
 
@@ -228,7 +228,7 @@ class Calls(Connection):
 
     async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
         """Return where an entry is, or why there is none."""
-        request = inspect_pb2.ExplainRequest(topic=str(topic), position=_position(position))
+        request = inspect_pb2.ExplainRequest(topic=str(topic), position=to_position(position))
         return await self._ask(self._inspect.Explain, request)
 
     def verify(
@@ -362,7 +362,3 @@ def seek_target(goal: Goal) -> read_pb2.SeekTarget:
     if goal.kind is SeekKind.INDEX:
         return read_pb2.SeekTarget(index=value)
     return read_pb2.SeekTarget(sequence=value)
-
-
-def _position(value: Position | None) -> common_pb2.Position | None:
-    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)

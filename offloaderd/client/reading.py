@@ -15,6 +15,7 @@ from offloaderd.client.errors import LATE, TimedOut
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.model import Position
 from offloaderd.read.errors import OutOfRange
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def position_message(value: Position | str | None) -> common_pb2.Position | None
     """Return a position, or a text LEDGER:ENTRY, as a message; None when there is none. Raises InvalidInput."""
     if isinstance(value, str):
         value = Position.parse(value)
-    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
+    return to_position(value)
 
 
 def _at(message: common_pb2.Position) -> Position:

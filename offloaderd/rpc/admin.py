@@ -19,10 +19,10 @@ from offloaderd.rpc.admin_messages import (
     committed_segment,
     lost_range,
     open_segment,
-    position,
     topic_status,
 )
 from offloaderd.rpc.away import away, metadata_trouble
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
@@ -168,7 +168,7 @@ class AdminService(ManualCalls):
             owner="" if owner is None else owner.daemon_id,
             epoch=0 if owner is None else owner.epoch,
             placement="" if owner is None else self._engine.placed(topic, owner.daemon_id),
-            offloaded=position(stored.offloaded),
+            offloaded=to_position(stored.offloaded),
             segments_committed=len(stored.segments),
             losses=map(lost_range, stored.losses),
             damaged_ledgers=(await grant_records.damaged(self._metadata, topic))[:DAMAGED_MAX],
@@ -192,7 +192,7 @@ class AdminService(ManualCalls):
         message.segments_committed = len(stored.segments)
         message.damaged_ledgers[:] = (await grant_records.damaged(self._metadata, status.topic))[:DAMAGED_MAX]
         message.losses.extend(map(lost_range, stored.losses))
-        if (offloaded := position(stored.offloaded)) is not None:
+        if (offloaded := to_position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
         message.placement = self._engine.placed(status.topic, "" if owner is None else owner.daemon_id)
         if owner is not None:

@@ -11,15 +11,16 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload.states import SegmentState, state_of
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.policy_messages import given_policies, policies_message
-from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
+from offloaderd.rpc.v1 import admin_pb2, history_pb2
 
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.identity import Refusal
     from offloaderd.metadata.records.selection import Selection
-    from offloaderd.model import Loss, Position
+    from offloaderd.model import Loss
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import HistoryStatus, TopicStatus
 
@@ -66,18 +67,13 @@ def topic_change(change: Change) -> admin_pb2.TopicChange:
     return admin_pb2.TopicChange(topic=str(change.topic), outcome=change.outcome, reason=change.reason)
 
 
-def position(value: Position | None) -> common_pb2.Position | None:
-    """Return a position as a message."""
-    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
-
-
 def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
     """Return a committed segment as a message."""
     return admin_pb2.Segment(
         segment_id=str(segment.segment_id),
         status="Offloaded",
-        begin=position(segment.range.begin),
-        end=position(segment.range.end),
+        begin=to_position(segment.range.begin),
+        end=to_position(segment.range.end),
         entries=segment.entries,
         payload_bytes=segment.payload_bytes,
         object_bytes=segment.object_bytes,
@@ -98,7 +94,7 @@ def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segm
     return admin_pb2.Segment(
         segment_id=str(attempt.segment_id),
         status=attempt.status.value,
-        begin=position(attempt.begin),
+        begin=to_position(attempt.begin),
         entries=status.open_segment_entries if status is not None else 0,
         payload_bytes=status.open_segment_bytes if status is not None else 0,
         assigned_ms=attempt.assigned_ms,
@@ -118,8 +114,8 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
         asleep=status.asleep,
         owner=status.owner,
         epoch=status.epoch,
-        confirmed=position(status.confirmed),
-        offloaded=position(status.offloaded),
+        confirmed=to_position(status.confirmed),
+        offloaded=to_position(status.offloaded),
         lag_entries=status.lag_entries or 0,
         lag_bytes=status.lag_bytes or 0,
         lag_seconds=status.lag_seconds or 0.0,
@@ -170,7 +166,7 @@ def identity_refusal(one: Refusal) -> admin_pb2.IdentityRefusal:
 def history_summary(found: HistoryStatus) -> history_pb2.HistorySummary:
     """Return what is left of a topic's history as a message."""
     return history_pb2.HistorySummary(
-        boundary=position(found.boundary),
+        boundary=to_position(found.boundary),
         worker=found.worker,
         left_entries=found.left_entries,
         left_bytes=found.left_bytes,
@@ -182,8 +178,8 @@ def history_summary(found: HistoryStatus) -> history_pb2.HistorySummary:
 def lost_range(loss: Loss) -> admin_pb2.LostRange:
     """Return a loss as a message."""
     return admin_pb2.LostRange(
-        after=position(loss.after) if loss.after.ledger_id >= 0 else None,
-        before=position(loss.before),
+        after=to_position(loss.after) if loss.after.ledger_id >= 0 else None,
+        before=to_position(loss.before),
         entries=loss.entries,
         noticed_ms=loss.noticed_ms,
     )

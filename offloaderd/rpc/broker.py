@@ -36,10 +36,9 @@ from offloaderd.offload.closed_ledger import (
 from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.admin_messages import position
 from offloaderd.rpc.broker_shadows import ShadowSources
 from offloaderd.rpc.broker_topics import BrokerTopics
-from offloaderd.rpc.convert import encoded_read_response
+from offloaderd.rpc.convert import encoded_read_response, to_position
 from offloaderd.rpc.errors import reason_of
 from offloaderd.rpc.manual import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.rpc.read import BATCH_BYTES_MAX
@@ -128,9 +127,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             stored = await self._engine.topic_map(topic)
             if is_whole(stored, wanted.ledger_id):
                 count = await self._sound(stored, wanted)
-                yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=position(stored.offloaded), segments=count)
+                yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=to_position(stored.offloaded), segments=count)
                 return
-            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=position(stored.offloaded))
+            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=to_position(stored.offloaded))
             offloader, changed = await self._owned(topic, wanted, report), self._engine.changed
             if offloader is not None:
                 changed = offloader.changed

@@ -14,8 +14,8 @@ from offloaderd.offload import asked as requests
 from offloaderd.offload import policies
 from offloaderd.offload.asked import Fate, Outcome, fate_of
 from offloaderd.offload.wanted import Wanted
-from offloaderd.rpc.admin_messages import position
 from offloaderd.rpc.admin_topics import TopicCalls, exists
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -103,12 +103,12 @@ class ManualCalls(TopicCalls):
         paused = offloader is not None and offloader.policy.paused is not None
         fate = fate_of(asked, stored, none=none, paused=paused, active=active)
         progress = admin_pb2.OffloadProgress(
-            target=position(asked.target),
-            offloaded=position(stored.offloaded),
+            target=to_position(asked.target),
+            offloaded=to_position(stored.offloaded),
             wanted=asked.wanted,
             asked_ms=asked.asked_ms if asked.wanted else 0,
             asked_by=asked.asked_by,
-            stood=position(asked.stood),
+            stood=to_position(asked.stood),
             owner=owner.daemon_id if owner is not None else "",
         )
         if offloader is not None:
@@ -134,7 +134,7 @@ class ManualCalls(TopicCalls):
         stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
         works = f"daemon {owner.daemon_id} works on the topic" if owner is not None else "no daemon works on the topic"
         return admin_pb2.OffloadProgress(
-            offloaded=position(stored.offloaded),
+            offloaded=to_position(stored.offloaded),
             outcome=UNKNOWN,
             done=True,
             reason=f"nobody asked for anything; {works}",
@@ -204,8 +204,8 @@ def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress
     nothing = plan.target is None
     entries, size = offloader.by_hand.left(plan.target) if plan.target is not None else (0, 0)
     return admin_pb2.OffloadProgress(
-        target=position(plan.target),
-        offloaded=position(offloader.offloaded),
+        target=to_position(plan.target),
+        offloaded=to_position(offloader.offloaded),
         remaining_entries=sum(take.entries for take in plan.takes) or entries,
         remaining_bytes=sum(take.payload_bytes for take in plan.takes) or size,
         done=True,

@@ -42,7 +42,7 @@ def as_json(
 
     def of_value(value: object) -> object:
         if isinstance(value, common_pb2.Position):
-            return f"{value.ledger_id}:{value.entry_id}"
+            return position_text(value)
         if isinstance(value, Message):
             return {name: of_field(value, name) for name in value.DESCRIPTOR.fields_by_name}
         return round(value, DIGITS) if isinstance(value, float) else value
@@ -54,5 +54,9 @@ def position_of(message: Message, field: str) -> str | None:
     """Return a message's position as `ledger:entry`, None when it is unset."""
     if not message.HasField(field):
         return None
-    value: common_pb2.Position = getattr(message, field)
+    return position_text(getattr(message, field))
+
+
+def position_text(value: common_pb2.Position) -> str:
+    """Return a position as `ledger:entry`."""
     return f"{value.ledger_id}:{value.entry_id}"

@@ -15,6 +15,7 @@ from offloaderd.model import TopicName
 from offloaderd.patterns import DOMAIN, TopicPattern, of_topic
 from offloaderd.rpc.admin_messages import checked_prefix
 from offloaderd.rpc.convert import check_append, check_push
+from offloaderd.rpc.message_json import position_text
 from offloaderd.rpc.policy import level_of
 from offloaderd.rpc.rollback import target_of
 from offloaderd.rpc.v1 import read_pb2
@@ -195,7 +196,7 @@ def range_of(request: Any) -> dict[str, str]:  # noqa: ANN401 - a request of a c
     if isinstance(request, read_pb2.SeekRequest):
         return {"topic": request.topic, "target": _told(request.target)}
     given = {name: getattr(request, name) for name in ("first", "last") if request_has(request, name)}
-    ends_ = {name: f"{one.ledger_id}:{one.entry_id}" for name, one in given.items()}
+    ends_ = {name: position_text(one) for name, one in given.items()}
     sought = {"target": _told(request.seek)} if request_has(request, "seek") else {}
     return {"topic": request.topic, "first": "", "last": "", **ends_, **sought}
 

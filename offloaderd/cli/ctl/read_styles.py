@@ -6,6 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 from offloaderd.cli import show
+from offloaderd.rpc.message_json import position_text
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def message_as_json(message: read_pb2.Message) -> bytes:
 
 def message_id(message: read_pb2.Message) -> str:
     """Return LEDGER:ENTRY, with the place in its batch behind it if it has one."""
-    position = f"{message.position.ledger_id}:{message.position.entry_id}"
+    position = position_text(message.position)
     return position if message.batch_index < 0 else f"{position}:{message.batch_index}"
 
 
@@ -161,7 +162,7 @@ def transaction_of(message: read_pb2.Message) -> str:
 
 def held_back(held: read_pb2.HeldBack) -> str:
     """Say where what a consumer is given ends, and why."""
-    at = f"{held.position.ledger_id}:{held.position.entry_id}"
+    at = position_text(held.position)
     return (
         f"note: consumers are given nothing from {at} on yet: transaction {transaction_id(held.transaction)} begins "
         "there and is open; --follow waits for its end, --transactions all shows what there is"
