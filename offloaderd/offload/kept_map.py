@@ -22,7 +22,7 @@ LEVEL = 1
 
 
 class KeptMap:
-    """A topic's map, packed; some 10 microseconds a segment to make and to look at."""
+    """A topic's map, packed; some tens of microseconds a segment to make and to look at."""
 
     __slots__ = ("_packed",)
 

@@ -151,7 +151,7 @@ class _OneSegment:
         cursor = after if builder.end is None else max(after, builder.end)
         self.feed.restart(cursor)
         try:
-            if await self._take(cursor, parts) is None:
+            if not await self._take(cursor, parts):
                 return False
             self._check_end()
             segment.finish_blocks()
@@ -177,8 +177,8 @@ class _OneSegment:
             epoch=segment.epoch,
         )
 
-    async def _take(self, cursor: Position, parts: asyncio.TaskGroup) -> Position | None:
-        """Move entries behind `cursor` into the segment, up to its end; returns the last one, None when stopping.
+    async def _take(self, cursor: Position, parts: asyncio.TaskGroup) -> bool:
+        """Move entries behind `cursor` into the segment, up to its end; False when stopping.
 
         It ends earlier when the rest cannot come any more.
         """
@@ -187,9 +187,9 @@ class _OneSegment:
             # From the look at the topic to the wait nothing awaits: a change in between would be missed.
             view, now_s = self.views.at(cursor), clock.monotonic()
             if self._is_at_end(cursor, view, now_s):
-                return cursor
+                return True
             if required is not None and view.requested.stopping and self.segment.attempt.seal is None:
-                return None  # a whole ledger may take long, and the next owner goes on with it
+                return False  # a whole ledger may take long, and the next owner goes on with it
             match self.feed.take(cursor, TAKE_BYTES, required):
                 case Entries() as found:
                     self.held = found.reservation
@@ -197,15 +197,15 @@ class _OneSegment:
                     await self._send_full(parts)
                 case Gap() as gap if self.progress.entries:
                     if self._ends_before(gap):
-                        return cursor
+                        return True
                     await self.committer.record_loss(gap)
                 case Gap() | Lost() | End():
                     if required is None:
                         self.segment.reason = "end"
-                    return cursor
+                    return True
                 case Empty():
                     if required is not None and view.requested.stopping and not self.feed.rereadable:
-                        return None
+                        return False
                     wait_s = LOOK_S if required is not None else self.stop.next_check_s(self.progress, view, now_s)
                     await self.feed.wait(wait_s)
 
