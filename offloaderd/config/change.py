@@ -79,7 +79,7 @@ def followed(old: Settings, new: Settings) -> Settings:
         given = {field for field, one in source.items() if field in one.model_fields_set}
         values = {field: getattr(one, field) for field, one in source.items()}
         sections[name] = kind.model_construct(given, **values)
-    merged = Settings.model_construct(None, **sections)
+    merged = Settings(**sections)
     if broken := broken_rules(merged):
         raise InvalidConfig(
             "\n  ".join(

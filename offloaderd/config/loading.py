@@ -99,7 +99,7 @@ def _read(
         sections[name], wrong = _section(name, kind, own)
         mistakes.extend(wrong.values())
         doubtful.update(wrong)
-    return Settings.model_construct(None, **sections), values, mistakes, doubtful
+    return Settings(**sections), values, mistakes, doubtful
 
 
 def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tuple[Row, ...]:

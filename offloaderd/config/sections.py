@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from offloaderd.config.kinds import (
     Address,
@@ -24,7 +24,6 @@ from offloaderd.config.kinds import (
     Priority,
     Seconds,
 )
-from offloaderd.config.rules import broken_rules
 from offloaderd.config.section import Section
 from offloaderd.config.sections_access import AccessSettings, TlsSettings
 from offloaderd.config.sections_gc import GcSettings
@@ -224,7 +223,7 @@ class LogSettings(Section):
 
 
 class Settings(Section):
-    """All of it; `rules.broken_rules` holds between the sections."""
+    """All of it. What must hold between the sections is asked by who reads them: `rules.broken_rules`."""
 
     daemon: DaemonSettings = DaemonSettings()
     grpc: GrpcSettings = GrpcSettings()
@@ -253,9 +252,3 @@ class Settings(Section):
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
-
-    @model_validator(mode="after")
-    def _rules_hold(self) -> Settings:
-        if broken := broken_rules(self):
-            raise ValueError("; ".join(rule.text for rule in broken))
-        return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from offloaderd.config import (
     BookkeeperSettings,
@@ -95,11 +95,9 @@ class TestRules:
         ],
     )
     def test_each_rule_stands_alone(self, changes: dict[str, object], keys: tuple[str, ...]) -> None:
-        """Just beyond the bound exactly that rule breaks, and construction refuses the whole."""
-        settings = Settings.model_construct(None, **({"objects": FILES} | changes))  # type: ignore[arg-type]
+        """Just beyond the bound exactly that rule breaks."""
+        settings = Settings.model_validate({"objects": FILES} | changes)
         assert [rule.keys for rule in broken_rules(settings)] == [keys]
-        with pytest.raises(ValidationError):
-            Settings.model_validate({"objects": FILES} | changes)
 
     @pytest.mark.parametrize(
         "changes",

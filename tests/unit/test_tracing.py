@@ -66,7 +66,7 @@ def collecting() -> Iterator[Collector]:
 def settings(**tracing: Any) -> Settings:  # noqa: ANN401 - the section's own fields
     """Return settings of a daemon that traces."""
     section = TracingSettings(**{"enabled": True, **tracing})
-    return Settings.model_construct(None, objects=ObjectsSettings(kind="filesystem"), tracing=section)
+    return Settings(objects=ObjectsSettings(kind="filesystem"), tracing=section)
 
 
 async def test_spans_reach_a_collector_with_the_headers_that_it_wants() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.config import Settings
+from offloaderd.config.rules import broken_rules
 from offloaderd.model import OffloadMethod, ReadPriority
 from offloaderd.policy.broker_conf import Import, read, toml
 from offloaderd.policy.policies import OffloadPolicies
@@ -52,6 +53,7 @@ def test_a_usual_file_is_taken_over() -> None:
     }
     assert [one.line for one in found.verdicts] == [5, 6, 7, 8, 10, 11, 12, 13, 14]
     settings = Settings(**tomllib.loads("\n".join(toml(found.settings))))
+    assert broken_rules(settings) == []
     assert (settings.objects.bucket, settings.ledger_based.block_bytes) == ("topics", 64 * MiB)
 
 
