@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
-    "WIDE", "Table", "age", "cell", "console", "document", "facts", "json_line", "moment", "note", "number", "plural",
-    "position_of", "rate", "rendered", "size", "table", "visible",
+    "WIDE", "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
+    "number", "plural", "position_of", "rate", "rendered", "size", "table", "visible",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -109,7 +109,11 @@ def cell(of: object, field: str) -> str:
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:
     """Write `name  value` lines, aligned."""
+    click.echo(fact_lines(pairs))
+
+
+def fact_lines(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return `name  value` lines, aligned."""
     lines = list(pairs)
     width = max((len(name) for name, _ in lines), default=0)
-    for name, value in lines:
-        click.echo(f"{name:<{width}}  {value}".rstrip())
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in lines)

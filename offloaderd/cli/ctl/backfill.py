@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -20,7 +19,7 @@ from offloaderd.errors import OffloaderError
 from offloaderd.policy.cost import Prices
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from offloaderd.cli.ctl.options import Session
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.backfill import Options, Wanted
     from offloaderd.spark.backfill_stores import Stores
 
+T = TypeVar("T")
 NAMESPACE = click.option(
     "--namespace",
     "namespaces",
@@ -76,19 +76,12 @@ def plan(
     """
     given = Given(names, namespaces, segment_size=segment_size)
     wanted, chosen = given.checked()
-    return session.run(_plan(session, settings_of(session, config), wanted, chosen))
-
-
-async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
+    settings = settings_of(session, config)
     from offloaderd.spark import backfill as work  # noqa: PLC0415 - --help need not wait for it
 
-    async with _stores(settings) as stores:
-        found = await work.plan(stores, wanted, chosen.segment_bytes)
+    found = session.run(_with_stores(settings, lambda stores: work.plan(stores, wanted, chosen.segment_bytes)))
     prices = Prices(**settings.prices.model_dump())
-    if session.json:
-        show.document({"topics": [words.plan_json(topic, one, prices) for topic, one in found]})
-    else:
-        words.show_plans(found, prices)
+    session.tell({"topics": [words.plan_json(*one, prices) for one in found]}, lambda: words.show_plans(found, prices))
     return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
 
 
@@ -135,12 +128,8 @@ def _run(
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 
     check_libraries()
-
-    async def checked() -> tuple[list[TopicName], list[TopicName]]:
-        async with _stores(settings) as stores:
-            return await work.checked(stores, wanted)
-
-    topics, done = asyncio.run(checked())  # before Spark, which takes its time
+    # Before Spark, which takes its time.
+    topics, done = asyncio.run(_with_stores(settings, lambda stores: work.checked(stores, wanted)))
     ended = [work.Ended(topic=topic, nothing=True) for topic in done]
     if topics:
         with (
@@ -149,10 +138,7 @@ def _run(
         ):
             chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
             ended += asyncio.run(work.run(settings, spark, topics, chosen, partial(words.show_progress, bars)))
-    if session.json:
-        show.document({"topics": [words.ended_json(one) for one in ended]})
-    else:
-        words.show_ended(ended)
+    session.tell({"topics": [words.ended_json(one) for one in ended]}, lambda: words.show_ended(ended))
     for one in ended:
         if one.error is not None:
             report(one.error)
@@ -164,7 +150,7 @@ def _run(
 @NAMESPACE
 @CONFIG
 @options.common
-def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> int:
+def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> None:
     """Show with a bar how much of history is offloaded, who drives it, and how long it may still take.
 
     Ranges one by one: offloadctl history status TOPIC.
@@ -175,18 +161,11 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
       offloadctl backfill status --namespace public/default --config offloaderd.toml --json
     """
     wanted, _ = Given(names, namespaces).checked()
-    return session.run(_status(session, settings_of(session, config), wanted))
+    settings = settings_of(session, config)
+    from offloaderd.spark import backfill as work  # noqa: PLC0415 - as above
 
-
-async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
-    from offloaderd.spark import backfill as work  # noqa: PLC0415
-
-    async with _stores(settings) as stores:
-        found = await work.status(stores, wanted)
-    if session.json:
-        show.document({"topics": [words.status_json(topic, one) for topic, one in found]})
-    else:
-        words.show_status(found)
+    found = session.run(_with_stores(settings, lambda stores: work.status(stores, wanted)))
+    session.tell({"topics": [words.status_json(*one) for one in found]}, lambda: words.show_status(found))
 
 
 @backfill.command(short_help="End a run, from anywhere.")
@@ -195,7 +174,7 @@ async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
 @click.option("--to-daemon", is_flag=True, help="Have the topic's daemon offload the rest, however much it is.")
 @CONFIG
 @options.common
-def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, config: Path | None) -> int:
+def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, config: Path | None) -> None:
     """Depose the driver of a topic's backfill: it and its executors change nothing any more, and end.
 
     What is committed stays. What was begun is gone on with by the next run, or goes with --discard. With --to-daemon
@@ -208,40 +187,26 @@ def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, c
       offloadctl backfill cancel orders --discard --config offloaderd.toml
       offloadctl backfill cancel orders --to-daemon --config offloaderd.toml
     """
+    from offloaderd.spark import backfill as work  # noqa: PLC0415 - as above
+    from offloaderd.spark.backfill_handback import hand_back  # noqa: PLC0415
+
     settings = settings_of(session, config)
     if to_daemon:
-        return session.run(_hand_back(session, settings, topic))
-    return session.run(_cancel(session, settings, topic, discard=discard))
-
-
-async def _cancel(session: Session, settings: Settings, topic: TopicName, *, discard: bool) -> None:
-    from offloaderd.spark import backfill as work  # noqa: PLC0415
-
-    async with _stores(settings) as stores:
-        begun, method = await work.cancel(stores, topic, discard=discard)
-    if session.json:
-        show.document({"topic": str(topic), "method": method.value, "begun": begun, "discarded": discard})
+        found = session.run(_with_stores(settings, lambda stores: hand_back(stores, topic)))
+        document = {"topic": str(topic), **words.handed_back_json(found)}
+        session.tell(document, lambda: words.show_handed_back(topic, found))
         return
+    begun, method = session.run(_with_stores(settings, lambda stores: work.cancel(stores, topic, discard=discard)))
     what = "are on the trash list" if discard else "are gone on with by the next run"
-    units = words.units(method, begun)
-    click.echo(f"nobody drives the {method} backfill of {topic} any more; {units} begun {what}")
+    session.tell(
+        {"topic": str(topic), "method": method.value, "begun": begun, "discarded": discard},
+        f"nobody drives the {method} backfill of {topic} any more; {words.units(method, begun)} begun {what}",
+    )
 
 
-async def _hand_back(session: Session, settings: Settings, topic: TopicName) -> None:
-    from offloaderd.spark.backfill_handback import hand_back  # noqa: PLC0415 - as above
-
-    async with _stores(settings) as stores:
-        found = await hand_back(stores, topic)
-    if session.json:
-        show.document({"topic": str(topic), **words.handed_back_json(found)})
-    else:
-        words.show_handed_back(topic, found)
-
-
-@asynccontextmanager
-async def _stores(settings: Settings) -> AsyncIterator[Stores]:
+async def _with_stores(settings: Settings, call: Callable[[Stores], Awaitable[T]]) -> T:
     from offloaderd.clock import SystemClock  # noqa: PLC0415
     from offloaderd.spark.backfill_stores import open_stores  # noqa: PLC0415
 
     async with open_stores(settings, SystemClock()) as stores:
-        yield stores
+        return await call(stores)

@@ -22,7 +22,7 @@ DEFAULT_FOR = "10m"
 @click.command("reload", short_help="Have a daemon read its settings again.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
 @options.common
-def reload_settings(session: Session, *, dry_run: bool) -> int:
+def reload_settings(session: Session, *, dry_run: bool) -> None:
     """Have the daemon read its settings file again, as SIGHUP does, and say of each setting what became of it.
 
     Limits, budgets, rolling and other policies, roles, token keys and log levels take effect at once; what says who
@@ -34,25 +34,14 @@ def reload_settings(session: Session, *, dry_run: bool) -> int:
       offloadctl reload --dry-run
       offloadctl reload --json | jq -r '.changes[] | select(.needs_restart) | .key'
     """
-    return session.run(_reload(session, dry_run=dry_run))
+    found = session.ask(lambda client: client.reload(dry_run=dry_run))
+    changes = [as_json(one, kept=("old", "new")) for one in found.changes]
+    document = {"daemon_id": found.daemon_id, "dry_run": found.dry_run, "changes": changes}
+    session.tell(document, lambda: show_changes(found, dry_run=dry_run))
 
 
-async def _reload(session: Session, *, dry_run: bool) -> None:
-    async with session.client() as client:
-        found = await client.reload(dry_run=dry_run)
-    waiting = [one.key for one in found.changes if one.needs_restart]
-    if session.json:
-        show.document(
-            {
-                "daemon_id": found.daemon_id,
-                "dry_run": found.dry_run,
-                "changes": [
-                    {"key": one.key, "old": one.old, "new": one.new, "needs_restart": one.needs_restart}
-                    for one in found.changes
-                ],
-            }
-        )
-        return
+def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
+    """Show what became of each setting."""
     if not found.changes:
         click.echo(f"{found.daemon_id}: nothing has changed")
         return
@@ -61,8 +50,8 @@ async def _reload(session: Session, *, dry_run: bool) -> None:
         ("SETTING", "IT WAS", "IT IS", "EFFECT"),
         [(one.key, one.old, one.new, "needs a restart" if one.needs_restart else effect) for one in found.changes],
     )
-    if waiting:
-        click.echo(f"restart {found.daemon_id} for {', '.join(waiting)}", err=True)
+    if waiting := ", ".join(one.key for one in found.changes if one.needs_restart):
+        click.echo(f"restart {found.daemon_id} for {waiting}", err=True)
 
 
 @click.command("log-level", short_help="Have a module log more, or less, for a while.")
@@ -71,7 +60,7 @@ async def _reload(session: Session, *, dry_run: bool) -> None:
 @click.option("--for", "seconds", type=DURATION, default=DEFAULT_FOR, show_default=True, help="For how long.")
 @click.option("--reset", is_flag=True, help="Have MODULE log as the settings say, at once.")
 @options.common
-def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> int:
+def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> None:
     """Have MODULE, and all below it, log from LEVEL on; it falls back by itself. Without MODULE the levels are shown.
 
     MODULE is a package or module of offloaderd (offload, offload.tailer, rpc.gate) or a library (kazoo, botocore,
@@ -85,16 +74,10 @@ def log_level(session: Session, module: str | None, level: str | None, *, second
     """
     if (module is None and (level is not None or reset)) or (module is not None and (level is None) is not reset):
         raise click.UsageError("give MODULE and LEVEL, or MODULE and --reset, or nothing")
-    return session.run(_log_level(session, module, level or "", seconds))
-
-
-async def _log_level(session: Session, module: str | None, level: str, seconds: float) -> None:
-    async with session.client() as client:
-        found = await (client.log_levels() if module is None else client.set_log_level(module, level, seconds))
-    if session.json:
-        show.document({"levels": [as_json(one) for one in found]})
-    else:
-        LEVELS_TABLE.show(found)
+    found = session.ask(
+        lambda client: client.log_levels() if module is None else client.set_log_level(module, level or "", seconds)
+    )
+    session.tell({"levels": [as_json(one) for one in found]}, lambda: LEVELS_TABLE.show(found))
 
 
 LEVELS_TABLE: show.Table[control_pb2.ModuleLevel] = show.Table(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from offloaderd.cli.progress import Bars
 from offloaderd.errors import OffloaderError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from offloaderd.cli.ctl.options import Session
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.backfill import Wanted
-    from offloaderd.spark.convert import Ended, Options
+    from offloaderd.spark.convert import Ended, Options, Plan, Status
 
 NAMESPACE = click.option(
     "--namespace",
@@ -90,21 +91,19 @@ def plan(
       offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml --json
     """
     wanted, chosen = _checked(Given(names, namespaces, **given), target)
-    return session.run(_plan(session, settings_of(session, config), wanted, chosen))
+    return _plan(session, settings_of(session, config), wanted, chosen)
 
 
-async def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
-    from offloaderd.clock import SystemClock  # noqa: PLC0415 - --help need not wait for it
-    from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
-    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
+    from offloaderd.spark import convert as work  # noqa: PLC0415 - --help need not wait for it
 
-    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, book):
-        topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
-        found = await work.plan(shop, book, topics, chosen)
-    if session.json:
-        show.document({"topics": [words.plan_json(topic, one) for topic, one in found]})
-    else:
-        words.show_plans(found)
+    async def planned() -> Sequence[tuple[TopicName, Plan | OffloaderError]]:
+        async with _shop(settings) as (shop, book):
+            topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+            return await work.plan(shop, book, topics, chosen)
+
+    found = session.run(planned())
+    session.tell({"topics": [words.plan_json(*one) for one in found]}, lambda: words.show_plans(found))
     return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
 
 
@@ -148,7 +147,7 @@ def run(
     wanted, chosen = _checked(said, target)
     settings = settings_of(session, config)
     if dry_run:
-        return session.run(_plan(session, settings, wanted, chosen))
+        return _plan(session, settings, wanted, chosen)
     if given["spark"]:
         from offloaderd.spark.session import check_libraries  # noqa: PLC0415 - as above
 
@@ -160,10 +159,7 @@ def run(
             ended = _with_spark(settings, wanted, chosen, bars, master=given["master"], conf=said.conf)
         else:
             ended = asyncio.run(_here(settings, wanted, chosen, bars))
-    if session.json:
-        show.document({"topics": [words.ended_json(one) for one in ended]})
-    else:
-        words.show_ended(ended)
+    session.tell({"topics": [words.ended_json(one) for one in ended]}, lambda: words.show_ended(ended))
     for one in ended:
         if one.error is not None:
             report(one.error)
@@ -172,12 +168,9 @@ def run(
 
 
 async def _here(settings: Settings, wanted: Wanted, chosen: Options, bars: Bars) -> Sequence[Ended]:
-    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
-    from offloaderd.spark import convert as work  # noqa: PLC0415
-    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
+    from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
 
-    rate = chosen.share.upload_bytes_per_s
-    async with open_shop(settings, SystemClock(), upload_bytes_per_s=rate, rewriting=True) as (shop, book):
+    async with _shop(settings, chosen.share.upload_bytes_per_s) as (shop, book):
         topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
         driver = _driver(shop, work.LocalRunner(shop), chosen.share.slots or work.SLOTS_HERE, chosen, bars)
         return await work.run(shop, book, topics, chosen, driver)
@@ -224,58 +217,57 @@ def _driver(shop: Workshop, runner: Any, slots: int, chosen: Options, bars: Bars
 @NAMESPACE
 @CONFIG
 @options.common
-def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> int:
+def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> None:
     """Show how many whole ledgers and segments there are, who rewrites them now, what was begun and not exchanged.
 
     \b
     Examples:
       offloadctl convert status orders --config offloaderd.toml
     """
+    from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
+
     wanted, _ = Given(names, namespaces).checked()
-    return session.run(_status(session, settings_of(session, config), wanted))
 
+    async def asked() -> list[Status]:
+        async with _shop(settings_of(session, config)) as (shop, _):
+            topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
+            return [await work.status(shop.metadata, topic) for topic in topics]
 
-async def _status(session: Session, settings: Settings, wanted: Wanted) -> None:
-    from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
-    from offloaderd.spark import convert as work  # noqa: PLC0415
-    from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
-
-    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, _):
-        topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
-        found = [await work.status(shop.metadata, topic) for topic in topics]
-    if session.json:
-        show.document({"topics": [words.status_json(one) for one in found]})
-    else:
-        words.show_status(found)
+    found = session.run(asked())
+    session.tell({"topics": [words.status_json(one) for one in found]}, lambda: words.show_status(found))
 
 
 @convert.command(short_help="End a run, from anywhere.")
 @click.argument("topic", type=options.TOPIC)
 @CONFIG
 @options.common
-def cancel(session: Session, topic: TopicName, config: Path | None) -> int:
+def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     """Depose whoever rewrites a topic's segments; what was begun goes to the trash, what is exchanged stays.
 
     \b
     Examples:
       offloadctl convert cancel orders --config offloaderd.toml
     """
-    return session.run(_cancel(session, settings_of(session, config), topic))
+    from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
+
+    async def cancelled() -> int:
+        async with _shop(settings_of(session, config)) as (shop, _):
+            return await work.cancel(shop, topic)
+
+    begun = session.run(cancelled())
+    session.tell(
+        {"topic": str(topic), "begun": begun},
+        f"nobody rewrites segments of {topic} any more; {show.plural(begun, 'object')} begun are on the trash list",
+    )
 
 
-async def _cancel(session: Session, settings: Settings, topic: TopicName) -> None:
+@asynccontextmanager
+async def _shop(settings: Settings, upload_bytes_per_s: float = 0) -> AsyncIterator[tuple[Workshop, Any]]:
     from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
-    from offloaderd.spark import convert as work  # noqa: PLC0415
     from offloaderd.spark.backfill_stores import open_shop  # noqa: PLC0415
 
-    async with open_shop(settings, SystemClock(), rewriting=True) as (shop, _):
-        begun = await work.cancel(shop, topic)
-    if session.json:
-        show.document({"topic": str(topic), "begun": begun})
-    else:
-        click.echo(
-            f"nobody rewrites segments of {topic} any more; {show.plural(begun, 'object')} begun are on the trash list"
-        )
+    async with open_shop(settings, SystemClock(), upload_bytes_per_s=upload_bytes_per_s, rewriting=True) as opened:
+        yield opened
 
 
 def _checked(said: Given, target: str) -> tuple[Wanted, Options]:

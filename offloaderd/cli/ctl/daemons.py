@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Show the daemons of the cluster, and who should have a topic.")
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
-def daemons(session: Session, topic: TopicName | None) -> int:
+def daemons(session: Session, topic: TopicName | None) -> None:
     """Show the daemons that share the cluster's topics, as the one that is asked knows them.
 
     With TOPIC they come in the order in which they should have it: the first does, the next one when the first is gone,
@@ -34,7 +34,11 @@ def daemons(session: Session, topic: TopicName | None) -> int:
       offloadctl daemons orders
       offloadctl daemons --json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
     """
-    return session.run(_daemons(session, topic))
+    found = session.ask(lambda client: client.daemons(topic))
+    document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
+    if topic is not None:
+        document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
+    session.tell(document, lambda: show_daemons(found, topic))
 
 
 @click.command(short_help="Have a daemon hand its topics to the others.")
@@ -43,7 +47,7 @@ def daemons(session: Session, topic: TopicName | None) -> int:
 @click.option("--undo", is_flag=True, help="Have it take topics again.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say where the topics would go.")
 @options.common
-def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_run: bool) -> int:
+def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_run: bool) -> None:
     """Have DAEMON hand all its topics to the others, a few at a time, and take none any more.
 
     Each topic's open segment is sealed and committed first, and the next owner waits for it, so no topic stands still
@@ -59,18 +63,21 @@ def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_
     """
     if (daemon is None) is not self_:
         raise click.UsageError("name a daemon, or say --self")
-    return session.run(_drain(session, daemon, undo=undo, dry_run=dry_run))
+    target, last = session.ask(lambda client: _drain(session, client, daemon, undo=undo, dry_run=dry_run))
+    takes = "would take" if dry_run else "takes"
+    if undo:
+        text = f"{target} {takes} topics again"
+    elif dry_run:
+        moves = MOVES.rendered(last.moves)
+        text = f"{moves}{target} would hand over {show.plural(last.left, 'topic')}; nothing was changed"
+    else:
+        text = f"{target} has handed all its topics over and takes none until --undo or its restart"
+    moved = [as_json(one, kept=("to",)) for one in last.moves]
+    session.tell({"daemon_id": target, "left": last.left, "done": last.done, "moves": moved}, text)
 
 
-async def _daemons(session: Session, topic: TopicName | None) -> None:
-    async with session.client() as client:
-        found = await client.daemons(topic)
-    if session.json:
-        document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
-        if topic is not None:
-            document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
-        show.document(document)
-        return
+def show_daemons(found: placement_pb2.ListDaemonsResponse, topic: TopicName | None) -> None:
+    """Show the daemons, and who has the topic."""
     TABLE.show(found.daemons)
     if topic is not None:
         owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
@@ -88,30 +95,19 @@ TABLE: show.Table[placement_pb2.Daemon] = show.Table(
 MOVES: show.Table[placement_pb2.Move] = show.Table(("TOPIC", "topic"), ("TO", "to"))
 
 
-async def _drain(session: Session, daemon: str | None, *, undo: bool, dry_run: bool) -> None:
-    async with session.client() as client:
-        found = (await client.daemons()).daemons
-        target = next((one for one in found if one.daemon_id == daemon or (daemon is None and one.asked)), None)
-        if target is None:
-            known = ", ".join(one.daemon_id for one in found)
-            raise NotFound(f"no daemon {daemon} is registered", hint=f"there are {known}")
-        if target.asked:
-            last = await _follow(session, client, undo=undo, dry_run=dry_run)
-        else:
-            async with client.at(target.address) as other:
-                last = await _follow(session, other, undo=undo, dry_run=dry_run)
-    if session.json:
-        moves = [{"topic": one.topic, "to": one.to} for one in last.moves]
-        show.document({"daemon_id": target.daemon_id, "left": last.left, "done": last.done, "moves": moves})
-    elif dry_run and not undo:
-        MOVES.show(last.moves)
-        click.echo(f"{target.daemon_id} would hand over {show.plural(last.left, 'topic')}; nothing was changed")
-    elif undo:
-        click.echo(
-            f"{target.daemon_id} would take topics again" if dry_run else f"{target.daemon_id} takes topics again"
-        )
-    else:
-        click.echo(f"{target.daemon_id} has handed all its topics over and takes none until --undo or its restart")
+async def _drain(
+    session: Session, client: DaemonClient, daemon: str | None, *, undo: bool, dry_run: bool
+) -> tuple[str, placement_pb2.DrainProgress]:
+    """Have a daemon drained, wherever the command was sent; returns its id and the last report."""
+    found = (await client.daemons()).daemons
+    target = next((one for one in found if one.daemon_id == daemon or (daemon is None and one.asked)), None)
+    if target is None:
+        known = ", ".join(one.daemon_id for one in found)
+        raise NotFound(f"no daemon {daemon} is registered", hint=f"there are {known}")
+    if target.asked:
+        return target.daemon_id, await _follow(session, client, undo=undo, dry_run=dry_run)
+    async with client.at(target.address) as other:
+        return target.daemon_id, await _follow(session, other, undo=undo, dry_run=dry_run)
 
 
 async def _follow(session: Session, client: DaemonClient, *, undo: bool, dry_run: bool) -> placement_pb2.DrainProgress:

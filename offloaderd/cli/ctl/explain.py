@@ -38,19 +38,12 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
       offloadctl explain orders 12:345
       offloadctl explain orders 12:345 --json | jq -r '.place | "\\(.data_key) \\(.payload_offset) \\(.payload_bytes)"'
     """
-    return session.run(_explain(session, topic, position))
-
-
-async def _explain(session: Session, topic: TopicName, position: Position) -> int:
-    async with session.client() as client:
-        found = await client.explain(topic, position)
-    if session.json:
-        show.document({"topic": str(topic), "position": str(position), **as_json(found)})
-    else:
-        click.echo(f"{position} of {topic}: {found.text}")
-        if found.what_to_do:
-            click.echo(f"-> {found.what_to_do}")
-        show.facts(facts(found))
+    found = session.ask(lambda client: client.explain(topic, position))
+    todo = f"\n-> {found.what_to_do}" if found.what_to_do else ""
+    session.tell(
+        {"topic": str(topic), "position": str(position), **as_json(found)},
+        f"{position} of {topic}: {found.text}{todo}\n{show.fact_lines(facts(found))}",
+    )
     if found.HasField("place") and found.place.HasField("flaw"):
         return FAILED if found.place.flaw.kind == UNREACHABLE else CORRUPT
     return OK if found.state in THERE else NOT_FOUND

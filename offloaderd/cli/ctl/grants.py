@@ -29,7 +29,7 @@ def grants(session: Session) -> None:
 @click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(min=0))
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown in lists.")
 @options.common
-def revoke(session: Session, topic: TopicName, ledger_id: int, reason: str) -> int:
+def revoke(session: Session, topic: TopicName, ledger_id: int, reason: str) -> None:
     """Take the permission back, or forbid it before it is given. It is not given again until it is allowed.
 
     Refused once the daemon has begun to delete the ledger.
@@ -40,23 +40,18 @@ def revoke(session: Session, topic: TopicName, ledger_id: int, reason: str) -> i
       offloadctl grants revoke orders 17 --reason 'legal hold 2026-114'
     """
 
-    async def work() -> None:
-        async with session.client() as client:
-            grant = await client.revoke_grant(topic, ledger_id, reason=reason)
-        if session.json:
-            show.document({"topic": str(topic), "ledger_id": ledger_id, "grant": as_json(grant, nullable=("epoch",))})
-        else:
-            since = show.moment(grant.revoked_ms)
-            click.echo(f"the source must keep ledger {ledger_id} of {topic} (since {since})")
-
-    return session.run(work())
+    grant = session.ask(lambda client: client.revoke_grant(topic, ledger_id, reason=reason))
+    session.tell(
+        {"topic": str(topic), "ledger_id": ledger_id, "grant": as_json(grant, nullable=("epoch",))},
+        f"the source must keep ledger {ledger_id} of {topic} (since {show.moment(grant.revoked_ms)})",
+    )
 
 
 @grants.command(short_help="Allow the deletion of a ledger again.")
 @click.argument("topic", type=options.TOPIC)
 @click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(min=0))
 @options.common
-def allow(session: Session, topic: TopicName, ledger_id: int) -> int:
+def allow(session: Session, topic: TopicName, ledger_id: int) -> None:
     """Lift a revocation: the copy is verified anew, and then the ledger is granted again.
 
     \b
@@ -64,12 +59,8 @@ def allow(session: Session, topic: TopicName, ledger_id: int) -> int:
       offloadctl grants allow orders 17
     """
 
-    async def work() -> None:
-        async with session.client() as client:
-            await client.allow_grant(topic, ledger_id)
-        if session.json:
-            show.document({"topic": str(topic), "ledger_id": ledger_id, "grant": None})
-        else:
-            click.echo(f"ledger {ledger_id} of {topic} is granted again once its copy is verified")
-
-    return session.run(work())
+    session.ask(lambda client: client.allow_grant(topic, ledger_id))
+    session.tell(
+        {"topic": str(topic), "ledger_id": ledger_id, "grant": None},
+        f"ledger {ledger_id} of {topic} is granted again once its copy is verified",
+    )

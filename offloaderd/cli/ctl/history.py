@@ -13,6 +13,7 @@ from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import history_pb2
 
@@ -37,7 +38,7 @@ def history(session: Session) -> None:
 @click.argument("topic", type=options.TOPIC)
 @click.option("--segment-size", type=SIZE, default=0, metavar="SIZE", help="Instead of the topic's policy's.")
 @options.common
-def plan(session: Session, topic: TopicName, segment_size: int) -> int:
+def plan(session: Session, topic: TopicName, segment_size: int) -> None:
     """Find the boundaries of segments by binary search on the ledgers' lengths, and show them. Changes nothing.
 
     \b
@@ -46,15 +47,12 @@ def plan(session: Session, topic: TopicName, segment_size: int) -> int:
       offloadctl history plan orders --segment-size 2GiB
       offloadctl history plan orders --json | jq '.ranges | length'
     """
-    return session.run(_plan(session, topic, segment_size))
+    found = session.ask(lambda client: client.plan_history(topic, segment_bytes=segment_size), timeout_s=PLAN_TIMEOUT_S)
+    session.tell({"topic": str(topic), **as_json(found, nullable=("epoch",))}, lambda: show_plan(topic, found))
 
 
-async def _plan(session: Session, topic: TopicName, segment_bytes: int) -> None:
-    async with session.client(timeout_s=PLAN_TIMEOUT_S) as client:
-        found = await client.plan_history(topic, segment_bytes=segment_bytes)
-    if session.json:
-        show.document({"topic": str(topic), **as_json(found, nullable=("epoch",))})
-        return
+def show_plan(topic: TopicName, found: history_pb2.PlanHistoryResponse) -> None:
+    """Show into which segments history would be split, and what finding that took."""
     if not found.ranges:
         click.echo(f"{topic} has no history that is not offloaded", err=True)
         return
@@ -75,7 +73,7 @@ async def _plan(session: Session, topic: TopicName, segment_bytes: int) -> None:
 @click.argument("topic", type=options.TOPIC)
 @click.option("--all", "everything", is_flag=True, help=f"All ranges, not only {SHOWN} of those that are not done.")
 @options.common
-def status(session: Session, topic: TopicName, everything: bool) -> int:
+def status(session: Session, topic: TopicName, everything: bool) -> None:
     """Show a topic's planned history: how much of it is offloaded, by whom, and the state of its ranges.
 
     \b
@@ -89,18 +87,18 @@ def status(session: Session, topic: TopicName, everything: bool) -> int:
       offloadctl history status orders --all
       offloadctl history status orders --json | jq .done_percent
     """
-    return session.run(_status(session, topic, everything=everything))
+    some = everything or session.json
+
+    async def asked(client: DaemonClient) -> history_pb2.GetHistoryResponse:
+        first, most = (0, RANGES_MAX) if some else ((await client.history(topic)).ranges_done, SHOWN)
+        return await client.history(topic, ranges_from=first, ranges_max=most)
+
+    found = session.ask(asked)
+    session.tell({"topic": str(topic), **status_json(found)}, lambda: show_status(topic, found, some=some))
 
 
-async def _status(session: Session, topic: TopicName, *, everything: bool) -> None:
-    async with session.client() as client:
-        found = await client.history(topic)
-        some = everything or session.json
-        first, most = (0, RANGES_MAX) if some else (found.ranges_done, SHOWN)
-        found = await client.history(topic, ranges_from=first, ranges_max=most)
-    if session.json:
-        show.document({"topic": str(topic), **status_json(found)})
-        return
+def show_status(topic: TopicName, found: history_pb2.GetHistoryResponse, *, some: bool) -> None:
+    """Show how far a topic's history is, and `some` ranges of all, or those behind the ones that are done."""
     if not found.HasField("plan"):
         click.echo(f"{topic} has no planned history: it is offloaded in one sequence, or not at all yet", err=True)
         return

@@ -31,7 +31,7 @@ def identity(session: Session) -> None:
 @identity.command("show", short_help="Show the deployment, its source and places, and what is refused.")
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
-def show_identity(session: Session, topic: TopicName | None) -> int:
+def show_identity(session: Session, topic: TopicName | None) -> None:
     """Show the deployment, its source and places; of a topic also what is refused, and what was accepted.
 
     \b
@@ -40,16 +40,9 @@ def show_identity(session: Session, topic: TopicName | None) -> int:
       offloadctl identity show orders
     """
 
-    async def work() -> None:
-        async with session.client() as client:
-            found = await client.identity(topic or "")
-        if session.json:
-            show.document(identity_json(found))
-        else:
-            for label, text in identity_facts(found):
-                click.echo(f"{label + ':':14} {text}")
-
-    return session.run(work())
+    found = session.ask(lambda client: client.identity(topic or ""))
+    lines = [f"{label + ':':14} {text}" for label, text in identity_facts(found)]
+    session.tell(identity_json(found), "\n".join(lines))
 
 
 @identity.command(short_help="Believe what is refused.")
@@ -61,7 +54,7 @@ def show_identity(session: Session, topic: TopicName | None) -> int:
 @options.common
 def accept(
     session: Session, *, topic: TopicName | None, kind: str | None, place: bool, source: bool, apply: bool
-) -> int:
+) -> None:
     """Believe what is refused: of a topic one kind, of all places, or of the source. Says what that means first.
 
     It is about what was found now; something else of the same kind is refused again. The topic goes on within half a
@@ -76,19 +69,13 @@ def accept(
     if [topic is not None, place, source].count(True) != 1 or (topic is not None) is (kind is None):
         raise click.UsageError("name a topic and its --kind, or give --place, or --source")
 
-    async def work() -> None:
-        async with session.client() as client:
-            believed = await client.accept_identity(
-                topic or "", kind=kind or "", places=place, source=source, dry_run=not apply
-            )
-        if session.json:
-            show.document({"applied": apply, "believed": believed})
-            return
-        click.echo("believed from now on:" if apply else "with --apply it would be believed from then on:")
-        for line in believed:
-            click.echo(f"  {line}")
-
-    return session.run(work())
+    believed = session.ask(
+        lambda client: client.accept_identity(
+            topic or "", kind=kind or "", places=place, source=source, dry_run=not apply
+        )
+    )
+    head = "believed from now on:" if apply else "with --apply it would be believed from then on:"
+    session.tell({"applied": apply, "believed": believed}, "\n  ".join([head, *believed]))
 
 
 def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.policies import BROKER, changed
-from offloaderd.cli.program import USAGE
+from offloaderd.cli.program import OK, USAGE
 from offloaderd.model import OffloadMethod
 from offloaderd.policy import broker_conf
 from offloaderd.policy.fields import shown
@@ -52,17 +52,12 @@ def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | 
     if method is not None:
         found.policies = replace(found.policies, method=OffloadMethod(method))
         found.notes = [note for note in found.notes if not note.startswith("method = ")]
-    if found.mistakes or not apply:
-        tell(session, found, None)
-        return USAGE if found.mistakes else 0
-
-    async def work() -> None:
+    done = None
+    if apply and not found.mistakes:
         policies = policy_pb2.OffloadPolicies(**found.policies.said())
-        async with session.client(timeout_s=options.PATTERN_TIMEOUT_S) as client:
-            done = await client.set_policies(BROKER, policies)
-        tell(session, found, done)
-
-    return session.run(work())
+        done = session.ask(lambda client: client.set_policies(BROKER, policies), timeout_s=options.PATTERN_TIMEOUT_S)
+    tell(session, found, done)
+    return USAGE if found.mistakes else OK
 
 
 def tell(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:

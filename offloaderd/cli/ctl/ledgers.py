@@ -25,7 +25,7 @@ def ledgers(session: Session) -> None:
 @ledgers.command("list", short_help="List a topic's ledgers.")
 @click.argument("topic", type=options.TOPIC)
 @options.common
-def list_ledgers(session: Session, topic: TopicName) -> int:
+def list_ledgers(session: Session, topic: TopicName) -> None:
     """List the ledgers that the source or the tier has, with the state of each.
 
     \b
@@ -41,25 +41,18 @@ def list_ledgers(session: Session, topic: TopicName) -> int:
       offloadctl ledgers list orders
       offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
     """
-    return session.run(_list(session, topic))
+    found = session.ask(lambda client: client.ledgers(topic))
+    document = {
+        "topic": str(topic),
+        "ledgers": [as_json(one, nullable=("epoch",)) for one in found.ledgers],
+        "deleted_up_to": show.position_of(found, "floor"),
+        **as_json(found, leave_out=("ledgers", "floor")),
+    }
+    session.tell(document, lambda: show_ledgers(topic, found))
 
 
-async def _list(session: Session, topic: TopicName) -> None:
-    async with session.client() as client:
-        found = await client.ledgers(topic)
-    if session.json:
-        show.document(
-            {
-                "topic": str(topic),
-                "ledgers": [as_json(one, nullable=("epoch",)) for one in found.ledgers],
-                "deleted_up_to": show.position_of(found, "floor"),
-                "deleted_segments": found.deleted_segments,
-                "deleted_bytes": found.deleted_bytes,
-                "source_error": found.source_error or None,
-                "metadata_error": found.metadata_error or None,
-            }
-        )
-        return
+def show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> None:
+    """Show the ledgers, and what could not be asked."""
     if found.ledgers:
         TABLE.show(found.ledgers)
     else:
@@ -110,7 +103,7 @@ TABLE: show.Table[retention_pb2.Ledger] = show.Table(
 @click.argument("ledger_ids", metavar="LEDGER...", nargs=-1, required=True, type=click.IntRange(min=0))
 @click.option("--dry-run", is_flag=True, help="Change nothing; show which segments would be deleted.")
 @options.common
-def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool) -> int:
+def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool) -> None:
     """Mark ledgers deleted in the tier; for good.
 
     A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
@@ -123,15 +116,9 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
       offloadctl ledgers delete orders 17 18
     """
 
-    async def work() -> None:
-        async with session.client() as client:
-            found = await client.delete_ledgers(topic, ledger_ids, dry_run=dry_run)
-        if session.json:
-            show.document({"topic": str(topic), "dry_run": dry_run, **as_json(found)})
-        else:
-            click.echo("\n".join(deletion_lines(found, dry_run=dry_run)))
-
-    return session.run(work())
+    found = session.ask(lambda client: client.delete_ledgers(topic, ledger_ids, dry_run=dry_run))
+    document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
+    session.tell(document, "\n".join(deletion_lines(found, dry_run=dry_run)))
 
 
 def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:

@@ -63,12 +63,8 @@ async def ask(
             timeout_s=timeout_of(session, wait=wait),
         )
         last = await followed(reports, hidden=session.json or not wait)
-    if session.json:
-        show.document(as_json(topic, last))
-    else:
-        if dry_run and last.plan:
-            PLAN.show(last.plan)
-        click.echo(sentence(topic, last))
+    plan = PLAN.rendered(last.plan) if dry_run and last.plan else ""
+    session.tell(as_json(topic, last), plan + sentence(topic, last))
     return code_of(last)
 
 

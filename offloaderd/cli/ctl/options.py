@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from offloaderd.cli import show
 from offloaderd.cli.ctl.quantities import DURATION
 from offloaderd.client import DaemonClient, Trust, Unreachable
 from offloaderd.errors import InvalidInput
@@ -22,8 +23,9 @@ from offloaderd.patterns import TopicPattern
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
+T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:7650"
 """Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
@@ -70,10 +72,28 @@ class Session:
         self.trust.check()
         return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
 
-    def run(self, work: Coroutine[Any, Any, int | None]) -> int:
-        """Run a command to its end; returns the exit code. Where a standalone has stopped, the error names it."""
+    def ask(self, call: Callable[[DaemonClient], Awaitable[T]], *, timeout_s: float = CALL_TIMEOUT_S) -> T:
+        """Ask the daemon something and return its answer; `timeout_s` as in `client`."""
+
+        async def asked() -> T:
+            async with self.client(timeout_s=timeout_s) as client:
+                return await call(client)
+
+        return self.run(asked())
+
+    def tell(self, document: Mapping[str, object], text: str | Callable[[], object]) -> None:
+        """Write an answer: the document with --json, else the text, or what is to be called for it."""
+        if self.json:
+            show.document(document)
+        elif isinstance(text, str):
+            click.echo(text)
+        else:
+            text()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a command to its end. Where a standalone has stopped, the error names it."""
         try:
-            return asyncio.run(work) or 0
+            return asyncio.run(work)
         except Unreachable as error:
             directory = self.standalone or Path(state.DEFAULT_DIRECTORY)
             named = self.address is not None or not (directory / state.FILE_NAME).exists()

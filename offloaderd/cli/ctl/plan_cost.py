@@ -65,7 +65,7 @@ def plan_cost(
     sizes: tuple[int, ...],
     ages: tuple[float, ...],
     config: Path | None,
-) -> int:
+) -> None:
     """Show what requests and storage cost for several segment sizes and ages.
 
     Rates are measured from the segments that the daemon has committed: of the topics named, or of all of them (at most
@@ -85,28 +85,16 @@ def plan_cost(
     from offloaderd.config import Settings, load  # noqa: PLC0415 - loading takes longer than a call
 
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
-    return session.run(_plan(session, topics, _given(rate, count, entry), settings, sizes, ages))
-
-
-def _given(rate: int | None, count: int, entry: int) -> list[Load] | None:
-    return None if rate is None else [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)]
-
-
-async def _plan(
-    session: Session,
-    topics: Sequence[TopicName],
-    given: list[Load] | None,
-    settings: Any,  # noqa: ANN401 - see plan_cost
-    sizes: Sequence[int],
-    ages: Sequence[float],
-) -> None:
-    held: set[tuple[int, float]] = set()
-    if given is None:
-        async with session.client() as client:
-            given = await measured(client, topics)
-            held = {await held_by(client, name, settings.offload) for name in topics}
     prices, offload = Prices(**settings.prices.model_dump()), settings.offload
     scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
+
+    async def asked(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
+        return await measured(client, topics), {await held_by(client, name, offload) for name in topics}
+
+    if rate is None:
+        loads, held = session.ask(asked)
+    else:
+        loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
     chosen = {
         (size, age) for size in sizes or sorted({size for size, _ in held}) for age in ages or (60.0, 600.0, 3600.0)
@@ -117,7 +105,7 @@ async def _plan(
             age,
             (size, age) in held,
             estimate(
-                given,
+                loads,
                 Cutting(
                     segment_bytes_max=size,
                     segment_age_max_s=age,
@@ -130,15 +118,14 @@ async def _plan(
         )
         for size, age in sorted(chosen | held)
     ]
-    if session.json:
-        found = [as_json(one) for one in plans]
-        show.document({"load": _load(plans[0].takes), "prices": asdict(prices), "plans": found})
-        return
-    takes = plans[0].takes
-    topic_count = show.plural(round(takes.topics), "topic")
-    click.echo(f"{topic_count}, {show.size(round(takes.gib_per_hour * GIB / HOUR_S))}/s of payload\n")
-    TABLE.show(plans)
-    click.echo("\ncosts are a month's, in the currency of the settings' prices (their defaults: US dollars)")
+    topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
+    load_all = {"topics": topic_count, "bytes_per_s": rate_s}
+    session.tell(
+        {"load": load_all, "prices": asdict(prices), "plans": [as_json(one) for one in plans]},
+        f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
+        f"{TABLE.rendered(plans)}\n"
+        "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",
+    )
 
 
 async def held_by(client: DaemonClient, topic: TopicName, offload: Any) -> tuple[int, float]:  # noqa: ANN401 - see plan_cost
@@ -187,10 +174,6 @@ TABLE = show.Table[Plan](
     (">STORAGE COST/MONTH", lambda one: f"{one.takes.stored_month:,.2f}"),
 )
 """Both costs are for a month, storage for what one month writes."""
-
-
-def _load(takes: Estimate) -> dict[str, float]:
-    return {"topics": takes.topics, "bytes_per_s": takes.gib_per_hour * GIB / HOUR_S}
 
 
 def as_json(plan: Plan) -> dict[str, object]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from offloaderd.cli.ctl.options import Session
-    from offloaderd.model import TopicName
 
 PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {
     "method": ("--offloadMethod",),
@@ -66,6 +65,7 @@ PULSAR_UNITS = {
     "threshold_s": "SECONDS",
     "deletion_lag_s": "MILLIS",
 }
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
 
 
 def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,9 +84,7 @@ def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
             text = f"The same as --{field.option}, as in pulsar-admin."
             wrapped = click.option(*PULSAR_FLAGS[name], f"pulsar_{name}", metavar=unit, help=text)(wrapped)
         wrapped = click.option(f"--{field.option}", name, metavar=metavar, help=HELP[name])(wrapped)
-    return click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")(
-        wrapped
-    )
+    return DRY_RUN(wrapped)
 
 
 def given(texts: Mapping[str, tuple[str | None, str | None]]) -> policy_pb2.OffloadPolicies:
@@ -109,24 +107,15 @@ def given(texts: Mapping[str, tuple[str | None, str | None]]) -> policy_pb2.Offl
     return policy_pb2.OffloadPolicies(**values)
 
 
-def get(session: Session, level: policy_pb2.PolicyLevel) -> int:
-    """Show what holds at a level, and who said it."""
-
-    async def work() -> None:
-        async with session.client() as client:
-            found = await client.policies(level)
-        if session.json:
-            show.document(policies_json(found))
-            return
-        rows = [
-            (one.field, shown(one.field, getattr(found.effective, one.field)), f"{one.origin} {one.name}".strip())
-            for one in found.origins
-        ]
-        show.table(["POLICY", "VALUE", "ORIGIN"], rows)
-        for line in remarks(found):
-            click.echo(line, err=True)
-
-    return session.run(work())
+def show_policies(found: policy_pb2.GetPoliciesResponse) -> None:
+    """Show each value with its origin."""
+    rows = [
+        (one.field, shown(one.field, getattr(found.effective, one.field)), f"{one.origin} {one.name}".strip())
+        for one in found.origins
+    ]
+    show.table(["POLICY", "VALUE", "ORIGIN"], rows)
+    for line in remarks(found):
+        click.echo(line, err=True)
 
 
 def remarks(found: policy_pb2.GetPoliciesResponse) -> list[str]:
@@ -174,19 +163,18 @@ def level_name(level: policy_pb2.PolicyLevel) -> str:
 
 def set_or_remove(
     session: Session, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies | None, *, dry_run: bool
-) -> int:
+) -> None:
     """Say something at a level, or nothing any more (None), and tell for which topics that changes what."""
-
-    async def work() -> None:
-        async with session.client(timeout_s=options.PATTERN_TIMEOUT_S) as client:
-            if policies is None:
-                done = await client.remove_policies(level, dry_run=dry_run)
-            else:
-                done = await client.set_policies(level, policies, dry_run=dry_run)
-                warn_of_small_segments(policies.segment_bytes_max)
-        changed(session, level, done, dry_run=dry_run, verb="remove" if policies is None else "set")
-
-    return session.run(work())
+    done = session.ask(
+        lambda client: (
+            client.remove_policies(level, dry_run=dry_run)
+            if policies is None
+            else client.set_policies(level, policies, dry_run=dry_run)
+        ),
+        timeout_s=options.PATTERN_TIMEOUT_S,
+    )
+    warn_of_small_segments(policies.segment_bytes_max if policies is not None else 0)
+    changed(session, level, done, dry_run=dry_run, verb="remove" if policies is None else "set")
 
 
 def changed(
@@ -227,6 +215,39 @@ def changed(
 
 
 BROKER = policy_pb2.PolicyLevel(broker=True)
+NAMESPACE = click.argument(
+    "level", metavar="TENANT/NAMESPACE", callback=lambda _context, _param, said: policy_pb2.PolicyLevel(namespace=said)
+)
+TOPIC = click.argument(
+    "level",
+    metavar="TOPIC",
+    type=options.TOPIC,
+    callback=lambda _context, _param, said: policy_pb2.PolicyLevel(topic=str(said)),
+)
+
+
+def add_commands(group: click.Group, argument: Callable[[Any], Any], **texts: str) -> None:
+    """Add a level's three commands to a group: `argument` names the level, `texts` are the helps, short ones first."""
+
+    def set_policies(
+        session: Session, given: policy_pb2.OffloadPolicies, dry_run: bool, level: policy_pb2.PolicyLevel = BROKER
+    ) -> None:
+        set_or_remove(session, level, given, dry_run=dry_run)
+
+    def remove_policies(session: Session, dry_run: bool, level: policy_pb2.PolicyLevel = BROKER) -> None:
+        set_or_remove(session, level, None, dry_run=dry_run)
+
+    def get_policies(session: Session, level: policy_pb2.PolicyLevel = BROKER) -> None:
+        found = session.ask(lambda client: client.policies(level))
+        session.tell(policies_json(found), lambda: show_policies(found))
+
+    for verb, function in (
+        ("set", policy_options(options.common(set_policies))),
+        ("get", options.common(get_policies)),
+        ("remove", DRY_RUN(options.common(remove_policies))),
+    ):
+        short, _, text = texts[verb].partition("\n")
+        group.command(f"{verb}-offload-policies", short_help=short, help=text)(argument(function))
 
 
 @click.group(short_help="Set what holds for all topics of the cluster.")
@@ -241,11 +262,11 @@ def namespaces(session: Session) -> None:
     """Set, show and remove what holds for the topics of a namespace."""
 
 
-@broker.command("set-offload-policies", short_help="Say how topics are offloaded and read.")
-@policy_options
-@options.common
-def set_broker(session: Session, given: policy_pb2.OffloadPolicies, dry_run: bool) -> int:
-    """Say how topics are offloaded and read, in place of what was said at this level. It offloads no topic by itself.
+add_commands(
+    broker,
+    lambda function: function,
+    set="""Say how topics are offloaded and read.
+    Say how topics are offloaded and read, in place of what was said at this level. It offloads no topic by itself.
 
     A bare number is in bytes or seconds; 256M, 2h and the like say their unit. What is not given is left to the
     daemon's settings.
@@ -254,41 +275,27 @@ def set_broker(session: Session, given: policy_pb2.OffloadPolicies, dry_run: boo
     Examples:
       offloadctl broker set-offload-policies --segment-size 512M --segment-age 10m
       offloadctl broker set-offload-policies -orp bookkeeper-first --dry-run
-    """
-    return set_or_remove(session, BROKER, given, dry_run=dry_run)
-
-
-@broker.command("get-offload-policies", short_help="Show what holds for topics that say nothing.")
-@options.common
-def get_broker(session: Session) -> int:
-    """Show what holds for topics that say nothing themselves, and where each value comes from.
+    """,
+    get="""Show what holds for topics that say nothing.
+    Show what holds for topics that say nothing themselves, and where each value comes from.
 
     \b
     Examples:
       offloadctl broker get-offload-policies
-    """
-    return get(session, BROKER)
-
-
-@broker.command("remove-offload-policies", short_help="Leave all to the daemon's settings.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
-@options.common
-def remove_broker(session: Session, dry_run: bool) -> int:
-    """Say nothing at this level any more: what no topic and no namespace says is left to the daemon's settings.
+    """,
+    remove="""Leave all to the daemon's settings.
+    Say nothing at this level any more: what no topic and no namespace says is left to the daemon's settings.
 
     \b
     Examples:
       offloadctl broker remove-offload-policies --dry-run
-    """
-    return set_or_remove(session, BROKER, None, dry_run=dry_run)
-
-
-@namespaces.command("set-offload-policies", short_help="Say how the topics of a namespace are offloaded and read.")
-@click.argument("namespace", metavar="TENANT/NAMESPACE")
-@policy_options
-@options.common
-def set_namespace(session: Session, namespace: str, given: policy_pb2.OffloadPolicies, dry_run: bool) -> int:
-    """Say how the topics of a namespace are offloaded and read, in place of what was said of it.
+    """,
+)
+add_commands(
+    namespaces,
+    NAMESPACE,
+    set="""Say how the topics of a namespace are offloaded and read.
+    Say how the topics of a namespace are offloaded and read, in place of what was said of it.
 
     With a method of streaming or ledger-based all its topics are offloaded, those that come later as well, as in
     Pulsar; Pulsar's own topics, compacted ones, and those that were disabled by name are left alone. A bare number is
@@ -299,43 +306,27 @@ def set_namespace(session: Session, namespace: str, given: policy_pb2.OffloadPol
       offloadctl namespaces set-offload-policies public/default --method streaming --segment-age 5m
       offloadctl namespaces set-offload-policies acme/eu --method ledger-based -oat 10G -oats 2h -dl 4h
       offloadctl namespaces set-offload-policies acme/eu --read-priority bookkeeper-first --dry-run
-    """
-    return set_or_remove(session, policy_pb2.PolicyLevel(namespace=namespace), given, dry_run=dry_run)
-
-
-@namespaces.command("get-offload-policies", short_help="Show what holds for a namespace.")
-@click.argument("namespace", metavar="TENANT/NAMESPACE")
-@options.common
-def get_namespace(session: Session, namespace: str) -> int:
-    """Show what holds for topics of a namespace that say nothing themselves, and where each value comes from.
+    """,
+    get="""Show what holds for a namespace.
+    Show what holds for topics of a namespace that say nothing themselves, and where each value comes from.
 
     \b
     Examples:
       offloadctl namespaces get-offload-policies public/default
-    """
-    return get(session, policy_pb2.PolicyLevel(namespace=namespace))
-
-
-@namespaces.command("remove-offload-policies", short_help="Say nothing of a namespace any more.")
-@click.argument("namespace", metavar="TENANT/NAMESPACE")
-@click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
-@options.common
-def remove_namespace(session: Session, namespace: str, dry_run: bool) -> int:
-    """Say nothing of a namespace any more. Topics that were offloaded only because of it are disabled.
+    """,
+    remove="""Say nothing of a namespace any more.
+    Say nothing of a namespace any more. Topics that were offloaded only because of it are disabled.
 
     \b
     Examples:
       offloadctl namespaces remove-offload-policies public/default --dry-run
-    """
-    return set_or_remove(session, policy_pb2.PolicyLevel(namespace=namespace), None, dry_run=dry_run)
-
-
-@topics.command("set-offload-policies", short_help="Say how a topic is offloaded and read.")
-@click.argument("topic", type=options.TOPIC)
-@policy_options
-@options.common
-def set_topic(session: Session, topic: TopicName, given: policy_pb2.OffloadPolicies, dry_run: bool) -> int:
-    """Say how a topic is offloaded and read, with its partitions, in place of what was said of it by its name.
+    """,
+)
+add_commands(
+    topics,
+    TOPIC,
+    set="""Say how a topic is offloaded and read.
+    Say how a topic is offloaded and read, with its partitions, in place of what was said of it by its name.
 
     The topic is offloaded from now on, unless it was disabled by its name. A bare number is in bytes or seconds; 256M,
     2h and the like say their unit. What is not given is left to the namespace's level.
@@ -345,35 +336,22 @@ def set_topic(session: Session, topic: TopicName, given: policy_pb2.OffloadPolic
       offloadctl topics set-offload-policies orders --segment-size 256M
       offloadctl topics set-offload-policies orders --maxSizePerOffloadSegmentMbytes 256 -orp bookkeeper-first
       offloadctl topics set-offload-policies orders --method none --dry-run
-    """
-    return set_or_remove(session, policy_pb2.PolicyLevel(topic=str(topic)), given, dry_run=dry_run)
-
-
-@topics.command("get-offload-policies", short_help="Show what holds for a topic.")
-@click.argument("topic", type=options.TOPIC)
-@options.common
-def get_topic(session: Session, topic: TopicName) -> int:
-    """Show what holds for a topic, and where each value comes from.
+    """,
+    get="""Show what holds for a topic.
+    Show what holds for a topic, and where each value comes from.
 
     \b
     Examples:
       offloadctl topics get-offload-policies orders
       offloadctl topics get-offload-policies orders --json
-    """
-    return get(session, policy_pb2.PolicyLevel(topic=str(topic)))
-
-
-@topics.command("remove-offload-policies", short_help="Say nothing of a topic any more.")
-@click.argument("topic", type=options.TOPIC)
-@click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
-@options.common
-def remove_topic(session: Session, topic: TopicName, dry_run: bool) -> int:
-    """Take back what was said of a topic by its name; it then follows its namespace and patterns.
+    """,
+    remove="""Say nothing of a topic any more.
+    Take back what was said of a topic by its name; it then follows its namespace and patterns.
 
     It stays enabled, or disabled, as it is: `offloadctl topics disable` ends its offloading.
 
     \b
     Examples:
       offloadctl topics remove-offload-policies orders
-    """
-    return set_or_remove(session, policy_pb2.PolicyLevel(topic=str(topic)), None, dry_run=dry_run)
+    """,
+)

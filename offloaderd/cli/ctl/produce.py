@@ -35,7 +35,7 @@ class Total:
 @click.argument("file", default="-", type=click.Path(allow_dash=True, exists=True, dir_okay=False))
 @click.option("--roll", is_flag=True, help="Close the ledger afterwards.")
 @options.common
-def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> int:
+def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> None:
     """Append every line of FILE (standard input when it is left out or `-`) as one entry.
 
     Empty lines are skipped. What is counted as appended survives a crash of the daemon and of the machine. Only a
@@ -46,7 +46,7 @@ def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> int
       offloadctl produce orders orders.ndjson
       tail -f app.log | offloadctl produce logs
     """
-    return session.run(_produce(session, topic, Lines(file), roll=roll))
+    session.run(_produce(session, topic, Lines(file), roll=roll))
 
 
 async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bool) -> None:
@@ -66,23 +66,19 @@ async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bo
         if roll:
             await client.roll(topic)
     seconds = clock.monotonic() - started
-    if session.json:
-        show.document(
-            {
-                "topic": str(topic),
-                "entries": total.entries,
-                "payload_bytes": total.sent_bytes - total.entries,
-                "skipped_empty_lines": lines.skipped,
-                "last": total.last,
-                "seconds": round(seconds, 3),
-            }
-        )
-        return
     skipped = f"; {show.plural(lines.skipped, 'empty line')} skipped" if lines.skipped else ""
     payload = total.sent_bytes - total.entries
-    click.echo(
+    session.tell(
+        {
+            "topic": str(topic),
+            "entries": total.entries,
+            "payload_bytes": payload,
+            "skipped_empty_lines": lines.skipped,
+            "last": total.last,
+            "seconds": round(seconds, 3),
+        },
         f"appended {show.plural(total.entries, 'entry', 'entries')} ({show.size(payload)}) to {topic} in "
-        f"{show.age(seconds)}, last position {total.last or '-'}{skipped}"
+        f"{show.age(seconds)}, last position {total.last or '-'}{skipped}",
     )
 
 

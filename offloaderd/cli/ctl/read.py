@@ -67,7 +67,7 @@ def read(
     index: int | None,
     sequence: int | None,
     **wanted: Unpack[Wanted],
-) -> int:
+) -> None:
     """Print the entries of a topic from one position to another, both inclusive, in order.
 
     A position is LEDGER:ENTRY; --from-time and the like begin where offloadctl seek finds them. Entries come from the
@@ -99,8 +99,9 @@ def read(
     style, terminal = "json" if session.json else style, sys.stdout.isatty()
     if messages:
         encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)
-        return session.run(_read_messages(session, topic, wanted, encode, kind))
-    return session.run(_read(session, topic, wanted, encoder(style, terminal=terminal)))
+        session.run(_read_messages(session, topic, wanted, encode, kind))
+    else:
+        session.run(_read(session, topic, wanted, encoder(style, terminal=terminal)))
 
 
 async def _read(session: Session, topic: TopicName, wanted: Wanted, encode: Encoder) -> None:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.rollback_words import (
-    COLUMNS,
+    ledger_table,
     plan_json,
     plan_lines,
     progress_line,
     result_lines,
-    row,
 )
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.errors import OffloaderError
@@ -45,7 +43,7 @@ def rollback(session: Session) -> None:
 @click.argument("target", metavar="TOPIC|TENANT/NAMESPACE")
 @TO
 @options.common
-def plan(session: Session, target: str, to_ledger_id: int | None) -> int:
+def plan(session: Session, target: str, to_ledger_id: int | None) -> None:
     """Show of each ledger in the tier whether a stock broker could read it. Changes nothing.
 
     \b
@@ -65,29 +63,20 @@ def plan(session: Session, target: str, to_ledger_id: int | None) -> int:
       offloadctl rollback plan public/default
       offloadctl rollback plan orders --json | jq -r '.topics[].ledgers[] | "\\(.ledger_id) \\(.segment_id)"'
     """
-    return session.run(_plan(session, target, to_ledger_id))
+    show_plans(session, target, to_ledger_id)
 
 
-async def _plan(session: Session, target: str, to: int | None) -> None:
-    async with (
-        session.client(timeout_s=options.PATTERN_TIMEOUT_S) as client,
-        aclosing(client.plan_rollback(target, to_ledger_id=to)) as plans,
-    ):
-        found = [one async for one in plans]
-    if session.json:
-        show.document({"topics": [plan_json(one, to) for one in found]})
-        return
-    for number, one in enumerate(found):
-        if number:
-            click.echo()
-        show_plan(one, to)
+def show_plans(session: Session, target: str, to: int | None) -> None:
+    """Show of each topic its ledgers, and in words what follows from them."""
 
+    async def asked(client: DaemonClient) -> list[rollback_pb2.PlanRollbackResponse]:
+        async with aclosing(client.plan_rollback(target, to_ledger_id=to)) as plans:
+            return [one async for one in plans]
 
-def show_plan(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> None:
-    """Write a topic's plan: its ledgers, and in words what follows from them."""
-    if one.ledgers:
-        show.table(COLUMNS, [row(ledger, to) for ledger in one.ledgers])
-    click.echo("\n".join(plan_lines(one, to)))
+    found = session.ask(asked, timeout_s=options.PATTERN_TIMEOUT_S)
+    texts = [ledger_table(to).rendered(one.ledgers) if one.ledgers else "" for one in found]
+    text = "\n\n".join(table + "\n".join(plan_lines(one, to)) for table, one in zip(texts, found, strict=True))
+    session.tell({"topics": [plan_json(one, to) for one in found]}, text)
 
 
 @rollback.command(short_help="Rewrite a topic's streaming segments as whole ledgers.")
@@ -112,10 +101,23 @@ def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_ru
       offloadctl rollback convert orders --to 1234 --yes
     """
     if dry_run:
-        return session.run(_plan(session, str(topic), to_ledger_id))
+        show_plans(session, str(topic), to_ledger_id)
+        return OK
     if not yes:
         confirm(f"Rewrite the segments of {topic}? Those that hold nothing more are deleted")
-    return session.run(_convert(session, topic, to_ledger_id, wait=wait))
+    found = session.ask(lambda client: client.convert_topic(topic, to_ledger_id=to_ledger_id))
+    if not found.HasField("order"):
+        nothing = f"nothing of {topic} is to be rewritten; offloadctl rollback plan {topic} says why"
+        session.tell({"topic": str(topic), "order": None}, nothing)
+        return OK
+    if wait:
+        return session.run(_follow(session, topic))
+    session.tell(
+        {"topic": str(topic), "order": as_json(found.order)},
+        f"ledgers of {topic} up to {found.order.to_ledger_id} are being rewritten; "
+        f"offloadctl rollback status {topic} shows how far",
+    )
+    return OK
 
 
 def confirm(question: str) -> None:
@@ -125,32 +127,14 @@ def confirm(question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-async def _convert(session: Session, topic: TopicName, to: int | None, *, wait: bool) -> int:
-    async with session.client() as client:
-        found = await client.convert_topic(topic, to_ledger_id=to)
-        if not found.HasField("order"):
-            if session.json:
-                show.document({"topic": str(topic), "order": None})
-            else:
-                click.echo(f"nothing of {topic} is to be rewritten; offloadctl rollback plan {topic} says why")
-            return OK
-        if wait:
-            return await _follow(session, client, topic)
-    if session.json:
-        show.document({"topic": str(topic), "order": as_json(found.order)})
-    else:
-        click.echo(
-            f"ledgers of {topic} up to {found.order.to_ledger_id} are being rewritten; "
-            f"offloadctl rollback status {topic} shows how far"
-        )
-    return OK
-
-
-async def _follow(session: Session, client: DaemonClient, topic: TopicName) -> int:
+async def _follow(session: Session, topic: TopicName) -> int:
     """Tell progress until the order has ended; returns the exit code."""
     last: rollback_pb2.RollbackProgress | None = None
     said = ""
-    async with aclosing(client.follow_rollback(topic, timeout_s=session.timeout_s)) as reports:
+    async with (
+        session.client() as client,
+        aclosing(client.follow_rollback(topic, timeout_s=session.timeout_s)) as reports,
+    ):
         async for report in reports:
             last = report
             line = progress_line(report)
@@ -159,17 +143,19 @@ async def _follow(session: Session, client: DaemonClient, topic: TopicName) -> i
             said = line
     if last is None:
         raise OffloaderError("the daemon ended the call without an answer")
-    if session.json:
-        show.document({"topic": str(topic), **as_json(last, leave_out=("ledger_bytes",))})
-    else:
-        click.echo("\n".join(result_lines(topic, last)))
+    session.tell(progress_json(topic, last), "\n".join(result_lines(topic, last)))
     return FAILED if last.order.failures or last.order.stopped else OK
+
+
+def progress_json(topic: TopicName, one: rollback_pb2.RollbackProgress) -> dict[str, object]:
+    """Return progress as JSON shows it."""
+    return {"topic": str(topic), **as_json(one, leave_out=("ledger_bytes",))}
 
 
 @rollback.command(short_help="Show how far the rewriting is.")
 @click.argument("topic", type=options.TOPIC)
 @options.common
-def status(session: Session, topic: TopicName) -> int:
+def status(session: Session, topic: TopicName) -> None:
     """Show how far the last order is. The daemon that owns the topic has to be asked.
 
     \b
@@ -178,27 +164,23 @@ def status(session: Session, topic: TopicName) -> int:
       offloadctl rollback status orders --json | jq .left
     """
 
-    async def work() -> None:
-        async with (
-            session.client() as client,
-            aclosing(client.follow_rollback(topic, timeout_s=session.timeout_s or options.CALL_TIMEOUT_S)) as reports,
-        ):
-            found = await anext(reports)
-        if session.json:
-            show.document({"topic": str(topic), **as_json(found, leave_out=("ledger_bytes",))})
-        elif found.HasField("order"):
-            lines = [progress_line(found)] if not found.order.ended_ms else result_lines(topic, found)
-            click.echo("\n".join(lines))
-        else:
-            click.echo(f"nothing of {topic} was ordered to be rewritten")
+    async def asked(client: DaemonClient) -> rollback_pb2.RollbackProgress:
+        timeout_s = session.timeout_s or options.CALL_TIMEOUT_S
+        async with aclosing(client.follow_rollback(topic, timeout_s=timeout_s)) as reports:
+            return await anext(reports)
 
-    return session.run(work())
+    found = session.ask(asked)
+    if not found.HasField("order"):
+        lines = [f"nothing of {topic} was ordered to be rewritten"]
+    else:
+        lines = result_lines(topic, found) if found.order.ended_ms else [progress_line(found)]
+    session.tell(progress_json(topic, found), "\n".join(lines))
 
 
 @rollback.command(short_help="Stop the rewriting.")
 @click.argument("topic", type=options.TOPIC)
 @options.common
-def stop(session: Session, topic: TopicName) -> int:
+def stop(session: Session, topic: TopicName) -> None:
     """Take the order back. What is being written is given up, what was rewritten stays; it can be ordered again.
 
     \b
@@ -206,12 +188,6 @@ def stop(session: Session, topic: TopicName) -> int:
       offloadctl rollback stop orders
     """
 
-    async def work() -> None:
-        async with session.client() as client:
-            order = await client.stop_rollback(topic)
-        if session.json:
-            show.document({"topic": str(topic), "order": as_json(order)})
-        else:
-            click.echo(f"the rewriting of {topic} {'was stopped' if order.stopped else 'had ended'}")
-
-    return session.run(work())
+    order = session.ask(lambda client: client.stop_rollback(topic))
+    ended = "was stopped" if order.stopped else "had ended"
+    session.tell({"topic": str(topic), "order": as_json(order)}, f"the rewriting of {topic} {ended}")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import rollback_pb2
 
-COLUMNS = (">LEDGER", "STANDING", ">ENTRIES", ">PAYLOAD", ">SEGMENTS", ">REQUESTS", ">TIME", "NOTE")
 SHOWN = 20
 """Ledgers that are named in one line."""
 
@@ -23,23 +22,25 @@ def goes(ledger: rollback_pb2.RollbackLedger, to: int | None) -> bool:
     return ledger.standing == "convertible" and (to is None or ledger.ledger_id <= to)
 
 
-def row(ledger: rollback_pb2.RollbackLedger, to: int | None) -> tuple[str, ...]:
-    """Return a ledger's line in the table."""
-    note = ledger.why
-    if ledger.segment_id:
-        note = f"{ledger.segment_id} by {ledger.driver}"
-    elif ledger.standing == "convertible" and not goes(ledger, to):
-        note = "behind --to"
-    return (
-        str(ledger.ledger_id),
-        ledger.standing,
-        show.number(ledger.entries),
-        show.size(ledger.payload_bytes),
-        show.number(ledger.segments),
-        show.number(ledger.requests) if goes(ledger, to) else "-",
-        show.age(ledger.seconds) if goes(ledger, to) else "-",
-        note,
+def ledger_table(to: int | None) -> show.Table[rollback_pb2.RollbackLedger]:
+    """Return the table of ledgers, of which those up to `to` would be rewritten."""
+    return show.Table(
+        (">LEDGER", "ledger_id"),
+        ("STANDING", "standing"),
+        (">ENTRIES", "entries"),
+        (">PAYLOAD", "payload_bytes"),
+        (">SEGMENTS", "segments"),
+        (">REQUESTS", lambda one: show.number(one.requests) if goes(one, to) else "-"),
+        (">TIME", lambda one: show.age(one.seconds) if goes(one, to) else "-"),
+        ("NOTE", lambda one: note(one, to)),
     )
+
+
+def note(ledger: rollback_pb2.RollbackLedger, to: int | None) -> str:
+    """Return what else is worth knowing of a ledger."""
+    if ledger.segment_id:
+        return f"{ledger.segment_id} by {ledger.driver}"
+    return "behind --to" if ledger.standing == "convertible" and not goes(ledger, to) else ledger.why
 
 
 def plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[str]:

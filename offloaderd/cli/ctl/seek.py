@@ -59,7 +59,10 @@ def seek(session: Session, topic: TopicName, *, ago: float | None, **wanted: int
     goal = one_goal(wanted)
     if goal is None:
         raise click.UsageError("say what to look for: --time, --ago, --index or --sequence")
-    return session.run(_seek(session, topic, goal))
+    found = session.ask(lambda client: client.seek(topic, goal))
+    document = {"topic": str(topic), str(goal.kind): goal.value, **as_json(found)}
+    session.tell(document, lambda: show.facts(facts(found)))
+    return OK if there(found) else NOT_FOUND
 
 
 def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
@@ -68,16 +71,6 @@ def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
     if len(goals) > 1:
         raise click.UsageError("a time, an index and a sequence number exclude each other")
     return goals[0] if goals else None
-
-
-async def _seek(session: Session, topic: TopicName, goal: Goal) -> int:
-    async with session.client() as client:
-        found = await client.seek(topic, goal)
-    if session.json:
-        show.document({"topic": str(topic), str(goal.kind): goal.value, **as_json(found)})
-    else:
-        show.facts(facts(found))
-    return OK if there(found) else NOT_FOUND
 
 
 def there(found: read_pb2.SeekResponse) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.rpc import message_json
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command(short_help="List a topic's segments.")
 @click.argument("topic", type=options.TOPIC)
 @options.common
-def segments(session: Session, topic: TopicName) -> int:
+def segments(session: Session, topic: TopicName) -> None:
     """List a topic's segments in order: method, range, size, object; the open one last.
 
     The writer is the driver that made it: offloaderd, or a broker's own, such as aws-s3.
@@ -29,18 +29,12 @@ def segments(session: Session, topic: TopicName) -> int:
       offloadctl segments orders
       offloadctl segments orders --json | jq -r '.segments[].data_key'
     """
-    return session.run(_segments(session, topic))
-
-
-async def _segments(session: Session, topic: TopicName) -> None:
-    async with session.client() as client:
-        found = await client.segments(topic)
-    if session.json:
-        show.document({"topic": str(topic), "segments": [as_json(segment) for segment in found]})
-    elif not found:
-        click.echo(f"{topic} has no segments yet", err=True)
+    found = session.ask(lambda client: client.segments(topic))
+    if found or session.json:
+        document = {"topic": str(topic), "segments": [as_json(one, kept=("bucket",)) for one in found]}
+        session.tell(document, lambda: TABLE.show(found))
     else:
-        TABLE.show(found)
+        click.echo(f"{topic} has no segments yet", err=True)
 
 
 def status(segment: admin_pb2.Segment) -> str:
@@ -60,8 +54,3 @@ TABLE: show.Table[admin_pb2.Segment] = show.Table(
     ("OFFLOADED AT (UTC)", "offloaded_ms"),
     ("DATA OBJECT", lambda one: f"{one.bucket}/{one.data_key}"),
 )
-
-
-def as_json(segment: admin_pb2.Segment) -> dict[str, object]:
-    """Return a segment as JSON shows it; `end` and `offloaded_ms` are null while it is open."""
-    return message_json.as_json(segment, kept=("bucket",))

@@ -13,14 +13,17 @@ from offloaderd.rpc.status_words import POSITIONS, daemon_facts, history_text, l
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
+    from offloaderd.client import DaemonClient
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import admin_pb2, read_pb2
+
+    Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
 
 
 @click.command(short_help="Show the daemon and its topics, or one topic.")
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
-def status(session: Session, topic: TopicName | None) -> int:
+def status(session: Session, topic: TopicName | None) -> None:
     """Show the daemon, what it depends on, and how far each topic is; or one topic with its positions.
 
     \b
@@ -29,17 +32,22 @@ def status(session: Session, topic: TopicName | None) -> int:
       offloadctl status orders
       offloadctl status orders --json | jq '.topics[0].lag_entries'
     """
-    return session.run(_status(session, topic))
+    found, positions = session.ask(lambda client: asked(client, topic))
+    session.tell(as_json(found, positions), lambda: show_status(topic, found, positions))
 
 
-async def _status(session: Session, topic: TopicName | None) -> None:
-    async with session.client() as client:
-        found = await client.status(topic)
-        asked = topic if all(one.up for one in found.dependencies if one.name == "metadata") else None
-        positions = await client.last_positions(asked) if asked is not None else None
-    if session.json:
-        show.document(as_json(found, positions))
-        return
+async def asked(client: DaemonClient, topic: TopicName | None) -> Answers:
+    """Ask for the status, and for a topic's positions unless the metadata are away."""
+    found = await client.status(topic)
+    if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
+        return found, None
+    return found, await client.last_positions(topic)
+
+
+def show_status(
+    topic: TopicName | None, found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
+) -> None:
+    """Show the daemon and its topics, or the one."""
     show.facts(daemon_facts(found))
     if topic is not None:
         for one in found.topics:

@@ -112,7 +112,7 @@ class View:
 )
 @click.option("--once", is_flag=True, help="Look twice, an interval apart, print the table, and end.")
 @options.common
-def top(session: Session, *, sort: str, search: str, limit: int | None, interval: float, once: bool) -> int:
+def top(session: Session, *, sort: str, search: str, limit: int | None, interval: float, once: bool) -> None:
     """Watch the topics that a daemon works on: lag, rate, open segment, owner, and what holds them up.
 
     On a terminal the table is live; keys: l, b, r, s and t sort by age of the lag, its bytes, rate, open segment and
@@ -126,7 +126,7 @@ def top(session: Session, *, sort: str, search: str, limit: int | None, interval
       offloadctl top --once --json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
     """
     view = View(sort=sort, search=search, limit=limit)
-    return session.run(watch(session, view, SystemClock(), interval, once=once))
+    session.run(watch(session, view, SystemClock(), interval, once=once))
 
 
 async def watch(session: Session, view: View, clock: Clock, interval_s: float, *, once: bool) -> None:

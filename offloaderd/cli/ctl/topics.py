@@ -49,7 +49,7 @@ def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
 @topics.command("list", short_help="List the topics, and the patterns that enable them.")
 @click.argument("prefix", default="")
 @options.common
-def list_topics(session: Session, prefix: str) -> int:
+def list_topics(session: Session, prefix: str) -> None:
     """List the topics that are enabled or that the ledger source knows, and the patterns that were enabled.
 
     PREFIX is a tenant, or TENANT/NAMESPACE; without it all topics are listed. Ledgers and entries are counted in lists
@@ -60,24 +60,27 @@ def list_topics(session: Session, prefix: str) -> int:
       offloadctl topics list
       offloadctl topics list public/default --json
     """
-    return session.run(_list(session, prefix))
+    found, selections = session.ask(lambda client: listed(client, prefix))
+    document = {"topics": [as_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
+    session.tell(document, lambda: show_topics(prefix, found, selections))
 
 
-async def _list(session: Session, prefix: str) -> None:
-    async with session.client() as client:
-        found = await client.topics(prefix)
-        selections, trouble = [], ""
-        try:
-            selections = [one for one in await client.selections() if concerns(one, prefix)]
-        except Transient as error:
-            trouble = f"only topics that this daemon works on are shown, and no patterns: {error.message}"
-    if trouble:
-        click.echo(trouble, err=True)
-    if session.json:
-        show.document(
-            {"topics": [as_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
-        )
-        return
+async def listed(
+    client: DaemonClient, prefix: str
+) -> tuple[Sequence[admin_pb2.TopicSummary], Sequence[admin_pb2.Selection]]:
+    """Ask for the topics and patterns below a prefix; says on stderr when patterns cannot be told."""
+    found = await client.topics(prefix)
+    try:
+        return found, [one for one in await client.selections() if concerns(one, prefix)]
+    except Transient as error:
+        click.echo(f"only topics that this daemon works on are shown, and no patterns: {error.message}", err=True)
+        return found, []
+
+
+def show_topics(
+    prefix: str, found: Sequence[admin_pb2.TopicSummary], selections: Sequence[admin_pb2.Selection]
+) -> None:
+    """Show topics and patterns."""
     if not found:
         click.echo("no topics" + (f" below {prefix}" if prefix else ""), err=True)
     else:
@@ -211,7 +214,7 @@ def enable(
     pattern: TopicPattern,
     dry_run: bool,
     **policy: Any,  # noqa: ANN401 - the options above
-) -> int:
+) -> None:
     """Start offloading, or change the policy of what is offloaded.
 
     TOPICS is a topic, with its partitions if it has any; or TENANT/NAMESPACE/* or TENANT/*, or re:EXPRESSION, which has
@@ -233,22 +236,19 @@ def enable(
       offloadctl topics enable 'acme/*'
       offloadctl topics enable 're:public/default/eu-.*'
     """
-
     further = policy_pb2.OffloadPolicies(**{name: policy.pop(name) for name in FURTHER})
-
-    async def work() -> None:
-        async with client_for(session, pattern) as client:
-            found = await client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy)
-        answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
-        warn_of_small_segments(policy["segment_bytes_max"] or 0)
-
-    return session.run(work())
+    found = session.ask(
+        lambda client: client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy),
+        timeout_s=timeout_of(pattern),
+    )
+    answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
+    warn_of_small_segments(policy["segment_bytes_max"] or 0)
 
 
 @topics.command(short_help="Stop offloading a topic, or what a pattern enabled.")
 @selecting
 @options.common
-def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> int:
+def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> None:
     """Complete the open segments and stop offloading.
 
     TOPICS is a topic, with its partitions if it has any, which no pattern enables again; or a pattern as it was
@@ -261,18 +261,15 @@ def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> int:
       offloadctl topics disable orders --timeout 300
       offloadctl topics disable 'public/default/*' --dry-run
     """
-
-    async def work() -> None:
-        async with client_for(session, pattern) as client:
-            found = await client.disable(pattern.topic or pattern, dry_run=dry_run)
-        answer(session, pattern, found.topics, enabled=False, dry_run=dry_run)
-
-    return session.run(work())
+    found = session.ask(
+        lambda client: client.disable(pattern.topic or pattern, dry_run=dry_run), timeout_s=timeout_of(pattern)
+    )
+    answer(session, pattern, found.topics, enabled=False, dry_run=dry_run)
 
 
-def client_for(session: Session, pattern: TopicPattern) -> DaemonClient:
-    """Return a client that is patient when many topics may have to be changed."""
-    return session.client() if pattern.topic is not None else session.client(timeout_s=options.PATTERN_TIMEOUT_S)
+def timeout_of(pattern: TopicPattern) -> float:
+    """Return how long to wait, longer when many topics may have to be changed."""
+    return options.CALL_TIMEOUT_S if pattern.topic is not None else options.PATTERN_TIMEOUT_S
 
 
 def answer(
@@ -286,7 +283,7 @@ def answer(
     """Say what was done, and in a dry run what would be done to each topic."""
     name = str(pattern.topic or pattern)
     if session.json:
-        rows = [{"topic": one.topic, "outcome": one.outcome, "reason": one.reason or None} for one in changes]
+        rows = [as_json(one) for one in changes]
         show.document({"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows})
         return
     if dry_run:

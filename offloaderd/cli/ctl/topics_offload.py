@@ -122,11 +122,7 @@ async def _status(session: Session, topic: TopicName, *, wait: bool) -> int:
             last = await _of_owner(session, client, topic, last, wait=wait)
         if wait and not last.done:
             last = await _asked(session, client, topic, wait=True)
-    if session.json:
-        show.document(as_json(topic, last))
-    else:
-        show.facts(facts(last))
-        click.echo(sentence(topic, last))
+    session.tell(as_json(topic, last), f"{show.fact_lines(facts(last))}\n{sentence(topic, last)}")
     return code_of(last)
 
 

@@ -8,6 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.rpc.message_json import as_json
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -20,7 +21,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show wha
 @click.argument("topic", type=options.TOPIC)
 @DRY_RUN
 @options.common
-def pause(session: Session, topic: TopicName, *, dry_run: bool) -> int:
+def pause(session: Session, topic: TopicName, *, dry_run: bool) -> None:
     """Have TOPIC, with its partitions, stand still until `resume`: restarts and moves to other daemons keep it so.
 
     Its open segment is sealed and committed, and no other is begun. Reads, retention and grants go on. Entries wait
@@ -32,45 +33,31 @@ def pause(session: Session, topic: TopicName, *, dry_run: bool) -> int:
       offloadctl topics pause orders
       offloadctl topics list | grep paused
     """
-    return session.run(_say(session, topic, undo=False, dry_run=dry_run))
+    say(session, topic, undo=False, dry_run=dry_run)
 
 
 @click.command("resume", short_help="Have a paused topic go on.")
 @click.argument("topic", type=options.TOPIC)
 @DRY_RUN
 @options.common
-def resume(session: Session, topic: TopicName, *, dry_run: bool) -> int:
+def resume(session: Session, topic: TopicName, *, dry_run: bool) -> None:
     """Have TOPIC, with its partitions, go on where it was paused.
 
     \b
     Examples:
       offloadctl topics resume orders
     """
-    return session.run(_say(session, topic, undo=True, dry_run=dry_run))
+    say(session, topic, undo=True, dry_run=dry_run)
 
 
-async def _say(session: Session, topic: TopicName, *, undo: bool, dry_run: bool) -> None:
-    async with session.client() as client:
-        found = await client.pause(topic, undo=undo, dry_run=dry_run)
-    if session.json:
-        show.document(
-            {
-                "dry_run": dry_run,
-                "topics": [
-                    {
-                        "topic": one.topic,
-                        "paused_ms": one.paused_ms or None,
-                        "paused_by": one.paused_by or None,
-                        "changed": one.changed,
-                    }
-                    for one in found
-                ],
-            }
-        )
-        return
+def say(session: Session, topic: TopicName, *, undo: bool, dry_run: bool) -> None:
+    """Pause a topic or resume it, and show what became of it and its partitions."""
+    found = session.ask(lambda client: client.pause(topic, undo=undo, dry_run=dry_run))
     would = "would be " if dry_run else ""
+    lines = []
     for one in found:
         state = f"paused since {show.moment(one.paused_ms)} UTC" if one.paused_ms else "going on"
-        click.echo(f"{one.topic}: {would if one.changed else 'was already '}{state}")
-    if dry_run:
+        lines.append(f"{one.topic}: {would if one.changed else 'was already '}{state}")
+    session.tell({"dry_run": dry_run, "topics": [as_json(one) for one in found]}, "\n".join(lines))
+    if dry_run and not session.json:
         click.echo("nothing was changed", err=True)
