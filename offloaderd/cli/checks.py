@@ -9,6 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -52,10 +53,4 @@ def summary(results: Sequence[Result]) -> str:
 
 def document(result: Result) -> dict[str, object]:
     """Return a result as JSON shows it."""
-    return {
-        "name": result.name,
-        "verdict": str(result.verdict),
-        "found": result.found,
-        "what_to_do": result.what_to_do or None,
-        "seconds": round(result.seconds, 3),
-    }
+    return picked(result, "name", "verdict", "found", "what_to_do", "seconds", kept=("found",))

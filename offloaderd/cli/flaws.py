@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
+
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from offloaderd.offload.damage import DamagedLedger
+    from offloaderd.rpc.v1 import inspect_pb2
+    from offloaderd.upkeep.flaws import Flaw
 
 
-class FlawLike(Protocol):
-    """What is shown of a flaw; text fields are empty where there is nothing to say."""
-
-    @property
-    def kind(self) -> str:
-        """What sort of flaw."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """The object."""
-        ...
-
-    @property
-    def entries(self) -> str:
-        """Which entries are concerned."""
-        ...
-
-    @property
-    def expected(self) -> str:
-        """What should be there."""
-        ...
-
-    @property
-    def found(self) -> str:
-        """What is there."""
-        ...
-
-    @property
-    def what_to_do(self) -> str:
-        """What an operator can do."""
-        ...
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether something is wrong."""
-        ...
-
-
-def write(flaws: Iterable[tuple[FlawLike, int | None]]) -> None:
+def write(flaws: Iterable[Flaw | inspect_pb2.Flaw]) -> None:
     """Write flaws with their offsets to stdout: two lines each, what is wrong and what to do."""
-    for flaw, offset in flaws:
-        kind = flaw.kind.upper() if flaw.is_problem else flaw.kind
+    for flaw in flaws:
+        kind, offset = flaw.kind.upper() if flaw.is_problem else flaw.kind, picked(flaw, "offset")["offset"]
         where = f"{flaw.key} at byte {offset}" if offset is not None else flaw.key
         said = f"expected {flaw.expected}, found {flaw.found}" if flaw.expected else flaw.found
         entries = f"; entries {flaw.entries}" if flaw.entries else ""
@@ -72,25 +37,10 @@ def write_ledgers(ledgers: Iterable[DamagedLedger]) -> None:
 
 def ledger_as_json(one: DamagedLedger) -> dict[str, object]:
     """Return what became of a ledger as JSON shows it."""
-    return {
-        "topic": str(one.topic),
-        "ledger_id": one.ledger_id,
-        "fate": one.fate,
-        "text": one.text,
-        "what_to_do": one.what_to_do,
-    }
+    return picked(one, "topic", "ledger_id", "fate", "text", "what_to_do", kept=("text", "what_to_do"))
 
 
-def as_json(flaw: FlawLike, offset: int | None, segment_id: str) -> dict[str, object]:
+def as_json(flaw: Flaw | inspect_pb2.Flaw) -> dict[str, object]:
     """Return a flaw as JSON shows it."""
-    return {
-        "kind": flaw.kind,
-        "problem": flaw.is_problem,
-        "key": flaw.key,
-        "offset": offset,
-        "expected": flaw.expected or None,
-        "found": flaw.found,
-        "entries": flaw.entries or None,
-        "segment_id": segment_id or None,
-        "what_to_do": flaw.what_to_do or None,
-    }
+    names = ("kind", "problem=is_problem", "key", "offset", "expected", "found", "entries", "segment_id", "what_to_do")
+    return picked(flaw, *names, kept=("key", "found"))

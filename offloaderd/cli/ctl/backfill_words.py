@@ -10,6 +10,7 @@ from offloaderd.cli import show
 from offloaderd.cli.progress import as_text
 from offloaderd.errors import OffloaderError
 from offloaderd.model import OffloadMethod
+from offloaderd.rpc.message_json import picked
 from offloaderd.spark.backfill_job import Origin
 
 if TYPE_CHECKING:
@@ -100,23 +101,13 @@ def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices)
     return {
         "topic": str(topic),
         "error": None,
-        "method": one.method.value,
-        "worker": one.origin.value,
+        **picked(one, "method", "worker=origin"),
         "segments": len(one.ranges),
-        "entries": one.entries,
-        "payload_bytes": one.payload_bytes,
-        "object_bytes": one.object_bytes,
-        "segment_bytes": one.segment_bytes,
-        "puts": one.puts,
-        "gets": one.gets,
+        **picked(one, "entries", "payload_bytes", "object_bytes", "segment_bytes", "puts", "gets"),
         "cost_once": round(once, 4),
         "cost_month": round(month, 4),
-        "probes": one.probes,
-        "boundaries": one.boundaries,
-        "seconds": round(one.seconds, 3),
-        "doubtful_ledgers": one.doubtful,
-        "split": one.split,
-        "ranges": [{"begin": str(each.begin), "end": str(each.end), "entries": each.entries} for each in one.ranges],
+        **picked(one, "probes", "boundaries", "seconds", "doubtful_ledgers=doubtful", "split"),
+        "ranges": [picked(each, "begin", "end", "entries") for each in one.ranges],
     }
 
 
@@ -141,13 +132,11 @@ def show_ended(ended: Sequence[Ended]) -> None:
 
 def ended_json(one: Ended) -> dict[str, object]:
     """Return what became of a topic as JSON shows it."""
-    done = one.progress
+    counts = ("committed", "losses", "retries")
     return {
         "topic": str(one.topic),
-        "done": one.nothing or done is not None,
-        "committed": done.committed if done is not None else 0,
-        "losses": done.losses if done is not None else 0,
-        "retries": done.retries if done is not None else 0,
+        "done": one.nothing or one.progress is not None,
+        **(picked(one.progress, *counts) if one.progress is not None else dict.fromkeys(counts, 0)),
         "error": str(one.error) if one.error is not None else None,
     }
 
@@ -174,27 +163,16 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
     """Return how far a topic is as JSON shows it; null without planned history."""
     if one is None:
         return {"topic": str(topic), "history": None}
-    return {
-        "topic": str(topic),
-        "history": {
-            "worker": one.worker,
-            "method": one.method.value,
-            "driver": one.driver or None,
-            "done": one.done,
-            "done_percent": round(100 * share_done(one.payload_bytes, one.bytes_left), 1),
-            "entries": one.entries,
-            "entries_left": one.entries_left,
-            "payload_bytes": one.payload_bytes,
-            "bytes_left": one.bytes_left,
-            "segments": one.segments,
-            "ranges": one.ranges,
-            "ranges_done": one.ranges_done,
-            "ranges_claimed": one.ranges_claimed,
-            "begun": one.written,
-            "bytes_per_s": round(one.bytes_per_s),
-            "seconds_left": round(one.seconds_left, 1) if one.seconds_left is not None else None,
-        },
+    sizes = ("entries", "entries_left", "payload_bytes", "bytes_left", "segments")
+    ranges = ("ranges", "ranges_done", "ranges_claimed", "begun=written")
+    history = {
+        **picked(one, "worker", "method", "driver", "done"),
+        "done_percent": round(100 * share_done(one.payload_bytes, one.bytes_left), 1),
+        **picked(one, *sizes, *ranges),
+        "bytes_per_s": round(one.bytes_per_s),
+        "seconds_left": round(one.seconds_left, 1) if one.seconds_left is not None else None,
     }
+    return {"topic": str(topic), "history": history}
 
 
 def show_handed_back(topic: TopicName, found: HandedBack) -> None:
@@ -209,10 +187,5 @@ def show_handed_back(topic: TopicName, found: HandedBack) -> None:
 
 def handed_back_json(found: HandedBack) -> dict[str, object]:
     """Return the same as JSON shows it."""
-    return {
-        "method": found.method.value,
-        "committed": found.committed,
-        "discarded": found.discarded,
-        "entries_left": found.left.entries,
-        "bytes_left": found.left.payload_bytes,
-    }
+    left = picked(found.left, "entries_left=entries", "bytes_left=payload_bytes")
+    return {**picked(found, "method", "committed", "discarded"), **left}

@@ -8,6 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.errors import OffloaderError
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,26 +53,19 @@ def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]
     """Return a plan as JSON shows it."""
     if isinstance(one, OffloaderError):
         return {"topic": str(topic), "error": str(one)}
+    objects = [
+        {
+            **picked(goal, "begin", "end", "entries", "payload_bytes"),
+            "of": [str(source.segment_id) for source in goal.sources],
+        }
+        for goal in one.outlook.goals
+    ]
     return {
         "topic": str(topic),
         "error": None,
-        "to": one.target.value,
-        "segments": one.sources,
-        "objects": [
-            {
-                "begin": str(goal.begin),
-                "end": str(goal.end),
-                "entries": goal.entries,
-                "payload_bytes": goal.payload_bytes,
-                "of": [str(source.segment_id) for source in goal.sources],
-            }
-            for goal in one.outlook.goals
-        ],
-        "entries": one.entries,
-        "payload_bytes": one.payload_bytes,
-        "segment_bytes": one.segment_bytes,
-        "puts": one.puts,
-        "gets": one.gets,
+        **picked(one, "to=target", "segments=sources"),
+        "objects": objects,
+        **picked(one, "entries", "payload_bytes", "segment_bytes", "puts", "gets"),
         "left": one.outlook.left,
     }
 
@@ -110,12 +104,4 @@ def show_status(found: Sequence[Status]) -> None:
 
 def status_json(one: Status) -> dict[str, object]:
     """Return what segments a topic has as JSON shows it."""
-    return {
-        "topic": str(one.topic),
-        "driver": one.driver or None,
-        "ledgers": one.ledgers,
-        "segments": one.segments,
-        "payload_bytes": one.payload_bytes,
-        "begun": one.begun,
-        "trash": one.trash,
-    }
+    return picked(one, "topic", "driver", "ledgers", "segments", "payload_bytes", "begun", "trash")

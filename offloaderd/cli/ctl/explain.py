@@ -10,7 +10,7 @@ from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
-from offloaderd.rpc import message_json
+from offloaderd.rpc.message_json import as_json, picked
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -41,7 +41,7 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
     found = session.ask(lambda client: client.explain(topic, position))
     todo = f"\n-> {found.what_to_do}" if found.what_to_do else ""
     session.tell(
-        {"topic": str(topic), "position": str(position), **as_json(found)},
+        {"topic": str(topic), "position": str(position), **explained(found)},
         f"{position} of {topic}: {found.text}{todo}\n{show.fact_lines(facts(found))}",
     )
     if found.HasField("place") and found.place.HasField("flaw"):
@@ -115,65 +115,34 @@ def grant(found: inspect_pb2.ExplainResponse) -> str:
     return f"by {one.daemon_id} {show.moment(one.verified_ms)} ({how}), not before {show.moment(one.not_before_ms)}"
 
 
-def as_json(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
+def explained(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
     """Return an explanation as JSON shows it."""
+    owner = picked(found, "daemon_id=owner", "address=owner_address", "epoch", kept=("owner_address",))
     return {
-        "state": found.state,
-        "text": found.text,
-        "what_to_do": found.what_to_do or None,
-        "tiers": {
-            "buffer": found.in_buffer,
-            "source": found.in_source if found.HasField("in_source") else None,
-            "objects": found.in_objects,
-        },
+        **picked(found, "state", "text", "what_to_do", kept=("text",)),
+        "tiers": picked(found, "buffer=in_buffer", "source=in_source", "objects=in_objects"),
         "source_trouble": found.source_trouble or None,
         "place": place_json(found.place) if found.HasField("place") else None,
-        "owner": {"daemon_id": found.owner, "address": found.owner_address, "epoch": found.epoch}
-        if found.owner
-        else None,
-        "ledger": {
-            "entries": found.ledger_entries if found.HasField("ledger_entries") else None,
-            "deleted_ms": found.ledger_deleted_ms or None,
-        },
-        "grant": message_json.as_json(found.grant) if found.HasField("grant") else None,
+        "owner": owner if found.owner else None,
+        "ledger": picked(found, "entries=ledger_entries", "deleted_ms=ledger_deleted_ms"),
+        "grant": as_json(found.grant) if found.HasField("grant") else None,
     }
 
 
 def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
     """Return a place as JSON shows it."""
-    known = place.HasField("entry_offset")
-    flaw = place.flaw if place.HasField("flaw") else None
+    block = {
+        **picked(place, "number=block_number", "count=block_count", "offset=block_offset", "bytes=block_bytes"),
+        "crc32c": f"{place.block_crc32c:08x}",
+        **picked(place, "first=block_first", "last=block_last"),
+    }
+    entry = ("entry_offset", "payload_offset", "payload_bytes")
+    where = ("segment_id", "begin", "end", "offloaded_ms", "bucket", "data_key", "data_bytes")
+    verified = picked(place, "verified_ms", "level=verified_level", "flaws=verified_flaws", "flaw=verified_flaw")
     return {
-        "segment_id": place.segment_id,
-        "begin": show.position_of(place, "begin"),
-        "end": show.position_of(place, "end"),
-        "offloaded_ms": place.offloaded_ms,
-        "bucket": place.bucket,
-        "data_key": place.data_key,
-        "data_bytes": place.data_bytes,
-        "block": {
-            "number": place.block_number,
-            "count": place.block_count,
-            "offset": place.block_offset,
-            "bytes": place.block_bytes,
-            "crc32c": f"{place.block_crc32c:08x}",
-            "first": show.position_of(place, "block_first"),
-            "last": show.position_of(place, "block_last"),
-        }
-        if place.block_number
-        else None,
-        "entry_offset": place.entry_offset if known else None,
-        "payload_offset": place.payload_offset if known else None,
-        "payload_bytes": place.payload_bytes if known else None,
-        "flaw": flaws_view.as_json(flaw, flaw.offset if flaw.HasField("offset") else None, flaw.segment_id)
-        if flaw is not None
-        else None,
-        "verified": {
-            "verified_ms": place.verified_ms,
-            "level": place.verified_level,
-            "flaws": place.verified_flaws,
-            "flaw": place.verified_flaw or None,
-        }
-        if place.verified_ms
-        else None,
+        **picked(place, *where, kept=("segment_id", "offloaded_ms", "bucket", "data_key")),
+        "block": block if place.block_number else None,
+        **(picked(place, *entry) if place.HasField("entry_offset") else dict.fromkeys(entry)),
+        "flaw": flaws_view.as_json(place.flaw) if place.HasField("flaw") else None,
+        "verified": verified if place.verified_ms else None,
     }

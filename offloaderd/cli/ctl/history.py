@@ -9,7 +9,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import SIZE
-from offloaderd.rpc.message_json import as_json
+from offloaderd.rpc.message_json import as_json, picked
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -173,12 +173,7 @@ def status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
     return {
         "history": as_json(plan, leave_out=("ranges",), nullable=("segment_bytes",)),
         "done_percent": done_percent(found),
-        "left_entries": found.left_entries,
-        "left_bytes": found.left_bytes,
-        "offloaded": show.position_of(found, "offloaded"),
-        "owner": found.owner or None,
-        "error": found.error or None,
-        "live_waits": found.live_waits,
-        "states": {"planned": found.ranges_planned, "claimed": found.ranges_claimed, "done": found.ranges_done},
+        **picked(found, "left_entries", "left_bytes", "offloaded", "owner", "error", "live_waits"),
+        "states": picked(found, "planned=ranges_planned", "claimed=ranges_claimed", "done=ranges_done"),
         "ranges": [as_json(one, nullable=("epoch",)) for one in found.ranges],
     }

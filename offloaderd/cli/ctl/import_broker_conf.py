@@ -15,6 +15,7 @@ from offloaderd.cli.program import OK, USAGE
 from offloaderd.model import OffloadMethod
 from offloaderd.policy import broker_conf
 from offloaderd.policy.fields import shown
+from offloaderd.rpc.message_json import picked
 from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
@@ -91,14 +92,7 @@ def import_json(found: Import) -> dict[str, Any]:
     """Return what was read as JSON shows it."""
     return {
         "keys": [
-            {
-                "line": one.line,
-                "key": one.key,
-                "value": one.value,
-                "used_as": one.used_as or None,
-                "why_not": one.why or None,
-            }
-            for one in found.verdicts
+            picked(one, "line", "key", "value", "used_as", "why_not=why", kept=("value",)) for one in found.verdicts
         ],
         "policies": dict(found.policies.said()),
         "settings": found.settings,

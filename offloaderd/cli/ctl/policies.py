@@ -19,6 +19,7 @@ from offloaderd.cli.ctl.quantities import warn_of_small_segments
 from offloaderd.cli.ctl.topics import topics
 from offloaderd.errors import InvalidInput
 from offloaderd.policy.fields import FIELDS, Kind, shown
+from offloaderd.rpc.message_json import picked
 from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
@@ -136,11 +137,7 @@ def policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
         "level": level_name(found.level),
         "own": {field.name: value for field, value in found.own.ListFields()},
         "effective": {
-            one.field: {
-                "value": getattr(found.effective, one.field),
-                "origin": one.origin,
-                "name": one.name or None,
-            }
+            one.field: {"value": getattr(found.effective, one.field), **picked(one, "origin", "name", kept=("origin",))}
             for one in found.origins
         },
         "damage": found.damage or None,
@@ -187,15 +184,7 @@ def changed(
 ) -> None:
     """Show what was changed, or would be."""
     if session.json:
-        rows = [
-            {
-                "topic": one.topic,
-                "outcome": one.outcome,
-                "differences": list(one.differences),
-                "reason": one.reason or None,
-            }
-            for one in done.topics
-        ]
+        rows = [picked(one, "topic", "outcome", "differences", "reason") for one in done.topics]
         show.document({"level": level_name(level), "dry_run": dry_run, "topics": rows, "notes": list(done.notes)})
         return
     if dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.cli import show
-from offloaderd.rpc.message_json import as_json
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,32 +106,23 @@ def order_line(order: rollback_pb2.RollbackOrder) -> str:
 
 def plan_json(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> dict[str, object]:
     """Return a plan as JSON shows it; what is not known, or does not apply, is null."""
+
+    def ledger_json(ledger: rollback_pb2.RollbackLedger) -> dict[str, object]:
+        effort = picked(ledger, "requests", "seconds") if goes(ledger, to) else {"requests": None, "seconds": None}
+        return {
+            **picked(ledger, "ledger_id", "standing"),
+            "converts": goes(ledger, to),
+            **picked(ledger, "why", "entries", "payload_bytes", "segments"),
+            **effort,
+            **picked(ledger, "segment_id", "driver"),
+        }
+
     return {
         "topic": one.topic,
-        "ledgers": [
-            {
-                "ledger_id": ledger.ledger_id,
-                "standing": ledger.standing,
-                "converts": goes(ledger, to),
-                "why": ledger.why or None,
-                "entries": ledger.entries,
-                "payload_bytes": ledger.payload_bytes,
-                "segments": ledger.segments,
-                "requests": ledger.requests if goes(ledger, to) else None,
-                "seconds": round(ledger.seconds, 3) if goes(ledger, to) else None,
-                "segment_id": ledger.segment_id or None,
-                "driver": ledger.driver or None,
-            }
-            for ledger in one.ledgers
-        ],
-        "losses": list(one.losses),
-        "method": one.method,
-        "enabled": one.enabled,
-        "prefix": one.prefix,
+        "ledgers": [ledger_json(ledger) for ledger in one.ledgers],
+        **picked(one, "losses", "method", "enabled", "prefix", kept=("method", "prefix")),
         "bytes_per_s": round(one.bytes_per_s),
-        "measured": one.measured,
-        "history_unfinished": one.unfinished or None,
-        "order": as_json(one.order) if one.HasField("order") else None,
+        **picked(one, "measured", "history_unfinished=unfinished", "order"),
     }
 
 

@@ -14,6 +14,7 @@ from offloaderd.cli.ctl.read_styles import TIERS
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.clock import SystemClock
 from offloaderd.read.seek_goal import Goal, SeekKind
+from offloaderd.rpc.message_json import picked
 from offloaderd.rpc.v1 import read_pb2
 
 if TYPE_CHECKING:
@@ -108,14 +109,8 @@ def as_json(found: read_pb2.SeekResponse) -> dict[str, object]:
     """Return an answer as JSON shows it; what is not known is null."""
     return {
         "found": there(found),
-        "position": show.position_of(found, "position"),
-        "time_ms": found.time_ms if found.HasField("time_ms") else None,
-        "message_index": found.index if found.HasField("index") else None,
-        "entry_sequence": found.sequence if found.HasField("sequence") else None,
+        **picked(found, "position", "time_ms", "message_index=index", "entry_sequence=sequence"),
         "tier": TIERS.get(found.tier) if there(found) else None,
         "answered_by": read_pb2.SeekAnswer.Name(found.answer).removeprefix("SEEK_ANSWER_").lower(),
-        "gets": found.gets,
-        "get_bytes": found.get_bytes,
-        "tables": found.tables,
-        "source_reads": found.source_reads,
+        **picked(found, "gets", "get_bytes", "tables", "source_reads"),
     }

@@ -12,10 +12,9 @@ from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from offloaderd.cli.ctl.options import Session
     from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import inspect_pb2
@@ -65,16 +64,16 @@ async def _verify(session: Session, topic: TopicName, level: str) -> int:
                     elif flaws:
                         begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
                         click.echo(f"segment {found.segment_id} ({begin} to {end}):")
-                        write(flaws)
+                        flaws_view.write(flaws)
                 else:
                     bars.clear()
                     flaws = list(event.between.flaws)
                     segments, read_bytes = event.between.segments, event.between.read_bytes
                     if flaws and not session.json:
                         click.echo("between segments:")
-                        write(flaws)
+                        flaws_view.write(flaws)
                     if session.json:
-                        between = [as_json(flaw) for flaw in flaws]
+                        between = [flaws_view.as_json(flaw) for flaw in flaws]
                         click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
                 problems += sum(flaw.is_problem for flaw in flaws)
     if not session.json:
@@ -83,28 +82,7 @@ async def _verify(session: Session, topic: TopicName, level: str) -> int:
     return CORRUPT if problems else OK
 
 
-def write(flaws: Iterable[inspect_pb2.Flaw]) -> None:
-    """Show flaws to people."""
-    flaws_view.write((flaw, offset_of(flaw)) for flaw in flaws)
-
-
-def offset_of(flaw: inspect_pb2.Flaw) -> int | None:
-    """Return the byte, None for the whole object."""
-    return flaw.offset if flaw.HasField("offset") else None
-
-
-def as_json(flaw: inspect_pb2.Flaw) -> dict[str, object]:
-    """Return a flaw as JSON shows it."""
-    return flaws_view.as_json(flaw, offset_of(flaw), flaw.segment_id)
-
-
 def segment_json(found: inspect_pb2.VerifyEvent.Segment) -> dict[str, object]:
     """Return a segment as JSON shows it."""
-    return {
-        "segment_id": found.segment_id,
-        "begin": show.position_of(found, "begin"),
-        "end": show.position_of(found, "end"),
-        "data_bytes": found.data_bytes,
-        "read_bytes": found.read_bytes,
-        "flaws": [as_json(flaw) for flaw in found.flaws],
-    }
+    told = picked(found, "segment_id", "begin", "end", "data_bytes", "read_bytes", kept=("segment_id",))
+    return {**told, "flaws": [flaws_view.as_json(flaw) for flaw in found.flaws]}

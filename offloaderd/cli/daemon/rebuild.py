@@ -16,13 +16,14 @@ from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import Conflict, Transient
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.config import Settings
-    from offloaderd.model import TopicName
+    from offloaderd.model import Position, TopicName
     from offloaderd.upkeep.rebuild import Found, Plan
     from offloaderd.upkeep.rebuild_known import Problem
     from offloaderd.upkeep.rebuild_plan import TopicPlan
@@ -150,7 +151,8 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
         if apply:
             raise
         target = str(error)
-    shown = Shown(found, plan, written, target, applied=apply, seconds=clock.monotonic() - started)
+    seconds = clock.monotonic() - started
+    shown = Shown(found=found, plan=plan, written=written, target=target, applied=apply, seconds=seconds)
     if as_json:
         show.document(shown.document())
     else:
@@ -158,100 +160,112 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
     return FAILED if shown.left_out or target else OK
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The outcome, for people and for programs."""
+    """The outcome, for people and for programs. `target` says why the metadata cannot take it."""
 
-    def __init__(
-        self, found: Found, plan: Plan, written: Sequence[TopicName], target: str, *, applied: bool, seconds: float
-    ) -> None:
-        self._found = found
-        self._plan = plan
-        self._written = set(written)
-        self._target = target
-        self._applied = applied
-        self._seconds = seconds
+    found: Found
+    plan: Plan
+    written: Sequence[TopicName]
+    target: str
+    applied: bool
+    seconds: float
 
     @property
     def left_out(self) -> int:
         """How many topics are not written because somebody has to decide first."""
-        return sum(self.state(one) == "blocked" for one in self._plan.topics) + self._plan.blocked
+        return sum(self.state(one) == "blocked" for one in self.plan.topics) + self.plan.blocked
 
     def state(self, plan: TopicPlan) -> str:
         """Return what became of a topic, in a word."""
-        if plan.topic in self._written:
+        if plan.topic in self.written:
             return "written"
-        return "blocked" if plan.blocked or self._plan.blocked else "ready"
+        return "blocked" if plan.blocked or self.plan.blocked else "ready"
 
     def write(self) -> None:
         """Show it to people."""
-        plans = self._plan.topics
+        plans = self.plan.topics
         if plans:
-            show.table(COLUMNS, [self._row(plan) for plan in plans])
+            TABLE.show(map(self._line, plans))
             click.echo()
-        problems = [*self._plan.problems, *(problem for plan in plans for problem in plan.problems)]
+        problems = [*self.plan.problems, *(problem for plan in plans for problem in plan.problems)]
         for problem in problems:
             click.echo(line(problem))
         if problems:
             click.echo()
-        counts = self._found.counts
+        counts = self.found.counts
         click.echo(
             f"read {show.plural(counts.segments, 'segment')} ({show.size(counts.object_bytes)}) of "
-            f"{show.plural(len(plans), 'topic')} in {show.age(self._seconds)}"
+            f"{show.plural(len(plans), 'topic')} in {show.age(self.seconds)}"
         )
         ready = sum(self.state(plan) == "ready" for plan in plans)
-        if self._applied:
-            click.echo(f"wrote {show.plural(len(self._written), 'topic')}")
+        if self.applied:
+            click.echo(f"wrote {show.plural(len(self.written), 'topic')}")
         else:
             click.echo(f"would write {show.plural(ready, 'topic')}")
         if self.left_out:
             click.echo("what is blocked is not written: decide with --prefer and --without, or restore what is missing")
-        if self._target:
-            click.echo(f"the target cannot take it: {self._target}")
-        elif not self._applied and ready:
+        if self.target:
+            click.echo(f"the target cannot take it: {self.target}")
+        elif not self.applied and ready:
             click.echo("nothing was written: this was a dry run, add --apply")
 
-    def _row(self, plan: TopicPlan) -> tuple[str, ...]:
+    def _line(self, plan: TopicPlan) -> Line:
         segments = plan.map.segments
-        return (
-            self.state(plan),
-            str(plan.topic),
-            show.number(len(segments)),
-            show.number(sum(one.entries for one in segments)),
-            show.size(sum(one.payload_bytes for one in segments)),
-            str(segments[0].begin) if segments else "-",
-            str(segments[-1].end) if segments else "-",
-            show.number(len(plan.map.losses)),
+        return Line(
+            state=self.state(plan),
+            topic=plan.topic,
+            segments=len(segments),
+            entries=sum(one.entries for one in segments),
+            payload_bytes=sum(one.payload_bytes for one in segments),
+            begin=segments[0].begin if segments else None,
+            end=segments[-1].end if segments else None,
+            losses=len(plan.map.losses),
         )
 
     def document(self) -> dict[str, object]:
         """Return it for programs."""
-        counts = self._found.counts
+        names = ("topic", "state", "segments", "entries", "payload_bytes", "begin", "end", "losses")
         return {
-            "applied": self._applied,
-            "segments": counts.segments,
-            "object_bytes": counts.object_bytes,
-            "seconds": round(self._seconds, 3),
-            "target": self._target or None,
+            "applied": self.applied,
+            **picked(self.found.counts, "segments", "object_bytes"),
+            **picked(self, "seconds", "target"),
             "topics": [
                 {
-                    "topic": str(plan.topic),
-                    "state": self.state(plan),
-                    "segments": len(plan.map.segments),
-                    "entries": sum(one.entries for one in plan.map.segments),
-                    "payload_bytes": sum(one.payload_bytes for one in plan.map.segments),
-                    "begin": str(plan.map.segments[0].begin) if plan.map.segments else None,
-                    "end": str(plan.map.segments[-1].end) if plan.map.segments else None,
-                    "losses": len(plan.map.losses),
+                    **picked(self._line(plan), *names),
                     "epoch": plan.epoch,
                     "problems": [as_json(problem) for problem in plan.problems],
                 }
-                for plan in self._plan.topics
+                for plan in self.plan.topics
             ],
-            "problems": [as_json(problem) for problem in self._plan.problems],
+            "problems": [as_json(problem) for problem in self.plan.problems],
         }
 
 
-COLUMNS = ("STATE", "TOPIC", ">SEGMENTS", ">ENTRIES", ">PAYLOAD", "BEGIN", "END", ">LOSSES")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What is shown of a topic."""
+
+    state: str
+    topic: TopicName
+    segments: int
+    entries: int
+    payload_bytes: int
+    begin: Position | None
+    end: Position | None
+    losses: int
+
+
+TABLE = show.Table[Line](
+    ("STATE", "state"),
+    ("TOPIC", "topic"),
+    (">SEGMENTS", "segments"),
+    (">ENTRIES", "entries"),
+    (">PAYLOAD", "payload_bytes"),
+    ("BEGIN", "begin"),
+    ("END", "end"),
+    (">LOSSES", "losses"),
+)
 
 
 def line(problem: Problem) -> str:
@@ -264,11 +278,4 @@ def line(problem: Problem) -> str:
 
 def as_json(problem: Problem) -> dict[str, object]:
     """Return a problem as JSON shows it."""
-    return {
-        "kind": problem.kind.value,
-        "blocks": problem.blocks,
-        "topic": str(problem.topic) if problem.topic is not None else None,
-        "segments": [str(segment_id) for segment_id in problem.segments],
-        "text": problem.text,
-        "what_to_do": problem.what_to_do or None,
-    }
+    return picked(problem, "kind", "blocks", "topic", "segments", "text", "what_to_do", kept=("text",))

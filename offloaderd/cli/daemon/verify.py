@@ -18,6 +18,7 @@ from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import InvalidConfig, OffloaderError
+from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 NOT_LOOKED = 3
 LEVELS = ("metadata", "headers", "full")
+COUNTS = ("segments", "entries", "object_bytes", "problems", "unreachable")
+SUM = ("topics", "segments", "entries", "object_bytes", "problems", "notes", "unreachable", "error", "last_topic=last")
 
 
 class Against(TypedDict):
@@ -218,11 +221,8 @@ class View:
         if one.topic is not None:
             self.topics += 1
             self.last = str(one.topic)
-        self.segments += one.segments
-        self.entries += one.entries
-        self.object_bytes += one.object_bytes
-        self.problems += one.problems
-        self.unreachable += one.unreachable
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(one, name))
         self.notes += len(one.flaws) - one.problems - one.unreachable
         if self.as_json:
             click.echo(show.json_line(as_document(one, ledgers)), nl=False)
@@ -231,7 +231,7 @@ class View:
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
         held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
         click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
-        flaws_view.write((flaw, flaw.offset) for flaw in one.flaws)
+        flaws_view.write(one.flaws)
         flaws_view.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
@@ -250,7 +250,7 @@ class View:
         """Show the sum; returns the exit code."""
         code = FAILED if self.problems else NOT_LOOKED if self.unreachable else OK
         if self.as_json:
-            click.echo(show.json_line({"summary": self._sum()}), nl=False)
+            click.echo(show.json_line({"summary": picked(self, *SUM)}), nl=False)
             return code
         looked = f"{show.plural(self.segments, 'segment')} of {show.plural(self.topics, 'topic')}"
         said = f"looked at {looked}: {show.number(self.entries)} entries, {show.size(self.object_bytes)}"
@@ -260,29 +260,11 @@ class View:
             click.echo("not everything could be looked at")
         return code
 
-    def _sum(self) -> dict[str, object]:
-        return {
-            "topics": self.topics,
-            "segments": self.segments,
-            "entries": self.entries,
-            "object_bytes": self.object_bytes,
-            "problems": self.problems,
-            "notes": self.notes,
-            "unreachable": self.unreachable,
-            "error": self.error or None,
-            "last_topic": self.last or None,
-        }
-
 
 def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str, object]:
     """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
     return {
-        "topic": str(one.topic) if one.topic is not None else None,
-        "segments": one.segments,
-        "entries": one.entries,
-        "object_bytes": one.object_bytes,
-        "read_bytes": one.read_bytes,
-        "problems": one.problems,
-        "flaws": [flaws_view.as_json(flaw, flaw.offset, str(flaw.segment_id or "")) for flaw in one.flaws],
+        **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
+        "flaws": [flaws_view.as_json(flaw) for flaw in one.flaws],
         "ledgers": [flaws_view.ledger_as_json(ledger) for ledger in ledgers],
     }
