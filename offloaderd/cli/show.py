@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
@@ -17,7 +18,7 @@ from offloaderd.rpc.v1 import common_pb2
 from offloaderd.words import age, moment, number, plural, rate, size, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "WIDE", "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
@@ -90,8 +91,11 @@ class Table(Generic[T]):
 
 
 def cell(of: object, field: str) -> str:
-    """Return a field as its name and type say: bytes, a time, seconds, a position, a number, a text; `-` if unset."""
-    value = getattr(of, field)
+    """Return a field, or an item of a mapping, as its name and type say; `-` if it is unset.
+
+    That is as bytes, a moment, a time, a number with its thousands apart, an id, a position or a text.
+    """
+    value = of[field] if isinstance(of, Mapping) else getattr(of, field)
     if value is None:
         return "-"
     if isinstance(of, Message) and of.DESCRIPTOR.fields_by_name[field].has_presence and not of.HasField(field):

@@ -53,27 +53,22 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
     log.configure("error", settings.log.format)
     scratch = Scratch.named(settings, word or clock.uuid().hex[:12])
     if word is not None:
-        return session.run(_clean(scratch, clock, as_json=session.json))
-    return session.run(_drill(scratch, clock, output, apply=apply, as_json=session.json))
+        objects, records = session.run(scratch.clean(clock))
+        session.tell(
+            {"drill": scratch.name, "objects": objects, "records": records},
+            f"{scratch.name}: {show.plural(objects, 'object')} and {show.plural(records, 'node')} were taken away",
+        )
+        return OK
+    return session.run(_drill(session, scratch, clock, output, apply=apply))
 
 
-async def _clean(scratch: Scratch, clock: Clock, *, as_json: bool) -> int:
-    objects, records = await scratch.clean(clock)
-    if as_json:
-        show.document({"drill": scratch.name, "objects": objects, "records": records})
-    else:
-        nodes = show.plural(records, "node")
-        click.echo(f"{scratch.name}: {show.plural(objects, 'object')} and {nodes} were taken away")
-    return OK
-
-
-async def _drill(scratch: Scratch, clock: Clock, output: Path | None, *, apply: bool, as_json: bool) -> int:
+async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path | None, *, apply: bool) -> int:
     from offloaderd.drill import drill as work  # noqa: PLC0415 - as above
     from offloaderd.drill.exercises import EXERCISES  # noqa: PLC0415
 
     if not apply:
         await work.check_reach(scratch, clock)
-        if as_json:
+        if session.json:
             plan = [{"promise": one.promise, "done": one.done, "tried": one.run is not None} for one in EXERCISES]
             show.document({"drill": scratch.name, "where": work.where(scratch), "plan": plan})
         else:
@@ -86,10 +81,7 @@ async def _drill(scratch: Scratch, clock: Clock, output: Path | None, *, apply: 
     text = report.markdown(show.moment(report.started_ms))
     if output is not None:
         await asyncio.to_thread(output.write_text, text, encoding="utf-8")
-    if as_json:
-        show.document(report.document())
-    else:
-        click.echo(text, nl=False)
+    session.tell(report.document(), lambda: click.echo(text, nl=False))
     return OK if report.sound else FAILED
 
 

@@ -75,14 +75,10 @@ async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Seq
             elif show_all or event.find.kind not in QUIET:
                 finds.append(event.find)
     assert summary is not None  # noqa: S101 - a stream that ends well ends with it
-    if session.json:
-        show.document({"finds": [as_json(find) for find in finds], "summary": as_json(summary)})
-    else:
-        if finds:
-            told = [(find, 1) for find in finds] if show_all else alike(finds)
-            show.table(COLUMNS, [row(find, count) for find, count in told])
-            click.echo()
-        click.echo("\n".join(lines(summary)))
+    told = [(find, 1) for find in finds] if show_all else alike(finds)
+    table = f"{show.rendered(COLUMNS, (row(find, count) for find, count in told))}\n" if told else ""
+    document = {"finds": [as_json(find) for find in finds], "summary": as_json(summary)}
+    session.tell(document, table + "\n".join(lines(summary)))
     return FAILED if summary.verdicts["alarm"] or summary.verdicts["failed"] else OK
 
 

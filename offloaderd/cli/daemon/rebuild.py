@@ -19,11 +19,11 @@ from offloaderd.errors import Conflict, Transient
 from offloaderd.rpc.message_json import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from offloaderd.config import Settings
-    from offloaderd.model import Position, TopicName
+    from offloaderd.model import TopicName
     from offloaderd.upkeep.rebuild import Found, Plan
     from offloaderd.upkeep.rebuild_known import Problem
     from offloaderd.upkeep.rebuild_plan import TopicPlan
@@ -152,7 +152,7 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
             raise
         target = str(error)
     seconds = clock.monotonic() - started
-    shown = Shown(found=found, plan=plan, written=written, target=target, applied=apply, seconds=seconds)
+    shown = Shown(found=found, plan=plan, written=set(written), target=target, applied=apply, seconds=seconds)
     if as_json:
         show.document(shown.document())
     else:
@@ -166,7 +166,7 @@ class Shown:
 
     found: Found
     plan: Plan
-    written: Sequence[TopicName]
+    written: Collection[TopicName]
     target: str
     applied: bool
     seconds: float
@@ -186,7 +186,7 @@ class Shown:
         """Show it to people."""
         plans = self.plan.topics
         if plans:
-            TABLE.show(map(self._line, plans))
+            TABLE.show(map(self._topic, plans))
             click.echo()
         problems = [*self.plan.problems, *(problem for plan in plans for problem in plan.problems)]
         for problem in problems:
@@ -210,29 +210,28 @@ class Shown:
         elif not self.applied and ready:
             click.echo("nothing was written: this was a dry run, add --apply")
 
-    def _line(self, plan: TopicPlan) -> Line:
+    def _topic(self, plan: TopicPlan) -> dict[str, object]:
         segments = plan.map.segments
-        return Line(
-            state=self.state(plan),
-            topic=plan.topic,
-            segments=len(segments),
-            entries=sum(one.entries for one in segments),
-            payload_bytes=sum(one.payload_bytes for one in segments),
-            begin=segments[0].begin if segments else None,
-            end=segments[-1].end if segments else None,
-            losses=len(plan.map.losses),
-        )
+        return {
+            "topic": str(plan.topic),
+            "state": self.state(plan),
+            "segments": len(segments),
+            "entries": sum(one.entries for one in segments),
+            "payload_bytes": sum(one.payload_bytes for one in segments),
+            "begin": str(segments[0].begin) if segments else None,
+            "end": str(segments[-1].end) if segments else None,
+            "losses": len(plan.map.losses),
+        }
 
     def document(self) -> dict[str, object]:
         """Return it for programs."""
-        names = ("topic", "state", "segments", "entries", "payload_bytes", "begin", "end", "losses")
         return {
             "applied": self.applied,
             **picked(self.found.counts, "segments", "object_bytes"),
             **picked(self, "seconds", "target"),
             "topics": [
                 {
-                    **picked(self._line(plan), *names),
+                    **self._topic(plan),
                     "epoch": plan.epoch,
                     "problems": [as_json(problem) for problem in plan.problems],
                 }
@@ -242,21 +241,7 @@ class Shown:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """What is shown of a topic."""
-
-    state: str
-    topic: TopicName
-    segments: int
-    entries: int
-    payload_bytes: int
-    begin: Position | None
-    end: Position | None
-    losses: int
-
-
-TABLE = show.Table[Line](
+TABLE = show.Table[dict[str, object]](
     ("STATE", "state"),
     ("TOPIC", "topic"),
     (">SEGMENTS", "segments"),
