@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.cli.ctl.quantities import DURATION, SIZE, DurationParam
+from offloaderd.cli.ctl.quantities import DURATION, SIZE, duration_param
 from offloaderd.config import check
 from offloaderd.policy.fields import FIELDS
 from offloaderd.units import DURATIONS, SIZES, parse_bytes, parse_seconds
@@ -70,7 +70,7 @@ def test_a_bare_number_is_what_the_caller_says() -> None:
 
 def test_limits_of_an_option_are_its_own() -> None:
     """Nothing is no duration, unless the option says so."""
-    assert DurationParam(0).convert("0s", None, None) == 0
-    for param in (DURATION, DurationParam(0.2)):
+    assert duration_param(0).convert("0s", None, None) == 0
+    for param in (DURATION, duration_param(0.2)):
         with pytest.raises(Exception, match=r"is not more than 0|is less than 0\.2 s"):
             param.convert("0", None, None)

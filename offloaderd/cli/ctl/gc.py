@@ -9,7 +9,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.quantities import DurationParam
+from offloaderd.cli.ctl.quantities import duration_param
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.rpc.message_json import as_json
 
@@ -29,7 +29,7 @@ QUIET = frozenset({"young", "foreign"})
     "--grace",
     "grace_s",
     metavar="TIME",
-    type=DurationParam(0),
+    type=duration_param(0),
     help="Leave what is younger, by the store's clock. [default: the daemon's gc.grace_s]",
 )
 @click.option(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
+from offloaderd.cli.ctl.quantities import Parsed
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
@@ -13,27 +13,23 @@ if TYPE_CHECKING:
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-class MomentParam(click.ParamType[int]):
-    """A point in time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Gives the latter."""
+def moment_ms(value: str) -> int:
+    """Read a point in time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Gives the latter.
 
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a time, or fail with what one looks like."""
-        if isinstance(value, int):
-            return value
-        text = value.strip()
-        if text.isascii() and text.isdecimal():
-            return int(text)
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            self.fail(f"not a time: {value!r}; write 2026-11-21T10:00:00Z or milliseconds since 1970", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        wall_ms = (moment - datetime.fromtimestamp(0, UTC)) // _MILLISECOND
-        if wall_ms < 0:
-            self.fail(f"{value!r} is before 1970", param, ctx)
-        return wall_ms
+    Raises ValueError with what one looks like.
+    """
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"not a time: {value!r}; write 2026-11-21T10:00:00Z or milliseconds since 1970") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    wall_ms = (moment - datetime.fromtimestamp(0, UTC)) // _MILLISECOND
+    if wall_ms < 0:
+        raise ValueError(f"{value!r} is before 1970")
+    return wall_ms
 
 
 def ago_ms(clock: Clock, seconds: float) -> int:
@@ -41,4 +37,4 @@ def ago_ms(clock: Clock, seconds: float) -> int:
     return max(0, clock.wall_ms() - round(seconds * 1000))
 
 
-MOMENT = MomentParam()
+MOMENT = Parsed("time", moment_ms)

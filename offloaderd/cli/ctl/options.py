@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from offloaderd.cli import show
-from offloaderd.cli.ctl.quantities import DURATION
+from offloaderd.cli.ctl.quantities import DURATION, Parsed
 from offloaderd.client import DaemonClient, Trust, Unreachable
-from offloaderd.errors import InvalidInput
 from offloaderd.model import Position, ReadPriority, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.standalone import state
@@ -226,56 +225,14 @@ def merged(
     return replace(session, timeout_s=timeout_s or session.timeout_s, json=as_json or session.json)
 
 
-class TopicParam(click.ParamType[TopicName]):
-    """A topic name as pulsar-admin takes it."""
-
-    name = "topic"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicName:  # noqa: ANN401
-        """Parse a name, or fail with what one looks like."""
-        try:
-            return value if isinstance(value, TopicName) else TopicName.parse(value)
-        except InvalidInput as error:
-            self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
-
-
 def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
     """Read the one topic or pattern of a command; tells of quotes when the shell seems to have expanded a pattern."""
     if len(words) > 1:
         hint = "quote a pattern, or the shell puts names of files in its place: 'public/default/*'"
         raise click.UsageError(f"one topic or pattern, not {len(words)}\nhint: {hint}", context)
-    try:
-        return TopicPattern.named(words[0])
-    except InvalidInput as error:
-        raise click.BadParameter(f"{error.message}\nhint: {error.hint}", context, param) from None
+    return Parsed("pattern", TopicPattern.named).convert(words[0], param, context)
 
 
-class PositionParam(click.ParamType[Position]):
-    """A position `LEDGER:ENTRY`."""
-
-    name = "position"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:  # noqa: ANN401
-        """Parse a position, or fail with what one looks like."""
-        try:
-            return value if isinstance(value, Position) else Position.parse(value)
-        except InvalidInput as error:
-            self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
-
-
-class PriorityParam(click.ParamType[ReadPriority]):
-    """A read priority of PIP-73."""
-
-    name = "priority"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ReadPriority:  # noqa: ANN401
-        """Parse a priority, or fail with the list."""
-        try:
-            return ReadPriority.parse(value)
-        except InvalidInput as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-
-
-TOPIC = TopicParam()
-POSITION = PositionParam()
-PRIORITY = PriorityParam()
+TOPIC = Parsed("topic", TopicName.parse)
+POSITION = Parsed("position", Position.parse)
+PRIORITY = Parsed("priority", ReadPriority.parse)

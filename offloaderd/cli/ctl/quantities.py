@@ -1,59 +1,74 @@
-"""Sizes and durations as options of commands; units.py says how they are written."""
+"""What commands take as options: texts that are parsed, sizes and durations; units.py says how these are written."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from offloaderd import words
+from offloaderd.errors import InvalidInput
 from offloaderd.units import format_bytes, parse_bytes, parse_seconds
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 SEGMENT_BYTES_SMALL = 2**20
 """No policy is refused below it, as tests and trials need such segments; nobody wants them for long."""
 
 
-class SizeParam(click.ParamType[int]):
-    """A number of bytes: 1048576, 64MiB, 64M, 256MB. One without a unit counts `bare` bytes."""
+def with_hint(_: str, error: Exception) -> str:
+    """Return what is said of a text that cannot be parsed: the error, and its hint in a line of its own."""
+    if not isinstance(error, InvalidInput):
+        return str(error)
+    return f"{error.message}\nhint: {error.hint}" if error.hint else error.message
 
-    name = "size"
 
-    def __init__(self, bare: int = 1) -> None:
-        self._bare = Fraction(bare)
+class Parsed(click.ParamType[T]):
+    """What `parse` makes of a text; `told` says of one that it refuses what one looks like."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a size > 0, or fail with what one looks like; a default is taken as it is."""
-        if isinstance(value, int):
-            return value
+    def __init__(self, name: str, parse: Callable[[str], T], told: Callable[[str, Exception], str] = with_hint) -> None:
+        self.name = name
+        self._parse = parse
+        self._told = told
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:  # noqa: ANN401
+        """Parse a text, or fail; a default is taken as it is."""
+        if not isinstance(value, str):
+            parsed: T = value
+            return parsed
         try:
-            size = parse_bytes(value, bare=self._bare)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-        return size if size > 0 else self.fail(f"{value!r} is not a size: at least 1 byte", param, ctx)
+            return self._parse(value)
+        except (InvalidInput, ValueError) as error:
+            self.fail(self._told(value, error), param, ctx)
 
 
-class DurationParam(click.ParamType[float]):
-    """A duration: 90s, 15min, 2h, 1.5d, or seconds. Gives seconds, `least` or more; more than 0 without one."""
+def size_param(bare: int = 1) -> Parsed[int]:
+    """Return a number of bytes: 1048576, 64MiB, 64M, 256MB. One without a unit counts `bare` bytes."""
 
-    name = "duration"
+    def parse(text: str) -> int:
+        size = parse_bytes(text, bare=Fraction(bare))
+        if size <= 0:
+            raise ValueError("not a size: at least 1 byte")
+        return size
 
-    def __init__(self, least: float | None = None) -> None:
-        self._least = least
+    return Parsed("size", parse, lambda text, error: f"{text!r} is {error}")
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
-        """Parse a duration, or fail with what one looks like."""
-        if isinstance(value, float):
-            return value
-        try:
-            seconds = parse_seconds(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-        if self._least is None and seconds <= 0:
-            self.fail(f"{value!r} is not more than 0", param, ctx)
-        if self._least is not None and seconds < self._least:
-            self.fail(f"{value!r} is less than {self._least:g} s", param, ctx)
+
+def duration_param(least: float | None = None) -> Parsed[float]:
+    """Return a duration: 90s, 15min, 2h, 1.5d, or seconds. Gives seconds, `least` or more; more than 0 without one."""
+
+    def parse(text: str) -> float:
+        seconds = parse_seconds(text)
+        if least is None and seconds <= 0:
+            raise ValueError("not more than 0")
+        if least is not None and seconds < least:
+            raise ValueError(f"less than {least:g} s")
         return seconds
+
+    return Parsed("duration", parse, lambda text, error: f"{text!r} is {error}")
 
 
 def warn_of_small_segments(size_bytes: int) -> None:
@@ -66,5 +81,5 @@ def warn_of_small_segments(size_bytes: int) -> None:
         )
 
 
-SIZE = SizeParam()
-DURATION = DurationParam()
+SIZE = size_param()
+DURATION = duration_param()

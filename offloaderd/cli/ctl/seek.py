@@ -9,7 +9,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.moments import MOMENT, ago_ms
-from offloaderd.cli.ctl.quantities import DurationParam
+from offloaderd.cli.ctl.quantities import duration_param
 from offloaderd.cli.ctl.read_styles import TIERS
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.clock import SystemClock
@@ -31,7 +31,7 @@ NUMBER = click.IntRange(min=0, max=2**64 - 1)
 @click.option("--time", type=MOMENT, metavar="TIME", help="The first entry that is not older: ISO 8601 (UTC) or ms.")
 @click.option(
     "--ago",
-    type=DurationParam(0),
+    type=duration_param(0),
     metavar="DURATION",
     help="The first entry not older than this: 90s, 15min, 2h.",
 )

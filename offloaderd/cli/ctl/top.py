@@ -19,7 +19,7 @@ from rich.text import Text
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.quantities import DurationParam
+from offloaderd.cli.ctl.quantities import duration_param
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.offload.signal import race
@@ -106,7 +106,7 @@ class View:
 @click.option(
     "--interval",
     metavar="TIME",
-    type=DurationParam(0.2),
+    type=duration_param(0.2),
     default=2.0,
     help="Pause between two looks. [default: 2]",
 )

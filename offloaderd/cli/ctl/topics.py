@@ -9,8 +9,8 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options, topics_offload, topics_pause
-from offloaderd.cli.ctl.quantities import DURATION, SIZE, DurationParam, warn_of_small_segments
-from offloaderd.errors import InvalidInput, Transient
+from offloaderd.cli.ctl.quantities import DURATION, SIZE, Parsed, duration_param, warn_of_small_segments
+from offloaderd.errors import Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
 from offloaderd.policy.fields import FIELDS
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.client import DaemonClient
-    from offloaderd.policy.fields import Field
     from offloaderd.rpc.v1 import admin_pb2
 
 
@@ -145,24 +144,9 @@ def further_policies(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add options for the further policies."""
     for name in reversed(list(FURTHER)):
         field = FIELDS[name]
-        kind = PolicyParam(field)
+        kind = Parsed("|".join(field.choices) or str(field.kind), field.read)
         function = click.option(f"--{field.option}", name, type=kind, help=FURTHER[name])(function)
     return function
-
-
-class PolicyParam(click.ParamType[object]):
-    """A policy's value as a person writes it."""
-
-    def __init__(self, field: Field) -> None:
-        self.field = field
-        self.name = "|".join(field.choices) or str(field.kind)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401
-        """Read a value, or fail with the range."""
-        try:
-            return self.field.read(value) if isinstance(value, str) else value
-        except InvalidInput as error:
-            self.fail(error.message, param, ctx)
 
 
 @topics.command(short_help="Start offloading a topic, or all that match a pattern.")
@@ -178,7 +162,7 @@ class PolicyParam(click.ParamType[object]):
 @click.option(
     "--segment-age-min",
     "segment_age_min_s",
-    type=DurationParam(0),
+    type=duration_param(0),
     metavar="TIME",
     help="Let a segment that is full wait at least this long.",
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.offload import as_json, ask, code_of, followed, sentence, timeout_of
+from offloaderd.cli.ctl.quantities import Parsed, with_hint
 from offloaderd.client import DaemonClient, Unreachable
-from offloaderd.errors import InvalidInput
 from offloaderd.model import Position
 from offloaderd.policy.fields import Field, Kind
 
@@ -22,32 +22,12 @@ if TYPE_CHECKING:
 THRESHOLD = Field(name="--size-threshold", option="size-threshold", kind=Kind.BYTES)
 
 
-class ThresholdParam(click.ParamType[int]):
-    """Bytes that are to stay; 0 is allowed."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a size, or fail with the range."""
-        try:
-            read = value if isinstance(value, int) else THRESHOLD.read(value)
-        except InvalidInput as error:
-            self.fail(f"{error.message}; write bytes, or a number with K, M, G or T", param, ctx)
-        assert isinstance(read, int)  # noqa: S101 - as bytes are
-        return read
-
-
-class ToParam(click.ParamType["Position | str"]):
-    """A position, or `latest`."""
-
-    name = "position"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position | str:  # noqa: ANN401
-        """Parse it, or fail with what it looks like."""
-        return value if value == LATEST else options.POSITION.convert(value, param, ctx)
-
-
 LATEST = "latest"
+THRESHOLD_SIZE = Parsed(
+    "size", THRESHOLD.read, lambda text, error: f"{with_hint(text, error)}; write bytes, or a number with K, M, G or T"
+)
+"""Bytes that are to stay; 0 is allowed."""
+UNTIL = Parsed("position", lambda text: text if text == LATEST else Position.parse(text))
 
 
 @click.command("offload", short_help="Offload what a topic holds, or a part of it.")
@@ -55,14 +35,14 @@ LATEST = "latest"
 @click.option(
     "--size-threshold",
     "-s",
-    type=ThresholdParam(),
+    type=THRESHOLD_SIZE,
     metavar="SIZE",
     help="Leave at most so much in BookKeeper, e.g. 10G. The newest ledgers stay as long as their sizes, that of the "
     "open one included, add up to no more; all older ones go. The open ledger stays in any case. 0: all closed ones.",
 )
 @click.option(
     "--to",
-    type=ToParam(),
+    type=UNTIL,
     metavar="LEDGER:ENTRY|latest",
     help="Offload everything up to this entry, or all there is (the default).",
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
+from offloaderd.cli.ctl.quantities import Parsed
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK
@@ -29,20 +30,7 @@ if TYPE_CHECKING:
     from offloaderd.upkeep.rebuild_plan import TopicPlan
 
 
-class SegmentParam(click.ParamType[UUID]):
-    """A segment's uuid."""
-
-    name = "segment"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:  # noqa: ANN401
-        """Parse a uuid, or fail with what one looks like."""
-        try:
-            return value if isinstance(value, UUID) else UUID(value)
-        except ValueError:
-            self.fail(f"not a segment: {value!r}; write its whole uuid, as in its key", param, ctx)
-
-
-SEGMENT = SegmentParam()
+SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; write its whole uuid, as in its key")
 
 
 @click.command(short_help="Rebuild the metadata from the bucket alone.")

@@ -12,7 +12,7 @@ import click
 from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.quantities import SizeParam
+from offloaderd.cli.ctl.quantities import size_param
 from offloaderd.cli.daemon.check_config import CONFIG
 from offloaderd.cli.daemon.place import STANDALONE, served
 from offloaderd.cli.program import FAILED, OK, report
@@ -64,7 +64,7 @@ class Against(TypedDict):
 )
 @click.option("--dry-run", is_flag=True, help="With --against-map: revoke no grant, only say of which ledgers.")
 @click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
-@click.option("--rate", metavar="SIZE", type=SizeParam(2**20), help="Read at most this a second; a number is MiB.")
+@click.option("--rate", metavar="SIZE", type=size_param(2**20), help="Read at most this a second; a number is MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
 def verify(
     *,
