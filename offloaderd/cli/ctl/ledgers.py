@@ -8,7 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.rpc.message_json import as_json
+from offloaderd.rpc.message_json import as_json, picked
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
@@ -42,12 +42,8 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
       offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
     """
     found = session.ask(lambda client: client.ledgers(topic))
-    document = {
-        "topic": str(topic),
-        "ledgers": [as_json(one, nullable=("epoch",)) for one in found.ledgers],
-        "deleted_up_to": show.position_of(found, "floor"),
-        **as_json(found, leave_out=("ledgers", "floor")),
-    }
+    names = ("ledgers", "deleted_up_to=floor", "deleted_segments", "deleted_bytes", "source_error", "metadata_error")
+    document = {"topic": str(topic), **picked(found, *names, nullable=("epoch",))}
     session.tell(document, lambda: show_ledgers(topic, found))
 
 

@@ -86,7 +86,6 @@ def plan_cost(
 
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
     prices, offload = Prices(**settings.prices.model_dump()), settings.offload
-    scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
 
     async def asked(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
         return await measured(client, topics), {await held_by(client, name, offload) for name in topics}
@@ -96,36 +95,29 @@ def plan_cost(
     else:
         loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
-    chosen = {
-        (size, age) for size in sizes or sorted({size for size, _ in held}) for age in ages or (60.0, 600.0, 3600.0)
-    }
+    sizes = sizes or tuple(sorted({size for size, _ in held}))
+    chosen = {(size, age) for size in sizes for age in ages or (60.0, 600.0, 3600.0)}
     plans = [
-        Plan(
-            size,
-            age,
-            (size, age) in held,
-            estimate(
-                loads,
-                Cutting(
-                    segment_bytes_max=size,
-                    segment_age_max_s=age,
-                    block_bytes=offload.block_bytes,
-                    part_bytes=offload.part_bytes,
-                ),
-                prices,
-                scrub_interval_s=scrub_s,
-            ),
-        )
+        Plan(size, age, (size, age) in held, taken(settings, loads, prices, size, age))
         for size, age in sorted(chosen | held)
     ]
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
-    load_all = {"topics": topic_count, "bytes_per_s": rate_s}
+    measure = {"topics": topic_count, "bytes_per_s": rate_s}
     session.tell(
-        {"load": load_all, "prices": asdict(prices), "plans": [as_json(one) for one in plans]},
+        {"load": measure, "prices": asdict(prices), "plans": [as_json(one) for one in plans]},
         f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
         f"{TABLE.rendered(plans)}\n"
         "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",
     )
+
+
+def taken(settings: Any, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:  # noqa: ANN401 - see plan_cost
+    """Return what segments of such a size and age take."""
+    offload, scrub = settings.offload, settings.scrub
+    cutting = Cutting(
+        segment_bytes_max=size, segment_age_max_s=age, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes
+    )
+    return estimate(loads, cutting, prices, scrub_interval_s=scrub.interval_s if scrub.enabled else None)
 
 
 async def held_by(client: DaemonClient, topic: TopicName, offload: Any) -> tuple[int, float]:  # noqa: ANN401 - see plan_cost
