@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from io import StringIO
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 import click
 from google.protobuf.message import Message
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table as Grid
 
 from offloaderd.rpc.message_json import position_of, position_text
 from offloaderd.rpc.v1 import common_pb2
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
-    "WIDE", "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
+    "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
     "number", "plural", "position_of", "rate", "rendered", "size", "table", "visible",
 ]  # fmt: skip
 
 T = TypeVar("T")
-WIDE = 1000
-"""Width of a table: lines are never cut or folded, so that a key can be copied and a program can read them."""
 
 
 def document(value: Mapping[str, object]) -> None:
@@ -56,16 +53,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as text, without the blanks that pad its last column."""
-    target = Console(file=StringIO(), width=WIDE, markup=False, highlight=False, emoji=False, no_color=True)
-    grid = Grid(box=None, pad_edge=False, header_style="", padding=(0, 2, 0, 0))
-    for name in columns:
-        grid.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    with target.capture() as capture:
-        target.print(grid)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    """Return a table as text: a line a row, whatever is in it, without the blanks that pad its last column."""
+    lines = [[name.removeprefix(">") for name in columns], *([visible(one) for one in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+
+    def padded(text: str, width: int, name: str) -> str:
+        blanks = " " * (width - cell_len(text))
+        return blanks + text if name.startswith(">") else text + blanks
+
+    return "".join("  ".join(map(padded, line, widths, columns)).rstrip() + "\n" for line in lines)
 
 
 class Table(Generic[T]):

@@ -41,6 +41,14 @@ def test_cells_follow_from_names_and_types_of_fields() -> None:
     assert [show.cell(found, name) for name in found] == ["1 min 30 s", "12345", "-"]
 
 
+def test_a_row_is_a_line_whatever_is_in_it() -> None:
+    """What would move the cursor is shown as an escape; wide letters count as two columns; nothing is cut."""
+    rows = [("a\nb\x1b[2J", "x" * 2000), ("表", "y")]
+    first, *lines = show.rendered((">NAME", "VALUE"), rows).splitlines()
+    assert first == "       NAME  VALUE"
+    assert lines == [f"a\\nb\\x1b[2J  {'x' * 2000}", "         表  y"]
+
+
 def test_an_empty_text_is_a_dash_but_in_the_last_column() -> None:
     """Where blanks at the end of a line would say nothing."""
     table = show.Table[Report](("TOPIC", "topic"), ("WHY", "reason"), (">DONE", lambda _: "yes"), ("NOTE", "reason"))
