@@ -7,41 +7,35 @@ from typing import TYPE_CHECKING
 import click
 
 import offloaderd
-from offloaderd.cli.ctl import (
-    backfill,
-    control,
-    convert,
-    daemons,
-    doctor,
-    drill,
-    explain,
-    gc,
-    grants,
-    history,
-    identity,
-    import_broker_conf,
-    ledgers,
-    offload,
-    options,
-    plan_cost,
-    policies,
-    produce,
-    read,
-    rollback,
-    seek,
-    segments,
-    status,
-    top,
-    topics,
-    verify,
-)
-from offloaderd.cli.program import EXIT_CODES, Program
+from offloaderd.cli.ctl import options
+from offloaderd.cli.program import EXIT_CODES, LazyCommands, Program
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
 
+PLAIN = (
+    *("backfill", "convert", "daemons", "doctor", "drill", "explain", "gc", "grants", "history", "identity", "ledgers"),
+    *("offload", "produce", "read", "rollback", "seek", "segments", "status", "top", "verify"),
+)
+"""Commands whose modules have their names."""
+COMMANDS = {name: f"ctl.{name}:{name}" for name in PLAIN} | {
+    "broker": "ctl.policies:broker",
+    "drain": "ctl.daemons:drain",
+    "import-broker-conf": "ctl.import_broker_conf:import_broker_conf",
+    "log-level": "ctl.control:log_level",
+    "namespaces": "ctl.policies:namespaces",
+    "plan-cost": "ctl.plan_cost:plan_cost",
+    "reload": "ctl.control:reload_settings",
+    "topics": "ctl.policies:topics",  # which puts more commands into it
+}
 
-@click.group(cls=Program, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=Program,
+    commands=LazyCommands(COMMANDS),
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(offloaderd.__version__, prog_name="offloadctl")
 @options.common
 def cli(session: Session) -> None:
@@ -57,39 +51,6 @@ def cli(session: Session) -> None:
       offloadctl offload orders --wait
       offloadctl read orders --from 0:0 --max 5
     """
-
-
-for command in (
-    topics.topics,
-    status.status,
-    top.top,
-    offload.offload,
-    segments.segments,
-    explain.explain,
-    verify.verify,
-    read.read,
-    seek.seek,
-    produce.produce,
-    doctor.doctor,
-    drill.drill,
-    daemons.daemons,
-    daemons.drain,
-    control.reload_settings,
-    control.log_level,
-    gc.gc,
-    ledgers.ledgers,
-    plan_cost.plan_cost,
-    grants.grants,
-    identity.identity,
-    history.history,
-    backfill.backfill,
-    convert.convert,
-    rollback.rollback,
-    policies.broker,
-    policies.namespaces,
-    import_broker_conf.import_broker_conf,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import click
 
 import offloaderd
-from offloaderd.cli.daemon.check_config import check_config
-from offloaderd.cli.daemon.doctor import doctor
-from offloaderd.cli.daemon.health import health
-from offloaderd.cli.daemon.rebuild import rebuild
-from offloaderd.cli.daemon.serve import serve
-from offloaderd.cli.daemon.spark import spark
-from offloaderd.cli.daemon.standalone import standalone
-from offloaderd.cli.daemon.verify import verify
-from offloaderd.cli.program import Program
+from offloaderd.cli.program import LazyCommands, Program
 
 EXIT_CODES = """\b
 Exit codes:
@@ -22,8 +14,16 @@ Exit codes:
   2    wrong usage or configuration
   130  interrupted before the work was done"""
 
+PLAIN = ("doctor", "health", "rebuild", "serve", "spark", "standalone", "verify")
+COMMANDS = {name: f"daemon.{name}:{name}" for name in PLAIN} | {"check-config": "daemon.check_config:check_config"}
 
-@click.group(cls=Program, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=Program,
+    commands=LazyCommands(COMMANDS),
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(offloaderd.__version__, prog_name="offloaderd")
 def cli() -> None:
     """Stream Apache Pulsar's entries to S3 while the ledger is still being written.
@@ -35,10 +35,6 @@ def cli() -> None:
       offloaderd doctor --config offloaderd.toml
       offloaderd serve --config offloaderd.toml
     """
-
-
-for command in (serve, standalone, check_config, doctor, health, rebuild, verify, spark):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import sys
-from collections import defaultdict
+from collections import UserDict, defaultdict
 from contextvars import ContextVar
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloaderd.client import TimedOut, Unreachable
 from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ _AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 
 def exit_code(error: OffloaderError) -> int:
     """Return the exit code that tells a script what happened."""
+    from offloaderd.client import TimedOut, Unreachable  # noqa: PLC0415 - what goes well need not wait for gRPC
+
     kinds = (
         (Unreachable, UNREACHABLE),
         (TimedOut, TIMED_OUT),
@@ -56,6 +57,15 @@ def exit_code(error: OffloaderError) -> int:
         (Denied, DENIED),
     )
     return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands of a program by name, said as `module:attribute`; imported when they are called or listed."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a click.Command
+        """Return a command. Raises KeyError."""
+        module, _, attribute = self.data[name].partition(":")
+        return getattr(import_module(f"{__package__}.{module}"), attribute)
 
 
 class Program(click.Group):

@@ -209,6 +209,13 @@ def test_every_offloadctl_command_takes_the_shared_options() -> None:
         assert "--tls-key" not in help_text, words
 
 
+def test_a_command_waits_for_no_library_that_only_others_need() -> None:
+    """Probes of containers run `health` every few seconds."""
+    script = "import sys; from offloaderd.cli.offloaderd import cli; cli.commands['health']; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"grpc", "kazoo", "aiobotocore", "pyspark", "pydantic"} & set(done.stdout.split())
+
+
 def test_exit_codes_are_documented_alike() -> None:
     """What --help says of the codes is what docs/offloadctl.md says."""
     help_text = CliRunner().invoke(offloadctl.cli, ["--help"]).output
