@@ -74,11 +74,10 @@ def plan(
       offloadctl backfill plan --namespace public/default --segment-size 2GiB --config offloaderd.toml
       offloadctl backfill plan orders --config offloaderd.toml --json | jq '.topics[].segments'
     """
-    given = Given(names, namespaces, segment_size=segment_size)
-    wanted, chosen = given.checked()
-    settings = settings_of(session, config)
     from offloaderd.spark import backfill as work  # noqa: PLC0415 - --help need not wait for it
 
+    wanted, chosen = Given(names, namespaces, segment_size=segment_size).checked()
+    settings = settings_of(session, config)
     found = session.run(_with_stores(settings, lambda stores: work.plan(stores, wanted, chosen.segment_bytes)))
     prices = Prices(**settings.prices.model_dump())
     session.tell({"topics": [words.plan_json(*one, prices) for one in found]}, lambda: words.show_plans(found, prices))
@@ -160,10 +159,10 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
       offloadctl backfill status orders --config offloaderd.toml
       offloadctl backfill status --namespace public/default --config offloaderd.toml --json
     """
-    wanted, _ = Given(names, namespaces).checked()
-    settings = settings_of(session, config)
     from offloaderd.spark import backfill as work  # noqa: PLC0415 - as above
 
+    wanted, _ = Given(names, namespaces).checked()
+    settings = settings_of(session, config)
     found = session.run(_with_stores(settings, lambda stores: work.status(stores, wanted)))
     session.tell({"topics": [words.status_json(*one) for one in found]}, lambda: words.show_status(found))
 

@@ -227,9 +227,10 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
     from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
 
     wanted, _ = Given(names, namespaces).checked()
+    settings = settings_of(session, config)
 
     async def asked() -> list[Status]:
-        async with _shop(settings_of(session, config)) as (shop, _):
+        async with _shop(settings) as (shop, _):
             topics = await work.named(shop.metadata, wanted.topics, wanted.namespaces)
             return [await work.status(shop.metadata, topic) for topic in topics]
 
@@ -250,8 +251,10 @@ def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     """
     from offloaderd.spark import convert as work  # noqa: PLC0415 - as above
 
+    settings = settings_of(session, config)
+
     async def cancelled() -> int:
-        async with _shop(settings_of(session, config)) as (shop, _):
+        async with _shop(settings) as (shop, _):
             return await work.cancel(shop, topic)
 
     begun = session.run(cancelled())

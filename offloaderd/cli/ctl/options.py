@@ -81,13 +81,13 @@ class Session:
         return self.run(asked())
 
     def tell(self, document: Mapping[str, object], text: str | Callable[[], object]) -> None:
-        """Write an answer: the document with --json, else the text, or what is to be called for it."""
+        """Write an answer: the document with --json, else the text, if there is any, or what is to be called for it."""
         if self.json:
             show.document(document)
-        elif isinstance(text, str):
-            click.echo(text)
-        else:
+        elif callable(text):
             text()
+        elif text:
+            click.echo(text)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a command to its end. Where a standalone has stopped, the error names it."""
