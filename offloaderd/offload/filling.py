@@ -48,21 +48,10 @@ class Filling:
         self._topic = topic
         self._clock = clock
         self._metrics = metrics
-        self._roll_to: Position | None = None
-        self._pressed = False
 
     @property
     def _buffer(self) -> TailingBuffer:
         return self._topic.buffer
-
-    def asked_for(self, position: Position) -> bool:
-        """Say whether everything up to `position` was asked for."""
-        return self._roll_to is not None and position <= self._roll_to
-
-    def ask(self, target: Position) -> None:
-        """Have the segment sealed as soon as it holds the entry at `target`."""
-        self._roll_to = max(target, self._roll_to or target)
-        self._buffer.changed.notify()
 
     def press(self) -> bool:
         """Have it sealed soon, because memory is short; says whether that, or a seal that there is, will free some.
@@ -70,9 +59,7 @@ class Filling:
         A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
         takes yet.
         """
-        if not self._pressed:
-            self._pressed = True
-            self._buffer.changed.notify()
+        self._topic.requests.free_memory()
         attempt, builder = self._topic.attempt, self._topic.builder
         end = attempt.end if attempt is not None else None
         if end is not None and self.taken < end:
@@ -84,11 +71,6 @@ class Filling:
             return bool(waiting)
         first = waiting[0].first
         return self._topic.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
-
-    def committed(self, end: Position) -> None:
-        """A segment that ends with the entry at `end` is part of the topic."""
-        self._roll_to = None if self._roll_to is not None and self._roll_to <= end else self._roll_to
-        self._pressed = False
 
     async def fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
         """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
@@ -191,15 +173,15 @@ class Filling:
         builder, settled = segment.builder, not self._catching_up(segment)
         if not builder.entries:
             return None
-        age_s = self._topic.open_segment_age_s
+        age_s, requested = self._topic.open_segment_age_s, self._topic.requests.now()
         return self._topic.policy.decide(
             payload_bytes=builder.payload_bytes,
             # A size that is reached ends it in any case: nothing more is taken then, see `_take_until_rolled`.
             age_s=age_s if settled else min(age_s, self._topic.policy.segment_age_min_s),
             full=builder.full,
-            manual=settled and self._roll_to is not None and self.taken >= self._roll_to,
+            manual=settled and requested.seal_to is not None and self.taken >= requested.seal_to,
             switch=self._topic.next.ends_here(self.taken),
-            memory=self._pressed and self._worth_rolling(builder),
+            memory=requested.memory and self._worth_rolling(builder),
             stopping=self._topic.may_stop(),
         )
 

@@ -128,7 +128,7 @@ class NextSegment:
         info = ledgers.get(ledger_id)
         if info is None or not info.closed:
             return False
-        if self._topic.filling.asked_for(Position(ledger_id, info.entries - 1)):
+        if self._topic.requests.includes(Position(ledger_id, info.entries - 1)):
             return True
         if policy.threshold_s is not None and self._clock.wall_ms() - info.closed_at_ms > policy.threshold_s * 1000:
             return True

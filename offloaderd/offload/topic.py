@@ -29,6 +29,7 @@ from offloaderd.offload.next_segment import NextSegment
 from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.outage import Outage
 from offloaderd.offload.record import TopicRecord
+from offloaderd.offload.requests import Requests
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.source_check import SourceCheck
@@ -70,7 +71,6 @@ class TopicOffloader:
         self.identity, self.claim = identity, log.fence.claim
         self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
         self.topic: TopicName = self.claim.topic
-        self.policy = policy
         self.segment: OpenSegment | None = None
         self.changed = Signal()
         self.policy_changed = Signal()
@@ -79,8 +79,7 @@ class TopicOffloader:
         self.pushers = 0
         self.rest = Rest()
         self._shop = shop
-        self._clock = shop.uplink.clock
-        self._metrics = shop.uplink.metrics
+        self._clock, self._metrics = shop.uplink.clock, shop.uplink.metrics
         self.reach = shop.uplink.reach
         self.troubles = Troubles(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
@@ -94,12 +93,12 @@ class TopicOffloader:
         if left.attempt is not None and left.attempt.parts and shop.source is not None:
             taken = left.attempt.parts[-1].end
         self.filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
-        self.stopping = False
         self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
         self._last_result: SegmentResult | None = None
         self.buffer = TailingBuffer(
             shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self.filling.press
         )
+        self.requests = Requests(self.buffer.changed, policy)
         self.outage = Outage(self, shop)
         self.adoption = Adoption(self, shop)
         self.tailer = tailer_of(self, shop.source, shop, self._lost) if shop.source is not None else None
@@ -113,6 +112,16 @@ class TopicOffloader:
             ended=self._ledger_ended,
             metrics=self._metrics,
         )
+
+    @property
+    def policy(self) -> RollPolicy:
+        """How to offload."""
+        return self.requests.policy
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this owner is to leave the topic."""
+        return self.requests.stopping
 
     @property
     def attempt(self) -> Attempt | None:
@@ -180,12 +189,11 @@ class TopicOffloader:
 
     def follow(self, policy: RollPolicy) -> None:
         """Go on under another policy."""
-        self.policy = policy
+        self.requests.follow(policy)
         accepted, standing = self.buffer.last_offered, self.map.standing
         if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
-            self.filling.ask(accepted)
+            self.requests.seal_to(accepted)
         self.changed.notify()
-        self.buffer.changed.notify()
         if self.tailer is not None:
             self.tailer.nudge()
         self.policy_changed.notify()
@@ -207,7 +215,7 @@ class TopicOffloader:
         target = self.next.reachable(to or target)
         if target is None or (self.map.standing is not None and target <= self.map.standing):
             return target if target is not None and self.map.awaits(target) else self.offloaded
-        self.filling.ask(target)
+        self.requests.seal_to(target)
         if self.tailer is not None:
             self.tailer.nudge()
         return target
@@ -217,14 +225,13 @@ class TopicOffloader:
 
         What was pushed and accepted without a source to read it from is committed to its end.
         """
-        self.stopping = True
         self.buffer.refuse()
-        self.buffer.changed.notify()
+        self.requests.stop()
 
     def _ledger_ended(self, last: Position) -> None:
         """Have the last entries of a pushed ledger sealed at once: no others come that they could wait for."""
         if self.map.standing is None or last > self.map.standing:
-            self.filling.ask(last)
+            self.requests.seal_to(last)
 
     async def _next_result(self) -> SegmentResult:
         before = self._last_result
@@ -332,7 +339,7 @@ class TopicOffloader:
         builder, end = segment.builder, segment.builder.range.end
         self.segment = None
         self.next.committed()
-        self.filling.committed(end)
+        self.requests.committed(end)
         self.buffer.release(end)
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
@@ -358,7 +365,7 @@ class TopicOffloader:
         self.went_on()
         self.next.committed()
         self.filling.taken = end
-        self.filling.committed(end)
+        self.requests.committed(end)
         self.buffer.release(end)
         self.buffer.restart(end)
         self.lag.durable(end)

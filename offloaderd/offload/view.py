@@ -14,6 +14,10 @@ class Requested(NamedTuple):
 
     stopping: bool = False
     """Whether its owner is to leave it; what is not stored is left to the next one."""
+    seal_to: Position | None = None
+    """The entry up to which everything is to be committed soon."""
+    memory: bool = False
+    """Whether memory is short, which a commit may free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ async def test_no_manifest_is_put_before_the_head_was_read() -> None:
     rig.objects = FaultyStore(rig.store, plan)
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
-        topic.filling.ask(Position(1, 9))
+        topic.requests.seal_to(Position(1, 9))
         await until(lambda: topic.segment is not None and topic.segment.attempt.seal is not None)
         for _ in range(300):
             await turn()

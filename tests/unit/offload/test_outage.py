@@ -420,11 +420,11 @@ async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_bef
             now.stalled_since_ms,
         )
         policy, paused = topic.policy, Paused(since_ms=1, by="ann")
-        topic.policy = policy.held(paused, push_only=False)
+        topic.requests.policy = policy.held(paused, push_only=False)
         assert topic.status().state == "paused"
-        topic.policy = policy.held(paused, push_only=True)
+        topic.requests.policy = policy.held(paused, push_only=True)
         assert topic.status().state == "stalled", "what was pushed exists nowhere else, so it is still to be stored"
-        topic.policy = policy
+        topic.requests.policy = policy
         reach.probed(None, rig.clock)
         assert topic.status().state == "offloading"
         store.back.set()

@@ -18,7 +18,9 @@ from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, T
 from offloaderd.offload import filling
 from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
 from offloaderd.offload.pool import BufferPool
+from offloaderd.offload.requests import Requests
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.signal import Signal
 from tests.unit.offload.lives import life, until_found
 from tests.unit.offload.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
@@ -151,6 +153,7 @@ def test_pressing_helps_where_a_segment_can_end(
         attempt=SimpleNamespace(end=end) if built else None,
         builder=SimpleNamespace(entries=built) if built else None,
         next=SimpleNamespace(method_of=lambda run: method),
+        requests=Requests(Signal(), RollPolicy(segment_bytes_max=1, segment_age_max_s=1)),
     )
     found = filling.Filling(topic, taken, clock=SystemClock(), metrics=Metrics())
     assert found.press() is helps

@@ -151,7 +151,7 @@ async def test_an_object_without_a_manifest_is_not_written_again_under_its_key()
     rig.tree = backup
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
-        topic.filling.ask(last)
+        topic.requests.seal_to(last)
         await until_offloaded(topic, last)
         await rig.store.put(old.keys.index, stored)
     assert await rig.committed() == before

@@ -167,7 +167,7 @@ async def test_a_dry_run_changes_nothing() -> None:
         assert (found.remaining_entries, found.remaining_bytes, len(found.plan)) == (30, 3000, 3)
         (found,) = await one.offload(size_threshold=1 << 40, dry_run=True)
         assert (found.outcome, found.reason, len(found.plan)) == ("nothing", str(Why.THRESHOLD), 0)
-        assert not topic.filling.asked_for(everything[0][0])
+        assert not topic.requests.includes(everything[0][0])
         found = await one.status()
         assert (found.outcome, found.reason, found.wanted) == ("nothing", str(Why.NOT_DUE), "")
 
