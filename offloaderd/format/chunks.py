@@ -23,7 +23,7 @@ from offloaderd.format.frames import FramedEntries
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from offloaderd.format.manifest_parts import BlockInfo
+    from offloaderd.format.values import BlockInfo
 
 CHUNK_BYTES = 64 * 1024
 """Length of the chunks that are written."""

@@ -8,27 +8,21 @@ are exactly what the blocks add up to.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import google_crc32c
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format import manifest_parts
-from offloaderd.format.manifest_parts import BlockInfo, LedgerPart, Past
-from offloaderd.format.manifest_rules import Broken, canonical_uuid, check
+from offloaderd.format.manifest_rules import canonical_uuid, check
 from offloaderd.format.manifest_wire import taken_apart
 from offloaderd.format.messages import parse_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.model import OffloadMethod, Position, SegmentRange
+from offloaderd.format.values import Broken, SegmentManifest
+from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from offloaderd.model import LedgerEnd, Loss
-
-__all__ = ["HEADER", "MAGIC", "VERSION", "BlockInfo", "LedgerPart", "Past", "SegmentManifest", "decode", "encode"]
+    from offloaderd.format.values import BlockInfo
 
 MAGIC = 0x8F4F464D
 VERSION = 1
@@ -36,55 +30,6 @@ HEADER = struct.Struct(">IIQ4sI")
 
 _RESERVED = bytes(4)
 _CHECKED_BYTES = HEADER.size - 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentManifest:
-    """Everything about one segment; lengths are those of the objects in the bucket.
-
-    `losses` lie directly before the segment or inside it. `ends` are those that were known when it was sealed: of the
-    ledger in which the segment before ended, and of its own ledgers. `replaces` are the segments that it was made of.
-    `chunk_bytes` is the length of a chunk of those blocks that have chunks, 0 where none has.
-    """
-
-    segment_id: UUID
-    managed_ledger: str
-    cluster: str
-    epoch: int
-    assigned_ms: int
-    sealed_ms: int
-    data_bytes: int
-    preamble_bytes: int
-    index_bytes: int
-    index_crc32c: int
-    ledgers: tuple[LedgerPart, ...]
-    blocks: tuple[BlockInfo, ...]
-    software_version: str
-    losses: tuple[Loss, ...] = ()
-    ends: tuple[tuple[int, LedgerEnd], ...] = ()
-    method: OffloadMethod = OffloadMethod.STREAMING
-    past: Past | None = None
-    replaces: tuple[UUID, ...] = ()
-    chunk_bytes: int = 0
-
-    @property
-    def range(self) -> SegmentRange:
-        """First and last position of the segment."""
-        first, last = self.ledgers[0], self.ledgers[-1]
-        return SegmentRange(
-            Position(first.ledger_id, first.first_entry_id), Position(last.ledger_id, last.last_entry_id)
-        )
-
-    def block_at(self, position: Position) -> int:
-        """Return the index of the last block that begins at or before `position`; -1 if there is none.
-
-        If the segment holds the position, that block does; after a ledger's last entry it is the ledger's last block.
-        """
-        return bisect_right(self.blocks, position, key=_begin_of) - 1
-
-
-def _begin_of(block: BlockInfo) -> Position:
-    return Position(block.ledger_id, block.first_entry_id)
 
 
 def encode(manifest: SegmentManifest) -> bytes:

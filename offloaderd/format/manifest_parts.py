@@ -1,19 +1,17 @@
-"""What a manifest is made of, as values and as messages: blocks, ledgers, losses, ends, and what lay before.
+"""The parts of a manifest as messages: blocks, ledgers, losses, ends, and what lay before.
 
 Records of open segments in the metadata store hold the same messages.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from offloaderd.format.chunks import packed, unpacked
-from offloaderd.format.entries import framed_bytes
 from offloaderd.format.entry_time import Survey
-from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
+from offloaderd.format.values import BlockInfo, Broken, LedgerPart, Past
 from offloaderd.model import LedgerEnd, Loss, Position
 
 if TYPE_CHECKING:
@@ -24,83 +22,6 @@ if TYPE_CHECKING:
         "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
         "time_min", "time_max", "index_max", "first_publish_time",
     ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockInfo:
-    """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
-
-    `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
-    timestamps and indexes are PIP-70's of the first and the last entry; `survey` is about the times and indexes of all
-    of them, None in manifests of older versions. Of a whole ledger's object (V1) it is a run of entries inside one of
-    its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
-
-    `chunks` has the CRC-32C of each chunk of the block (`chunks.py`), 4 bytes each, empty where nobody has them; then
-    `sparse` has the first entry that begins in each chunk behind that of entry 0.
-    """
-
-    ledger_id: int
-    first_entry_id: int
-    entry_count: int
-    offset: int
-    length: int
-    crc32c: int
-    sparse: tuple[tuple[int, int], ...] = ()
-    first_broker_timestamp: int | None = None
-    last_broker_timestamp: int | None = None
-    first_index: int | None = None
-    last_index: int | None = None
-    survey: Survey | None = None
-    first_publish_time: int | None = None
-    head_bytes: int = BLOCK_HEADER_BYTES
-    pad_bytes: int = PAD_BYTES_MIN
-    chunks: bytes = b""
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the payloads in it; negative in one that contradicts itself."""
-        return self.length - self.head_bytes - self.pad_bytes - framed_bytes(0, self.entry_count)
-
-    @property
-    def last_entry_id(self) -> int:
-        """Id of the last entry in the block."""
-        return self.first_entry_id + self.entry_count - 1
-
-    @property
-    def first_time(self) -> int | None:
-        """Time of the first entry: the broker's, else the producer's; None for none, or one that nobody looked for."""
-        return self.first_publish_time if self.first_broker_timestamp is None else self.first_broker_timestamp
-
-
-class Past(NamedTuple):
-    """What lay before a segment, as far as it was known when it was sealed.
-
-    `entries` of the topic, which is the sequence number of the segment's first. Of all entries from `since` up to the
-    segment, `time_max` is the greatest time and `index_max` the greatest index; None for none.
-    """
-
-    entries: int
-    since: Position
-    time_max: int | None = None
-    index_max: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerPart:
-    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed.
-
-    `created_ms` is when the ledger was made, None where that was not known; releases that do not know it leave it out.
-    """
-
-    ledger_id: int
-    first_entry_id: int
-    last_entry_id: int
-    payload_bytes: int
-    closed: bool
-    ledger_entries: int
-    ledger_bytes: int
-    closed_ms: int
-    created_ms: int | None = field(default=None, compare=False)
 
 
 def part_to_message(part: LedgerPart) -> pb.SegmentLedger:

@@ -9,31 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.errors import InvalidInput, OffloaderError
+from offloaderd.errors import InvalidInput
 from offloaderd.format.chunks import CHECKSUM_BYTES, chunk_count
 from offloaderd.format.entries import framed_bytes
 from offloaderd.format.index_entries import INDEX_ENTRY
 from offloaderd.format.v1_index import INDEX_HEADER as V1_INDEX_HEADER
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
 from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
+from offloaderd.format.values import Broken
 from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, OffloadMethod, Position, TopicName
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.model import Loss
 
 
 _FRONT = Position(-1, -1)
 """What the very first entry of a topic follows."""
-
-
-class Broken(OffloaderError):
-    """A rule does not hold; never leaves the package."""
-
-    def __init__(self, expected: str, found: object) -> None:
-        super().__init__(f"expected {expected}, found {found}")
-        self.expected = expected
-        self.found = found
 
 
 def canonical_uuid(text: str) -> UUID:

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.manifest_parts import block_from_message
-from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.values import Broken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offloaderd.format.manifest_parts import BlockInfo
+    from offloaderd.format.values import BlockInfo
 
 PARSED_BYTES_MAX = 256 * 1024 * 1024
 """Memory that a decoded manifest may take: that of a segment of some 100 GiB in blocks of 1 MiB."""

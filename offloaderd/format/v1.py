@@ -18,7 +18,7 @@ from offloaderd.format.v1_index import LedgerObjectIndex, decode_index, encode_i
 from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.format.values import BlockInfo
 
 __all__ = [
     "BLOCK_HEADER",

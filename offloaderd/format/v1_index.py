@@ -30,7 +30,7 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.format.values import BlockInfo
 
 INDEX_MAGIC = 0xDE47DE47
 INDEX_HEADER = struct.Struct(">Iiqqii")

@@ -17,9 +17,9 @@ from offloaderd.format.frames import FramedEntries
 from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
     from offloaderd.format.v1 import LedgerObjectIndex
     from offloaderd.format.v2 import SegmentIndex
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.model import EntryBatch
 
 CHANGED = "the object is not what was committed; restore it, or read from the ledger source"

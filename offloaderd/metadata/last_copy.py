@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from uuid import UUID
 
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectReader

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.format.manifest import LedgerPart, Past, SegmentManifest
+    from offloaderd.format.values import LedgerPart, Past, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics

@@ -27,7 +27,7 @@ from offloaderd.objects.whole import read_apart, sure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectReader

@@ -22,7 +22,7 @@ from offloaderd.offload.record import HistoryTorn, known_ends, losses_before
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.format.values import LedgerPart
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.history import HistoryRanges

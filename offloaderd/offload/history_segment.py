@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.clock import Clock
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
     from offloaderd.model import LedgerInfo, Position

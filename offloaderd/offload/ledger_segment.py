@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.format.layout import LedgerLayout
-    from offloaderd.format.manifest import BlockInfo, LedgerPart
+    from offloaderd.format.values import BlockInfo, LedgerPart
     from offloaderd.model import EntryBatch, LedgerInfo
 
 

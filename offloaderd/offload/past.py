@@ -15,7 +15,7 @@ import structlog
 
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format.manifest import Past
+from offloaderd.format.values import Past
 from offloaderd.model import Position
 from offloaderd.objects.whole import apart
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import LedgerInfo
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from offloaderd.clock import Clock
-    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.format.values import LedgerPart
     from offloaderd.metadata.catalog import Edit, TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step

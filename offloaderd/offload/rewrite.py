@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound
-from offloaderd.format.manifest import Past
+from offloaderd.format.values import Past
 from offloaderd.ledgers.plain_metadata import plain_metadata
 from offloaderd.model import LedgerInfo, Position
 from offloaderd.offload.budget import until_answered
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.format.layout import LedgerLayout
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.merging import Goal
     from offloaderd.metadata.records.attempt import Attempt

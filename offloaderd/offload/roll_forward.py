@@ -28,7 +28,7 @@ from offloaderd.objects.whole import apart
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import Loss, TopicName

@@ -19,7 +19,7 @@ from offloaderd.offload.writer import SegmentWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.conversion import LedgerOutlook

@@ -24,7 +24,7 @@ from offloaderd.offload.uploader import SegmentFailed
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.keys import SegmentKeys

@@ -16,6 +16,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, v1, v2
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
+from offloaderd.format.values import SegmentManifest
 from offloaderd.format.verify import check_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.model import OffloadMethod
@@ -25,7 +26,7 @@ from offloaderd.offload.uploader import SegmentFailed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.format.values import BlockInfo, LedgerPart
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
     from offloaderd.offload.uploader import SegmentUpload
@@ -79,7 +80,7 @@ class Sealer:
             index = v1.encode_index(seal.data_bytes, layout.metadata, entries)
         else:
             index = v2.encode_index(seal.data_bytes, index_groups(seal.ledgers, blocks))
-        described = manifest.SegmentManifest(
+        described = SegmentManifest(
             segment_id=attempt.segment_id,
             managed_ledger=self._topic.managed_ledger,
             cluster=self._shop.cluster,

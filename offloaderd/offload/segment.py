@@ -13,11 +13,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
-from offloaderd.format import manifest, v2
+from offloaderd.format import v2
 from offloaderd.format.chunks import CHUNK_BYTES, checksums, sparse_positions
 from offloaderd.format.entries import framed_bytes
 from offloaderd.format.entry_time import block_times
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.values import BlockInfo, LedgerPart
 from offloaderd.model import EntryBatch, Position, SegmentRange
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class CutPart:
 
     part_number: int
     pieces: tuple[bytes, ...]
-    blocks: tuple[manifest.BlockInfo, ...]
+    blocks: tuple[BlockInfo, ...]
 
     @property
     def size_bytes(self) -> int:
@@ -109,7 +110,7 @@ class SegmentBuilder:
         self._open: OpenBlock | None = None
         self._closed: list[OpenBlock] = []  # blocks that are full but not yet in a part
         self._closed_bytes = 0
-        self._blocks: list[manifest.BlockInfo] = []
+        self._blocks: list[BlockInfo] = []
         self._ledgers: dict[int, _LedgerSums] = {}
         self._offset = layout.preamble_bytes
         self.part_count = 0
@@ -166,7 +167,7 @@ class SegmentBuilder:
             if part.size_bytes != self._offset - begin:
                 raise InvalidInput(f"part {self.part_count} of {part.size_bytes} bytes does not hold its blocks")
 
-    def _restore(self, block: manifest.BlockInfo) -> None:
+    def _restore(self, block: BlockInfo) -> None:
         first, size = Position(block.ledger_id, block.first_entry_id), block.payload_bytes
         at = self.end
         follows = at is None or first in {(at.ledger_id, at.entry_id + 1), (max(first.ledger_id, at.ledger_id + 1), 0)}
@@ -242,8 +243,8 @@ class SegmentBuilder:
             pieces.append(piece)
         return CutPart(self.part_count, tuple(pieces), tuple(self._blocks[-len(blocks) :]))
 
-    def _describe(self, block: OpenBlock, length: int, crc32c: int, chunks: bytes) -> manifest.BlockInfo:
-        return manifest.BlockInfo(
+    def _describe(self, block: OpenBlock, length: int, crc32c: int, chunks: bytes) -> BlockInfo:
+        return BlockInfo(
             ledger_id=block.ledger_id,
             first_entry_id=block.first_entry_id,
             entry_count=len(block.payloads),
@@ -269,14 +270,14 @@ class SegmentBuilder:
         """Length of the data object, once the last part has been cut."""
         return self._offset
 
-    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[manifest.LedgerPart, ...]:
+    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
         """Return what the segment holds of each ledger; `info` tells what is known of the whole ledger."""
         parts = []
         for ledger_id, sums in sorted(self._ledgers.items()):
             known = info(ledger_id)
             closed = known is not None and known.closed
             parts.append(
-                manifest.LedgerPart(
+                LedgerPart(
                     ledger_id=ledger_id,
                     first_entry_id=sums.first_entry_id,
                     last_entry_id=sums.last_entry_id,
@@ -291,6 +292,6 @@ class SegmentBuilder:
         return tuple(parts)
 
     @property
-    def blocks(self) -> tuple[manifest.BlockInfo, ...]:
+    def blocks(self) -> tuple[BlockInfo, ...]:
         """All blocks, once the last part has been cut."""
         return tuple(self._blocks)

@@ -27,7 +27,7 @@ from offloaderd.offload.uploader import SegmentFailed
 from offloaderd.offload.view import NO_VIEWS
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.model import Position
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.committer import Assignment, Committer, SealFacts

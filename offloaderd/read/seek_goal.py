@@ -11,7 +11,7 @@ from offloaderd.format.entry_time import EntryTime, time_of
 
 if TYPE_CHECKING:
     from offloaderd.format.entry_time import Survey
-    from offloaderd.format.manifest import BlockInfo, Past
+    from offloaderd.format.values import BlockInfo, Past
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position
     from offloaderd.read.plan import Tier

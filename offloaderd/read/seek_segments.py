@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from offloaderd.format.frames import FramedEntries
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.read.seek_goal import Cost, Goal

@@ -19,7 +19,7 @@ from offloaderd.read.seek_segments import SegmentSeek, first_true
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.read.seek_ledgers import LedgerSeek
     from offloaderd.read.seek_source import SourceSeek
 

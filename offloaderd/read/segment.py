@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.errors import OffloaderError
     from offloaderd.format.frames import FramedEntries
-    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.format.values import BlockInfo
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
     from offloaderd.model import EntryBatch, Position, TopicName

@@ -20,7 +20,7 @@ from offloaderd.model import TopicName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position
 

@@ -25,7 +25,7 @@ from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt, Seal
     from offloaderd.model import TopicName
     from offloaderd.offload.commit import AttemptLog

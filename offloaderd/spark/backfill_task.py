@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.format.manifest import LedgerPart
+    from offloaderd.format.values import LedgerPart
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore, Session
     from offloaderd.metadata.records.attempt import Attempt

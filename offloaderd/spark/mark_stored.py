@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offloaderd.metadata.records.attempt import AttemptStatus
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.objects.keys import ObjectKind
     from offloaderd.offload.commit import AttemptLog

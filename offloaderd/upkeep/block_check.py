@@ -15,7 +15,7 @@ from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.upkeep.looking import Looker
 
 

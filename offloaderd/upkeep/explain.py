@@ -28,7 +28,7 @@ from offloaderd.upkeep.segment_check import Tables, Target, load_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import BlockInfo
+    from offloaderd.format.values import BlockInfo
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore

@@ -9,7 +9,7 @@ from offloaderd.upkeep.flaws import Flaw, Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import Loss
 

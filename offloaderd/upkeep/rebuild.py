@@ -28,8 +28,8 @@ from offloaderd.errors import (
     OutcomeUnknown,
 )
 from offloaderd.format import head, manifest
-from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.manifest_wire import managed_ledger
+from offloaderd.format.values import Broken
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.each import each
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from offloaderd.format.head import TopicHead
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectReader
     from offloaderd.upkeep.stored import Site, StoredSegment

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore, Step

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from uuid import UUID
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Loss
     from offloaderd.objects.keys import SegmentKeys

@@ -43,6 +43,7 @@ from offloaderd.format.pb.storage import (
     rollback_pb2,
     verified_pb2,
 )
+from offloaderd.format.values import SegmentManifest
 from offloaderd.ledgers import pulsar, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata, registration, sasl
 from offloaderd.ledgers.bookkeeper import v2 as wire_v2
@@ -143,7 +144,7 @@ def chunked_entries(body: bytes) -> object:
     """Read entries through the chunks of whatever block a manifest's body describes, out of as much of an object."""
     found: list[object] = []
     described = checked_manifest(body)
-    assert isinstance(described, manifest.SegmentManifest)
+    assert isinstance(described, SegmentManifest)
     size = described.chunk_bytes
     for block in described.blocks[:8]:
         if not block.chunks or block.length > CHUNKED_BYTES_MAX:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.manifest import BlockInfo, LedgerPart, Past
+from offloaderd.format.values import BlockInfo, LedgerPart, Past
 from offloaderd.metadata.records import (
     asked,
     attempt,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from offloaderd.format import manifest_parts
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.manifest_rules import Broken, canonical_uuid
+from offloaderd.format.manifest_rules import canonical_uuid
 from offloaderd.format.pb.storage import records_pb2
+from offloaderd.format.values import Broken
 from offloaderd.metadata.records import codec
 from offloaderd.model import OffloadMethod, Position
 from offloaderd.objects.keys import SegmentKeys
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from offloaderd.format.manifest import BlockInfo, LedgerPart, Past
+    from offloaderd.format.values import BlockInfo, LedgerPart, Past
     from offloaderd.model import LedgerEnd, Loss
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from offloaderd.format import v1, v2
 from offloaderd.format.entry_time import block_times
-from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:

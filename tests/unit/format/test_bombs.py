@@ -14,8 +14,8 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest, manifest_wire, v1, v2
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.index_entries import INDEX_BYTES_MAX
-from offloaderd.format.manifest_rules import Broken
 from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.values import Broken
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 

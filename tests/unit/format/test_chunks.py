@@ -21,7 +21,7 @@ from tests.unit.format.builders import KEY, Run, sealed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.manifest import BlockInfo, SegmentManifest
+    from offloaderd.format.values import BlockInfo, SegmentManifest
 
 MIB = 1 << 20
 SIZES = st.one_of(

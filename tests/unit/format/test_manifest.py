@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format import manifest
 from offloaderd.format.entry_time import Survey
-from offloaderd.format.manifest import Past
 from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.values import Past
 from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
@@ -23,7 +23,7 @@ from tests.unit.format.builders import KEY, sealed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
 
 VALID = builders.small_segment().manifest
 """Blocks: ledger 7 entries 41 to 43, ledger 7 entry 44, ledger 9 entries 0 and 1."""

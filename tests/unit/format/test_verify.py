@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.format import v1, v2, verify
 from offloaderd.format.entries import PAD, frame, framed_bytes, padding
-from offloaderd.format.manifest import BlockInfo
+from offloaderd.format.values import BlockInfo
 from offloaderd.model import EntryBatch, OffloadMethod
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY

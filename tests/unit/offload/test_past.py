@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import Survey, survey
-from offloaderd.format.manifest import Past
+from offloaderd.format.values import Past
 from offloaderd.metadata import catalog
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment
@@ -22,7 +22,7 @@ from tests.unit.offload.owned import offload_more, offloaded_topic
 from tests.unit.offload.rig import TOPIC as OWNED
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
 
 TOPIC = TopicName.parse("public/default/flights")
 

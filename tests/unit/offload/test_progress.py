@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from offloaderd.errors import Conflict, Fenced
-from offloaderd.format.manifest import BlockInfo
+from offloaderd.format.values import BlockInfo
 from offloaderd.metadata import paths
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record

@@ -13,7 +13,7 @@ from offloaderd.offload.uploader import SegmentFailed
 from tests.unit.format import builders
 
 if TYPE_CHECKING:
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
 
 SENT = builders.chunked_segment().manifest
 

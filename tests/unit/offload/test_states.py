@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.format.layout import SegmentLayout
-from offloaderd.format.manifest_parts import BlockInfo, LedgerPart
+from offloaderd.format.values import BlockInfo, LedgerPart
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, stored_part
 from offloaderd.model import Position

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import LedgerInfo
     from offloaderd.offload.committer import FindManifest, VerifiedSegment

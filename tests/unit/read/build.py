@@ -14,8 +14,8 @@ from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
 from offloaderd.format.chunks import checksums, sparse_positions
 from offloaderd.format.entry_time import block_times
-from offloaderd.format.manifest import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.format.values import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metrics import Metrics

@@ -25,7 +25,7 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.manifest import Past, SegmentManifest
+    from offloaderd.format.values import Past, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from tests.unit.read.build import House
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import EntryTime
-from offloaderd.format.manifest import Past
+from offloaderd.format.values import Past
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.model import EntryBatch, Position

@@ -33,7 +33,7 @@ from tests.unit.format.builders import Run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore

@@ -20,7 +20,7 @@ from tests.unit.upkeep.site import OURS, TOPIC, Ground, all_keys, committed, dat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.manifest import SegmentManifest
+    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import Step, Versioned
     from offloaderd.objects.port import ObjectInfo

@@ -1,0 +1,156 @@
+"""What a manifest is made of, as values: blocks, what a segment holds of each ledger, what lay before, and all of it.
+
+Who reads and writes the bytes of these knows this module; it knows none of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.errors import OffloaderError
+from offloaderd.format.entries import framed_bytes
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
+from offloaderd.model import OffloadMethod, Position, SegmentRange
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from offloaderd.format.entry_time import Survey
+    from offloaderd.model import LedgerEnd, Loss
+
+
+class Broken(OffloaderError):
+    """A rule does not hold; never leaves the package."""
+
+    def __init__(self, expected: str, found: object) -> None:
+        super().__init__(f"expected {expected}, found {found}")
+        self.expected = expected
+        self.found = found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInfo:
+    """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
+
+    `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
+    timestamps and indexes are PIP-70's of the first and the last entry; `survey` is about the times and indexes of all
+    of them, None in manifests of older versions. Of a whole ledger's object (V1) it is a run of entries inside one of
+    its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
+
+    `chunks` has the CRC-32C of each chunk of the block (`chunks.py`), 4 bytes each, empty where nobody has them; then
+    `sparse` has the first entry that begins in each chunk behind that of entry 0.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    entry_count: int
+    offset: int
+    length: int
+    crc32c: int
+    sparse: tuple[tuple[int, int], ...] = ()
+    first_broker_timestamp: int | None = None
+    last_broker_timestamp: int | None = None
+    first_index: int | None = None
+    last_index: int | None = None
+    survey: Survey | None = None
+    first_publish_time: int | None = None
+    head_bytes: int = BLOCK_HEADER_BYTES
+    pad_bytes: int = PAD_BYTES_MIN
+    chunks: bytes = b""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payloads in it; negative in one that contradicts itself."""
+        return self.length - self.head_bytes - self.pad_bytes - framed_bytes(0, self.entry_count)
+
+    @property
+    def last_entry_id(self) -> int:
+        """Id of the last entry in the block."""
+        return self.first_entry_id + self.entry_count - 1
+
+    @property
+    def first_time(self) -> int | None:
+        """Time of the first entry: the broker's, else the producer's; None for none, or one that nobody looked for."""
+        return self.first_publish_time if self.first_broker_timestamp is None else self.first_broker_timestamp
+
+
+class Past(NamedTuple):
+    """What lay before a segment, as far as it was known when it was sealed.
+
+    `entries` of the topic, which is the sequence number of the segment's first. Of all entries from `since` up to the
+    segment, `time_max` is the greatest time and `index_max` the greatest index; None for none.
+    """
+
+    entries: int
+    since: Position
+    time_max: int | None = None
+    index_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPart:
+    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed.
+
+    `created_ms` is when the ledger was made, None where that was not known; releases that do not know it leave it out.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int
+    closed: bool
+    ledger_entries: int
+    ledger_bytes: int
+    closed_ms: int
+    created_ms: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentManifest:
+    """Everything about one segment; lengths are those of the objects in the bucket.
+
+    `losses` lie directly before the segment or inside it. `ends` are those that were known when it was sealed: of the
+    ledger in which the segment before ended, and of its own ledgers. `replaces` are the segments that it was made of.
+    `chunk_bytes` is the length of a chunk of those blocks that have chunks, 0 where none has.
+    """
+
+    segment_id: UUID
+    managed_ledger: str
+    cluster: str
+    epoch: int
+    assigned_ms: int
+    sealed_ms: int
+    data_bytes: int
+    preamble_bytes: int
+    index_bytes: int
+    index_crc32c: int
+    ledgers: tuple[LedgerPart, ...]
+    blocks: tuple[BlockInfo, ...]
+    software_version: str
+    losses: tuple[Loss, ...] = ()
+    ends: tuple[tuple[int, LedgerEnd], ...] = ()
+    method: OffloadMethod = OffloadMethod.STREAMING
+    past: Past | None = None
+    replaces: tuple[UUID, ...] = ()
+    chunk_bytes: int = 0
+
+    @property
+    def range(self) -> SegmentRange:
+        """First and last position of the segment."""
+        first, last = self.ledgers[0], self.ledgers[-1]
+        return SegmentRange(
+            Position(first.ledger_id, first.first_entry_id), Position(last.ledger_id, last.last_entry_id)
+        )
+
+    def block_at(self, position: Position) -> int:
+        """Return the index of the last block that begins at or before `position`; -1 if there is none.
+
+        If the segment holds the position, that block does; after a ledger's last entry it is the ledger's last block.
+        """
+        return bisect_right(self.blocks, position, key=_begin_of) - 1
+
+
+def _begin_of(block: BlockInfo) -> Position:
+    return Position(block.ledger_id, block.first_entry_id)
