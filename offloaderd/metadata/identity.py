@@ -43,7 +43,7 @@ async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
     Raises CorruptData and Transient: who does not know does not delete.
     """
     refusals = (await load(store, topic)).record.refusals
-    return "; ".join(f"{one} ({identity_record.hint(one.kind)})" for one in refusals)
+    return "; ".join(f"{one} ({one.hint})" for one in refusals)
 
 
 def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
@@ -53,7 +53,7 @@ def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
         return None
     return IdentityRefused(
         f"the ledger source is refused ({'; '.join(map(str, found))}): only what is offloaded is read",
-        hint=identity_record.hint(found[0].kind),
+        hint=found[0].hint,
     )
 
 

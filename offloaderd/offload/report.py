@@ -104,7 +104,7 @@ class Reporter:
         metrics = self._metrics
         metrics.history_left_entries.labels(topic=topic).set(history.left_entries if history is not None else 0)
         metrics.history_left_bytes.labels(topic=topic).set(history.left_bytes if history is not None else 0)
-        metrics.history_waiting.labels(topic=topic).set(1 if history is not None and history.waits else 0)
+        metrics.history_waiting.labels(topic=topic).set(1 if history is not None and history.live_waits else 0)
 
     def forget(self, topic: TopicName) -> None:
         """Drop the series of a topic that this daemon no longer works on."""

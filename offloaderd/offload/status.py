@@ -93,7 +93,7 @@ class HistoryStatus:
     worker: str
     left_entries: int
     left_bytes: int
-    waits: bool
+    live_waits: bool
     error: str
     ranges: Mapping[RangeState, int]
 
@@ -108,7 +108,7 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
         worker=plan.worker.value,
         left_entries=left.entries,
         left_bytes=left.payload_bytes,
-        waits=history.waits(topic.map, topic.policy),
+        live_waits=history.waits(topic.map, topic.policy),
         error=str(error) if error is not None else "",
         ranges=topic.record.history_ranges.counts(),
     )

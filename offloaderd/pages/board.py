@@ -197,7 +197,7 @@ class Board:
 
 def in_trouble(one: TopicStatus) -> bool:
     """Whether somebody should look at a topic: it stalls, has lost entries, or live entries wait for its history."""
-    return bool(one.stalled_reason or one.losses or (one.history is not None and one.history.waits))
+    return bool(one.stalled_reason or one.losses or (one.history is not None and one.history.live_waits))
 
 
 def trouble_of(one: TopicStatus) -> str:

@@ -22,7 +22,7 @@ from offloaderd.rpc.admin_messages import (
     topic_status,
 )
 from offloaderd.rpc.away import away, metadata_trouble
-from offloaderd.rpc.convert import to_position
+from offloaderd.rpc.convert import filled, to_position
 from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 
@@ -61,11 +61,6 @@ class Daemon(Protocol):
 
 METADATA = "metadata"
 """Name of the dependency that the metadata store is."""
-
-
-def dependency(one: Dependency) -> admin_pb2.StatusResponse.Dependency:
-    """Return a dependency as a message."""
-    return admin_pb2.StatusResponse.Dependency(name=one.name, up=one.up, message=one.message, since_ms=one.since_ms)
 
 
 class AdminService(ManualCalls):
@@ -136,19 +131,11 @@ class AdminService(ManualCalls):
         """Return the daemon's state, with some of its topics; `trouble` is that with the metadata store."""
         now = self._daemon.snapshot()
         overruled = [one for one in now.dependencies if trouble and one.up and one.name == METADATA]
-        return admin_pb2.StatusResponse(
-            daemon_id=now.daemon_id,
-            version=now.version,
-            state=now.state,
-            started_ms=now.started_ms,
-            dependencies=[
-                dependency(replace(one, up=False, message=trouble) if one in overruled else one)
-                for one in now.dependencies
-            ],
-            topics=topics,
-            memory_used_bytes=now.memory_used_bytes,
-            memory_budget_bytes=now.memory_budget_bytes,
-            alarms=self._engine.alarms(),
+        dependencies = [
+            replace(one, up=False, message=trouble) if one in overruled else one for one in now.dependencies
+        ]
+        return filled(
+            admin_pb2.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self._engine.alarms()
         )
 
     async def topic_status(self, topic: TopicName, trouble: str = "") -> admin_pb2.TopicStatus:

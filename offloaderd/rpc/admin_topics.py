@@ -12,8 +12,9 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import TopicPattern
 from offloaderd.policy.rules import Surroundings
-from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection, topic_change
+from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection
 from offloaderd.rpc.away import metadata_trouble
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         pattern = TopicPattern.parse(request.topic)
         policy = checked_policy(request, Surroundings(places=self._places, has_source=self._source is not None))
         changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
-        return admin_pb2.EnableTopicResponse(pattern=pattern.text, topics=map(topic_change, changes))
+        return filled(admin_pb2.EnableTopicResponse, pattern=pattern.text, topics=changes)
 
     async def DisableTopic(  # noqa: N802 - named by the proto
         self, request: admin_pb2.DisableTopicRequest, context: Context
@@ -115,7 +116,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         """Complete the open segments and stop offloading; what was offloaded stays readable."""
         pattern = TopicPattern.named(request.topic)  # one that is not taken any more can be taken back
         changes = await self._engine.deselect(pattern, dry_run=request.dry_run)
-        return admin_pb2.DisableTopicResponse(pattern=pattern.text, topics=map(topic_change, changes))
+        return filled(admin_pb2.DisableTopicResponse, pattern=pattern.text, topics=changes)
 
     async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
         """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""

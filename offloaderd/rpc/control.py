@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from offloaderd.metadata.records.policy import Paused
 from offloaderd.model import TopicName
 from offloaderd.offload import pausing
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
@@ -111,10 +112,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Follow the settings as they are written now. Raises InvalidConfig, Conflict."""
         found = self._reloader.reload(by=context.peer(), dry_run=request.dry_run)
         return control_pb2.ReloadResponse(
-            changes=[
-                control_pb2.SettingChange(key=one.key, old=one.old, new=one.new, needs_restart=not one.live)
-                for one in found.changes
-            ],
+            changes=[filled(control_pb2.SettingChange, one, needs_restart=not one.live) for one in found.changes],
             dry_run=request.dry_run,
             daemon_id=self._daemon_id,
         )
@@ -155,9 +153,4 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         )
 
     def _shown(self) -> control_pb2.LogLevels:
-        return control_pb2.LogLevels(
-            levels=[
-                control_pb2.ModuleLevel(module=one.module, level=one.level, left_s=one.left_s)
-                for one in self._levels.shown()
-            ]
-        )
+        return filled(control_pb2.LogLevels, levels=self._levels.shown())

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import Conflict
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
 
 if TYPE_CHECKING:
@@ -60,12 +61,6 @@ class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
         try:
             async with aclosing(self._examine()) as results:
                 async for result in results:
-                    yield doctor_pb2.CheckResult(
-                        name=result.name,
-                        verdict=result.verdict,
-                        found=result.found,
-                        what_to_do=result.what_to_do,
-                        seconds=result.seconds,
-                    )
+                    yield filled(doctor_pb2.CheckResult, result)
         finally:
             self._busy = False

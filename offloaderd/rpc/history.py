@@ -12,15 +12,14 @@ from offloaderd.model import Position, TopicName
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.history import extent_of, left_of, waits
 from offloaderd.offload.roll import RollPolicy
-from offloaderd.rpc.convert import to_position
+from offloaderd.rpc.convert import filled, to_position
 from offloaderd.rpc.v1 import history_pb2, history_pb2_grpc
 
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.policy_book import PolicyBook
-    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
+    from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.metadata.records.owner import Owner
-    from offloaderd.offload.boundaries import Split
     from offloaderd.offload.history import Extent
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
@@ -87,7 +86,17 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         plan = topic_map.history
         small = extent.payload_bytes <= self._shop.history.daemon_bytes_max
         worker = plan.worker if plan is not None else Worker.DAEMON if small else Worker.JOB
-        return planned_message(extent, split, segment_bytes, worker, planned=plan is not None)
+        return filled(
+            history_pb2.PlanHistoryResponse,
+            split,
+            boundary=Position(extent.boundary, 0),
+            entries=sum(one.entries for one in split.ranges),
+            payload_bytes=sum(one.payload_bytes for one in split.ranges),
+            segment_bytes=segment_bytes,
+            doubtful=split.doubts,
+            worker=worker,
+            planned=plan is not None,
+        )
 
     async def GetHistory(  # noqa: N802 - named by the proto
         self, request: history_pb2.GetHistoryRequest, context: Context
@@ -108,7 +117,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         some = ranges.ranges[request.ranges_from : request.ranges_from + request.ranges_max]
         return history_pb2.GetHistoryResponse(
             plan=plan_message(plan),
-            ranges=map(range_message, some),
+            ranges=[filled(history_pb2.HistoryRange, one) for one in some],
             ranges_planned=counts[RangeState.PLANNED],
             ranges_claimed=counts[RangeState.CLAIMED],
             ranges_done=counts[RangeState.DONE],
@@ -142,59 +151,12 @@ def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
     return max(behind, Position(left[0].ledger_id, 0)) if left else None
 
 
-def planned_message(
-    extent: Extent, split: Split, segment_bytes: int, worker: Worker, *, planned: bool
-) -> history_pb2.PlanHistoryResponse:
-    """Return a split as the API says it."""
-    return history_pb2.PlanHistoryResponse(
-        boundary=to_position(Position(extent.boundary, 0)),
-        ranges=map(range_message, split.ranges),
-        entries=sum(one.entries for one in split.ranges),
-        payload_bytes=sum(one.payload_bytes for one in split.ranges),
-        segment_bytes=segment_bytes,
-        probes=split.probes,
-        boundaries=split.boundaries,
-        seconds=split.seconds,
-        doubtful=[history_pb2.DoubtfulLedger(ledger_id=one.ledger_id, reason=one.reason) for one in split.doubts],
-        worker=worker.value,
-        planned=planned,
-    )
-
-
-def range_message(one: HistoryRange) -> history_pb2.HistoryRange:
-    """Return a range as the API says it."""
-    return history_pb2.HistoryRange(
-        begin=to_position(one.begin),
-        end=to_position(one.end),
-        entries=one.entries,
-        payload_bytes=one.payload_bytes,
-        state=one.state.value,
-        holder=one.holder,
-        epoch=one.epoch,
-        lease_until_ms=one.lease_until_ms,
-        segment_id=str(one.segment_id) if one.segment_id is not None else "",
-        tries=one.tries,
-        last_error=one.last_error,
-    )
-
-
 def plan_message(plan: HistoryPlan) -> history_pb2.HistoryPlan:
     """Return a plan as the API says it."""
-    return history_pb2.HistoryPlan(
-        begin=to_position(Position(plan.first, 0)),
-        last=to_position(plan.last),
-        boundary=to_position(plan.live_begin),
-        order=plan.order.value,
-        worker=plan.worker.value,
-        planned_ms=plan.planned_ms,
-        entries=plan.entries,
-        payload_bytes=plan.payload_bytes,
-        segment_bytes=plan.segment_bytes,
-        ranges=plan.ranges,
-        probes=plan.probes,
+    return filled(
+        history_pb2.HistoryPlan,
+        plan,
+        begin=Position(plan.first, 0),
+        boundary=plan.live_begin,
         split_seconds=plan.split_ms / 1000,
-        doubtful_ledgers=plan.doubtful_ledgers,
-        done_ms=plan.done_ms,
-        holder=plan.holder,
-        holder_until_ms=plan.holder_until_ms,
     )

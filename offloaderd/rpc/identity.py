@@ -14,8 +14,8 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance, RefusalKind, SourceIdentity
 from offloaderd.model import TopicName
 from offloaderd.objects import marker
-from offloaderd.rpc.admin_messages import identity_refusal
-from offloaderd.rpc.v1 import identity_pb2, identity_pb2_grpc
+from offloaderd.rpc.convert import filled
+from offloaderd.rpc.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,12 +64,9 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
                 found.source_kind, found.source_id = known.source.kind, known.source.instance_id
         if request.topic:
             record = (await identity.load(self._shop.metadata, TopicName.parse(request.topic))).record
-            found.refusals.extend(identity_refusal(one) for one in record.refusals)
+            found.refusals.extend(filled(admin_pb2.IdentityRefusal, one) for one in record.refusals)
             accepted = record.accepted
-        found.accepted.extend(
-            identity_pb2.AcceptedIdentity(kind=one.kind, evidence=one.evidence, by=one.by, at_ms=one.at_ms)
-            for one in accepted
-        )
+        found.accepted.extend(filled(identity_pb2.AcceptedIdentity, one) for one in accepted)
         found.places.extend([await self._place(place) for place in self._shop.places])
         return found
 

@@ -10,7 +10,7 @@ from offloaderd.errors import InvalidInput, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.model import Position, TopicName
 from offloaderd.rpc.away import metadata_trouble, needed
-from offloaderd.rpc.convert import from_position, to_position
+from offloaderd.rpc.convert import filled, from_position, to_position
 from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.upkeep.explain import Held
 from offloaderd.upkeep.flaws import Level
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.verified import SegmentVerified
     from offloaderd.read.reader import TopicReader
     from offloaderd.rpc.v1.inspect_pb2_grpc import _ServicerContext as Context
     from offloaderd.upkeep.explain import Explanation, Place
-    from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.verify_topic import Between
 
 
@@ -156,10 +154,9 @@ class ReaderTiers:
 
 def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:
     """Return an explanation as the API says it."""
-    return inspect_pb2.ExplainResponse(
-        state=found.state.value,
-        text=found.text,
-        what_to_do=found.what_to_do,
+    return filled(
+        inspect_pb2.ExplainResponse,
+        found,
         in_buffer=found.held.buffer,
         in_source=found.held.source,
         in_objects=found.place is not None,
@@ -169,8 +166,6 @@ def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.
         owner_address=owner.address if owner is not None else "",
         epoch=owner.epoch if owner is not None else 0,
         ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
-        ledger_deleted_ms=found.ledger_deleted_ms or 0,
-        grant=_grant(found.grant) if found.grant is not None else None,
     )
 
 
@@ -186,7 +181,7 @@ def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.Explai
         data_bytes=segment.object_bytes,
         entry_offset=place.entry_offset,
         payload_bytes=place.payload_bytes,
-        flaw=flaw_message(place.flaw) if place.flaw is not None else None,
+        flaw=filled(inspect_pb2.Flaw, place.flaw) if place.flaw is not None else None,
     )
     if block is not None:
         message.block_number, message.block_count = place.block_number, place.block_count
@@ -201,48 +196,16 @@ def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.Explai
     return message
 
 
-def _grant(grant: Grant) -> inspect_pb2.ExplainResponse.Grant:
-    return inspect_pb2.ExplainResponse.Grant(
-        in_force=grant.in_force,
-        verified_ms=grant.verified_ms,
-        readback=grant.readback,
-        daemon_id=grant.daemon_id,
-        not_before_ms=grant.not_before_ms,
-        revoked_ms=grant.revoked_ms,
-        revoked_reason=grant.revoked_reason,
-        source_deleted_ms=grant.source_deleted_ms,
-    )
-
-
 def event_message(one: SegmentReport | Between) -> inspect_pb2.VerifyEvent:
     """Return what was found as the API says it."""
-    flaws = [flaw_message(flaw) for flaw in one.flaws]
-    if isinstance(one, SegmentReport):
-        segment = inspect_pb2.VerifyEvent.Segment(
-            segment_id=str(one.segment.segment_id),
-            begin=to_position(one.segment.begin),
-            end=to_position(one.segment.end),
-            data_bytes=one.segment.object_bytes,
-            read_bytes=one.read_bytes,
-            flaws=flaws,
-            number=one.number,
-            of=one.of,
-        )
-        return inspect_pb2.VerifyEvent(segment=segment)
-    between = inspect_pb2.VerifyEvent.Between(flaws=flaws, segments=one.segments, read_bytes=one.read_bytes)
-    return inspect_pb2.VerifyEvent(between=between)
-
-
-def flaw_message(flaw: Flaw) -> inspect_pb2.Flaw:
-    """Return a flaw as the API says it."""
-    return inspect_pb2.Flaw(
-        kind=flaw.kind.value,
-        key=flaw.key,
-        offset=flaw.offset,
-        expected=flaw.expected,
-        found=flaw.found,
-        entries=flaw.entries,
-        what_to_do=flaw.what_to_do,
-        segment_id=str(flaw.segment_id or ""),
-        is_problem=flaw.is_problem,
+    if not isinstance(one, SegmentReport):
+        return inspect_pb2.VerifyEvent(between=filled(inspect_pb2.VerifyEvent.Between, one))
+    segment = filled(
+        inspect_pb2.VerifyEvent.Segment,
+        one,
+        segment_id=one.segment.segment_id,
+        begin=one.segment.begin,
+        end=one.segment.end,
+        data_bytes=one.segment.object_bytes,
     )
+    return inspect_pb2.VerifyEvent(segment=segment)

@@ -15,7 +15,7 @@ from offloaderd.offload import policies
 from offloaderd.offload.asked import Fate, Outcome, fate_of
 from offloaderd.offload.wanted import Wanted
 from offloaderd.rpc.admin_topics import TopicCalls, exists
-from offloaderd.rpc.convert import to_position
+from offloaderd.rpc.convert import filled, to_position
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -218,14 +218,7 @@ def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress
 
 
 def _take(take: Take) -> admin_pb2.PlannedOffload:
-    return admin_pb2.PlannedOffload(
-        ledger_id=take.ledger_id,
-        first_entry_id=take.first_entry_id,
-        last_entry_id=take.last_entry_id,
-        payload_bytes=take.payload_bytes,
-        method=take.method,
-        due=take.due,
-    )
+    return filled(admin_pb2.PlannedOffload, take)
 
 
 def _add_progress(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import Conflict, NotFound
 from offloaderd.model import TopicName
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.manual import changed_or_heartbeat
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 
@@ -147,13 +148,10 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
                 response.reason = self._engine.placed(topic, response.owner)
         counts = Counter([node.daemon_id for _, node in await self._firsts(self._engine.enabled())])
         response.daemons.extend(
-            placement_pb2.Daemon(
-                daemon_id=one.daemon_id,
-                address=one.address,
-                version=one.version,
-                started_ms=one.started_ms,
+            filled(
+                placement_pb2.Daemon,
+                one,
                 standing=STANDINGS[2 if one.draining else 1 if one.impaired else 0],
-                impaired=one.impaired,
                 topics=counts[one.daemon_id],
                 asked=one.daemon_id == placement.me.daemon_id,
             )

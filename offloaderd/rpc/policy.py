@@ -18,7 +18,8 @@ from offloaderd.offload import policies as stored
 from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
-from offloaderd.rpc.policy_messages import effect_message, given_policies, origins, policies_message
+from offloaderd.rpc.convert import filled
+from offloaderd.rpc.policy_messages import given_policies, origins, policies_message
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def namespace_of(text: str) -> Namespace:
 
 
 def _changed(effects: list[Effect], notes: list[str]) -> policy_pb2.ChangePoliciesResponse:
-    return policy_pb2.ChangePoliciesResponse(topics=map(effect_message, effects), notes=notes)
+    return filled(policy_pb2.ChangePoliciesResponse, topics=effects, notes=notes)
 
 
 def _notes(where: Where, policies: OffloadPolicies, merged: Effective) -> list[str]:

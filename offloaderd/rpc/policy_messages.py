@@ -8,7 +8,6 @@ from offloaderd.policy.policies import NAMES
 from offloaderd.rpc.v1 import policy_pb2
 
 if TYPE_CHECKING:
-    from offloaderd.offload.levels import Effect
     from offloaderd.policy.effective import Effective
     from offloaderd.policy.policies import OffloadPolicies
 
@@ -28,10 +27,3 @@ def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
     said = effective.values.said()
     levels = {name: effective.said_at(name) for name in NAMES if name in said}
     return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]
-
-
-def effect_message(effect: Effect) -> policy_pb2.PolicyEffect:
-    """Return what a change does to a topic as a message."""
-    return policy_pb2.PolicyEffect(
-        topic=str(effect.topic), outcome=effect.outcome, differences=effect.differences, reason=effect.reason
-    )

@@ -15,7 +15,7 @@ from offloaderd.model import EntryBatch, ReadPriority, TopicName
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.convert import encoded_read_response, from_position, to_position
+from offloaderd.rpc.convert import encoded_read_response, filled, from_position
 from offloaderd.rpc.gate import share_of_caller
 from offloaderd.rpc.messages import MessageReader
 from offloaderd.rpc.seek import sought, to_response
@@ -151,13 +151,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     ) -> read_pb2.LastPositionsResponse:
         """Say how far a topic reaches. Raises TopicNotFound."""
         found = await self._reader.last_positions(TopicName.parse(request.topic))
-        return read_pb2.LastPositionsResponse(
-            first=to_position(found.first),
-            confirmed=to_position(found.confirmed),
-            offloaded=to_position(found.offloaded),
-            buffered_first=to_position(found.buffered_first),
-            buffered_last=to_position(found.buffered_last),
-        )
+        return filled(read_pb2.LastPositionsResponse, found)
 
     async def Seek(  # noqa: N802 - named by the proto
         self, request: read_pb2.SeekRequest, context: Context

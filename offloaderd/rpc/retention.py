@@ -10,7 +10,7 @@ from offloaderd.model import LEDGER_ID_MAX, TopicName
 from offloaderd.offload import grant_records
 from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
 from offloaderd.rpc.away import ANSWERS_S, away, metadata_trouble
-from offloaderd.rpc.convert import to_position
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.grant import Grant
     from offloaderd.model import LedgerInfo
-    from offloaderd.offload.ledger_list import LedgerRow
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.rpc.v1.retention_pb2_grpc import _ServicerContext as Context
 
@@ -79,9 +77,10 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         source, trouble = await self._listed(topic, ANSWERS_S if away_for else None)
         grants = {} if away_for else await grant_records.load_all(self._metadata, topic)
         base = topic_map.base
-        return retention_pb2.ListLedgersResponse(
-            ledgers=map(ledger_message, ledger_rows(topic_map, source, grants)),
-            floor=to_position(base.position) if base is not None else None,
+        return filled(
+            retention_pb2.ListLedgersResponse,
+            ledgers=ledger_rows(topic_map, source, grants),
+            floor=base.position if base is not None else None,
             deleted_segments=base.segments if base is not None else 0,
             deleted_bytes=base.object_bytes if base is not None else 0,
             source_error=trouble,
@@ -113,19 +112,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         offloader = await self._topics.owned(topic)
         plan = deletion_plan(offloader.map, ledger_ids)
         marked = await self._marking.mark(offloader, ledger_ids, dry_run=request.dry_run)
-        return retention_pb2.DeleteLedgersResponse(
-            marked=marked,
-            segments=[
-                retention_pb2.DeletedSegment(
-                    segment_id=str(segment.segment_id),
-                    begin=to_position(segment.begin),
-                    end=to_position(segment.end),
-                    object_bytes=segment.object_bytes,
-                )
-                for segment in plan.segments
-            ],
-            waits_for=plan.waits_for,
-        )
+        return filled(retention_pb2.DeleteLedgersResponse, plan, marked=marked)
 
     async def RevokeGrant(  # noqa: N802 - named by the proto
         self, request: retention_pb2.RevokeGrantRequest, context: Context
@@ -146,7 +133,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         found = await grant_records.revoke(
             self._metadata, topic, ledger_id, reason=request.reason, now_ms=self._clock.wall_ms()
         )
-        return retention_pb2.RevokeGrantResponse(grant=grant_message(found))
+        return filled(retention_pb2.RevokeGrantResponse, grant=found)
 
     async def AllowGrant(  # noqa: N802 - named by the proto
         self, request: retention_pb2.AllowGrantRequest, context: Context
@@ -162,33 +149,3 @@ def checked_ledger(ledger_id: int) -> int:
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise InvalidInput(f"{ledger_id} is no ledger id", hint="ledger ids are 0 to 2^63-1")
     return ledger_id
-
-
-def ledger_message(row: LedgerRow) -> retention_pb2.Ledger:
-    """Return a ledger as the API says it."""
-    return retention_pb2.Ledger(
-        ledger_id=row.ledger_id,
-        state=row.state,
-        entries=row.entries,
-        offloaded_entries=row.offloaded_entries,
-        payload_bytes=row.payload_bytes,
-        segments=row.segments,
-        at_source=row.at_source,
-        deleted_ms=row.deleted_ms,
-        grant=grant_message(row.grant) if row.grant is not None else None,
-    )
-
-
-def grant_message(grant: Grant) -> retention_pb2.Grant:
-    """Return a grant as the API says it."""
-    return retention_pb2.Grant(
-        verified_ms=grant.verified_ms,
-        readback=grant.readback,
-        daemon_id=grant.daemon_id,
-        epoch=grant.epoch,
-        not_before_ms=grant.not_before_ms,
-        revoked_ms=grant.revoked_ms,
-        revoked_reason=grant.revoked_reason,
-        source_deleted_ms=grant.source_deleted_ms,
-        damaged=grant.damaged,
-    )

@@ -11,11 +11,12 @@ from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.read.errors import TopicNotFound
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import rollback_pb2, rollback_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.conversion import LedgerOutlook
@@ -98,7 +99,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         unfinished = topic_map.unfinished
         return rollback_pb2.PlanRollbackResponse(
             topic=str(topic),
-            ledgers=_ledger_messages(rollback, rollback.outlook(topic_map, to)),
+            ledgers=[_ledger_message(rollback, one) for one in rollback.outlook(topic_map, to)],
             losses=[str(loss) for loss in topic_map.losses],
             method=method.value,
             enabled=enabled,
@@ -149,51 +150,23 @@ def target_of(text: str) -> TopicName | Namespace:
     return TopicName.parse(text)
 
 
-def _ledger_messages(rollback: Rollback, rows: Sequence[LedgerOutlook]) -> list[rollback_pb2.RollbackLedger]:
-    found = []
-    for row in rows:
-        goes = row.standing is Standing.CONVERTIBLE
-        found.append(
-            rollback_pb2.RollbackLedger(
-                ledger_id=row.ledger_id,
-                standing=row.standing.value,
-                why=row.why,
-                entries=row.entries,
-                payload_bytes=row.payload_bytes,
-                segments=row.segments,
-                requests=rollback.requests(row) if goes else 0,
-                seconds=row.payload_bytes / rollback.speed.bytes_per_s if goes else 0.0,
-                segment_id=str(row.segment_id) if row.segment_id is not None else "",
-                driver=row.driver,
-            )
-        )
-    return found
+def _ledger_message(rollback: Rollback, row: LedgerOutlook) -> rollback_pb2.RollbackLedger:
+    goes = row.standing is Standing.CONVERTIBLE
+    seconds = row.payload_bytes / rollback.speed.bytes_per_s if goes else 0.0
+    return filled(rollback_pb2.RollbackLedger, row, requests=rollback.requests(row) if goes else 0, seconds=seconds)
 
 
 def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
     """Return an order as the API says it."""
-    return rollback_pb2.RollbackOrder(
-        to_ledger_id=order.to_ledger_id,
-        ordered_ms=order.ordered_ms,
-        ended_ms=order.ended_ms,
-        stopped=order.stopped,
-        failures=[
-            rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason)
-            for ledger_id, reason in sorted(order.failures.items())
-        ],
+    failures = sorted(order.failures.items())
+    return filled(
+        rollback_pb2.RollbackOrder,
+        order,
+        failures=[rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason) for ledger_id, reason in failures],
     )
 
 
 def progress_message(found: Progress) -> rollback_pb2.RollbackProgress:
     """Return progress as the API says it."""
-    return rollback_pb2.RollbackProgress(
-        order=order_message(found.order) if found.order is not None else None,
-        done=found.done,
-        done_bytes=found.done_bytes,
-        left=found.left,
-        left_bytes=found.left_bytes,
-        ledger_id=found.ledger_id,
-        phase=found.phase,
-        ledger_bytes=found.ledger_done_bytes,
-        error=found.error,
-    )
+    order = order_message(found.order) if found.order is not None else None
+    return filled(rollback_pb2.RollbackProgress, found, order=order, ledger_bytes=found.ledger_done_bytes)

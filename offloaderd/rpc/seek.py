@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import InvalidInput
 from offloaderd.read.seek import seek
 from offloaderd.read.seek_goal import Answered, Goal, SeekKind
-from offloaderd.rpc.convert import TIERS, to_position
+from offloaderd.rpc.convert import TIERS, filled
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 
 if TYPE_CHECKING:
@@ -39,15 +39,13 @@ async def sought(reader: TopicReader, topic: TopicName, target: read_pb2.SeekTar
 def to_response(found: Sought) -> read_pb2.SeekResponse:
     """Return what was found as a message."""
     hit, cost = found.hit, found.cost
-    return read_pb2.SeekResponse(
+    return filled(
+        read_pb2.SeekResponse,
+        cost,
         answer=_ANSWERS[cost.answered] if hit is not None else read_pb2.SEEK_ANSWER_NOTHING,
-        position=to_position(found.begin),
+        position=found.begin,
         time_ms=hit.time.time_ms if hit is not None else None,
         index=hit.time.message_index if hit is not None else None,
         sequence=hit.sequence if hit is not None else None,
         tier=TIERS[hit.tier] if hit is not None else common_pb2.TIER_UNSPECIFIED,
-        gets=cost.gets,
-        get_bytes=cost.get_bytes,
-        tables=cost.tables,
-        source_reads=cost.source_reads,
     )

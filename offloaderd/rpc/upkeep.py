@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from offloaderd.errors import InvalidInput
+from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.finds import Find
 
@@ -45,9 +46,9 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
         async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply, also=also)) as found:
             async for one in found:
                 if isinstance(one, Find):
-                    yield upkeep_pb2.GcEvent(find=find_message(one))
+                    yield upkeep_pb2.GcEvent(find=filled(upkeep_pb2.GcFind, one))
                 else:
-                    yield upkeep_pb2.GcEvent(summary=summary_message(one))
+                    yield upkeep_pb2.GcEvent(summary=filled(upkeep_pb2.GcSummary, one))
 
 
 def checked_segment(text: str) -> UUID:
@@ -56,36 +57,3 @@ def checked_segment(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise InvalidInput(f"not a segment: {text[:80]!r}", hint="write its whole uuid, as in its key") from None
-
-
-def find_message(find: Find) -> upkeep_pb2.GcFind:
-    """Return a find as the API says it."""
-    return upkeep_pb2.GcFind(
-        key=find.key,
-        kind=find.kind.value,
-        verdict=find.verdict.value,
-        reason=find.reason,
-        size_bytes=find.size_bytes,
-        age_s=find.age_s,
-        upload_id=find.upload_id,
-        topic="" if find.topic is None else str(find.topic),
-    )
-
-
-def summary_message(summary: Summary) -> upkeep_pb2.GcSummary:
-    """Return the sum as the API says it."""
-    return upkeep_pb2.GcSummary(
-        applied=summary.applied,
-        grace_s=summary.grace_s,
-        topics=summary.topics,
-        segments=summary.segments,
-        objects=summary.objects,
-        object_bytes=summary.object_bytes,
-        others=summary.others,
-        elsewhere=summary.elsewhere,
-        seconds=summary.seconds,
-        rubbish_bytes=summary.rubbish_bytes,
-        deleted_bytes=summary.deleted_bytes,
-        finds=summary.finds,
-        verdicts=summary.verdicts,
-    )

@@ -109,6 +109,11 @@ class Refusal:
     since_ms: int
     epoch: int = 0
 
+    @property
+    def hint(self) -> str:
+        """The way out of it."""
+        return hint(self.kind)
+
     def __str__(self) -> str:
         """Name what was found and the kind, as an operator reads it."""
         return f"{self.kind}: {self.found}"

@@ -1,8 +1,10 @@
-"""Conversions that are written by hand: what is framed without protobuf is what protobuf reads."""
+"""Conversions: messages filled from values, and answers that are framed without protobuf, which it can read."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -11,10 +13,15 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.format.entries import frame
 from offloaderd.format.frames import FramedEntries
-from offloaderd.model import ENTRY_ID_MAX, EntryBatch
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Loss, Position, TopicName
+from offloaderd.offload.ledger_list import LedgerRow
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.convert import TIERS, decoded_read_response, encoded_read_response, to_batch
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.rpc.convert import TIERS, decoded_read_response, encoded_read_response, filled, to_batch
+from offloaderd.rpc.v1 import admin_pb2, common_pb2, inspect_pb2, placement_pb2, read_pb2, retention_pb2, upkeep_pb2
+from offloaderd.upkeep.finds import Summary
+from offloaderd.upkeep.flaws import Flaw, Kind
+from offloaderd.upkeep.verify_topic import Between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,3 +82,47 @@ def test_what_is_no_answer_is_told(change: Callable[[bytes], bytes]) -> None:
     sent = encoded_read_response(FramedEntries(7, 5, 2, frames, 0, len(frames), "k", 0), Tier.OBJECTS)
     with pytest.raises(CorruptData, match="the daemon"):
         decoded_read_response(change(sent), where="the daemon")
+
+
+ROW = LedgerRow(
+    ledger_id=3,
+    state="closed",
+    entries=0,
+    offloaded_entries=0,
+    payload_bytes=7,
+    segments=2,
+    at_source=None,
+    deleted_ms=0,
+    grant=Grant(ledger_id=3, verified_ms=5, daemon_id="d"),
+)
+
+
+def test_a_message_has_the_attributes_of_a_value() -> None:
+    """Those of the same names, the value in it as well; None is unset, and a 0 of what may be unset is there."""
+    found = filled(retention_pb2.Ledger, ROW)
+    grant = retention_pb2.Grant(verified_ms=5, daemon_id="d")
+    assert found == retention_pb2.Ledger(
+        ledger_id=3, state="closed", entries=0, payload_bytes=7, segments=2, grant=grant
+    )
+    assert found.HasField("entries")
+    summary = filled(upkeep_pb2.GcSummary, Summary(applied=True, grace_s=1.5, finds=Counter(orphan=2)))
+    assert summary == upkeep_pb2.GcSummary(applied=True, grace_s=1.5, finds={"orphan": 2})
+
+
+def test_what_is_said_beside_a_value_holds() -> None:
+    """Positions become messages, each of several as well, ids and topics text; None hides what the value has."""
+    lost = filled(admin_pb2.LostRange, Loss(Position(1, 2), Position(3, 0), 4), after=None)
+    assert lost == admin_pb2.LostRange(before=common_pb2.Position(ledger_id=3), entries=4)
+    segment_id, topic = UUID(int=7), TopicName.parse("orders")
+    one = Between(segments=1, read_bytes=2, flaws=[Flaw(kind=Kind.SIZE, key="k", segment_id=segment_id)])
+    (flaw,) = filled(inspect_pb2.VerifyEvent.Between, one, read_bytes=3).flaws
+    assert (flaw.kind, flaw.segment_id, flaw.HasField("offset")) == ("size", str(segment_id), False)
+    assert filled(placement_pb2.Move, topic=topic, to="b").topic == str(topic)
+
+
+def test_no_field_is_forgotten() -> None:
+    """A field that neither the value nor the caller has is an error, and so is one that the message has not."""
+    with pytest.raises(AttributeError, match="grant"):
+        filled(retention_pb2.RevokeGrantResponse, ROW.grant)
+    with pytest.raises(ValueError, match="granted"):
+        filled(retention_pb2.RevokeGrantResponse, ROW, granted=None)
