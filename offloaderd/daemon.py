@@ -271,7 +271,7 @@ class Daemon:
             )
         )
         self._crew = crew = assemble(
-            settings, shop, ledgers, guard, self._levels, self.reloader, daemon=self, clock=self._clock
+            settings, shop, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
         await stack.enter_async_context(crew.reader)
         engine, registration, gc = crew.engine, crew.registration, crew.gc

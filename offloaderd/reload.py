@@ -40,12 +40,12 @@ class Reloaded:
     @property
     def live(self) -> tuple[Change, ...]:
         """What takes effect at once."""
-        return tuple(one for one in self.changes if one.live)
+        return tuple(one for one in self.changes if not one.needs_restart)
 
     @property
     def waiting(self) -> tuple[Change, ...]:
         """What takes effect with the next start."""
-        return tuple(one for one in self.changes if not one.live)
+        return tuple(one for one in self.changes if one.needs_restart)
 
 
 class Reloader:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.registration import Registration
     from offloaderd.offload.workshop import Workshop
     from offloaderd.reload import Reloader
-    from offloaderd.rpc.admin import Daemon
+    from offloaderd.rpc.admin import DaemonSnapshot
     from offloaderd.sources import Ledgers
     from offloaderd.upkeep.scrub import Scrubber
 
@@ -123,10 +123,10 @@ def assemble(
     levels: LogLevels,
     reloader: Reloader,
     *,
-    daemon: Daemon,
+    snapshot: Callable[[], DaemonSnapshot],
     clock: Clock,
 ) -> Crew:
-    """Make all parts; `daemon` describes itself, `reloader` reads its settings again."""
+    """Make all parts; `snapshot` describes the daemon, `reloader` reads its settings again."""
     metadata, objects, metrics = shop.metadata, shop.uplink.objects, shop.uplink.metrics
     book, keeper = PolicyBook(metadata, wiring.policy_levels(settings)), SourceKeeper(metadata, objects, clock, metrics)
     retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
@@ -148,7 +148,12 @@ def assemble(
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
     admin = AdminService(
-        engine=engine, metadata=metadata, source=ledgers.source, daemon=daemon, places=surroundings.places, lost=lost
+        engine=engine,
+        metadata=metadata,
+        source=ledgers.source,
+        snapshot=snapshot,
+        places=surroundings.places,
+        lost=lost,
     )
     services = Services(
         offload=OffloadService(engine, clock=clock, metrics=metrics),
@@ -159,12 +164,20 @@ def assemble(
         upkeep=upkeep,
         placement=PlacementService(engine, registration),
         retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
-        history=HistoryService(engine, engine.shop, engine.book),
+        history=HistoryService(engine),
         rollback=RollbackService(engine, metadata),
         identity=IdentityService(engine.shop, daemon_id=settings.daemon.id),
         inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
         policy=PolicyService(engine.levels, metadata, surroundings, retained=ledgers.retained),
-        control=ControlService(reloader, levels, metadata, clock, daemon_id=settings.daemon.id),
+        control=ControlService(
+            metadata,
+            clock,
+            daemon_id=settings.daemon.id,
+            reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
+            shown=levels.shown,
+            raised=levels.raised,
+            fallen=levels.fallen,
+        ),
         ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
     )
     return Crew(

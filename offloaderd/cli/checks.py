@@ -14,7 +14,10 @@ from offloaderd.rpc.message_json import picked
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.rpc.doctor import Result
+    from offloaderd.doctor.finding import CheckResult
+    from offloaderd.rpc.v1 import doctor_pb2
+
+    Result = CheckResult | doctor_pb2.CheckResult
 
 NAME_WIDTH = 26
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}

@@ -52,9 +52,9 @@ class Change:
     new: str
 
     @property
-    def live(self) -> bool:
-        """Whether it takes effect without a restart."""
-        return self.key in LIVE
+    def needs_restart(self) -> bool:
+        """Whether it takes effect with the next start only."""
+        return self.key not in LIVE
 
 
 def changes(old: Settings, new: Settings) -> tuple[Change, ...]:

@@ -1,13 +1,13 @@
 """AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
 
-The service needs little of the engine (ports.py); everything it answers about a topic that another daemon owns, or that
+Everything that it answers about a topic that another daemon owns, or that
 is disabled, comes from the metadata store. It raises OffloaderError; the server's interceptor turns that into a status.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
 from offloaderd.metadata import catalog, paths
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.status import TopicStatus
-    from offloaderd.rpc.ports import Engine
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 
@@ -49,14 +49,6 @@ class DaemonSnapshot:
     dependencies: tuple[Dependency, ...] = ()
     memory_used_bytes: int = 0
     memory_budget_bytes: int = 0
-
-
-class Daemon(Protocol):
-    """The composition root, as far as Status shows it."""
-
-    def snapshot(self) -> DaemonSnapshot:
-        """Return the daemon's state now."""
-        ...
 
 
 METADATA = "metadata"
@@ -75,13 +67,13 @@ class AdminService(ManualCalls):
         engine: Engine,
         metadata: MetadataStore,
         source: LedgerSource | None,
-        daemon: Daemon,
+        snapshot: Callable[[], DaemonSnapshot],
         places: tuple[tuple[str, str], ...] = (),
         lost: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`lost` says that the metadata has lost what the bucket holds; empty: nothing tells of it."""
         super().__init__(engine=engine, metadata=metadata, source=source, places=places)
-        self._daemon = daemon
+        self._snapshot = snapshot
         self._lost = lost
 
     async def ListSegments(  # noqa: N802 - named by the proto
@@ -129,7 +121,7 @@ class AdminService(ManualCalls):
 
     def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), trouble: str = "") -> admin_pb2.StatusResponse:
         """Return the daemon's state, with some of its topics; `trouble` is that with the metadata store."""
-        now = self._daemon.snapshot()
+        now = self._snapshot()
         overruled = [one for one in now.dependencies if trouble and one.up and one.name == METADATA]
         dependencies = [
             replace(one, up=False, message=trouble) if one in overruled else one for one in now.dependencies
@@ -168,7 +160,7 @@ class AdminService(ManualCalls):
         """
         message = topic_status(status)
         if status.epoch:
-            message.owner = status.owner or self._daemon.snapshot().daemon_id
+            message.owner = status.owner or self._snapshot().daemon_id
             message.placement = self._engine.placed(status.topic, message.owner)
             return message
         if trouble:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
-    from offloaderd.rpc.ports import Engine
+    from offloaderd.offload.engine import Engine
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 COUNTED_TOPICS_MAX = 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import aclosing, contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -46,7 +46,7 @@ from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import broker_pb2, broker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from grpc import aio
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerRegister
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.offload.engine import Engine
+    from offloaderd.offload.retention import Retention
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.read.reader import TopicReader
     from offloaderd.rpc.read import ReadService
@@ -78,14 +79,6 @@ STATES = broker_pb2.EnsureState
 Report = broker_pb2.EnsureLedgerResponse
 
 
-class Marking(Protocol):
-    """Who marks ledgers deleted."""
-
-    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
-        """Mark them; returns those that were not yet."""
-        ...
-
-
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     """Answers brokers. `register` is Pulsar's list; a daemon that cannot read it deletes nothing at a broker's word."""
 
@@ -94,7 +87,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         engine: Engine,
         reader: TopicReader,
         reads: ReadService,
-        marking: Marking,
+        retention: Retention,
         register: LedgerRegister | None,
         keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
@@ -103,7 +96,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._engine = engine
         self._reader = reader
         self._reads = reads
-        self._marking = marking
+        self._retention = retention
         self._register = register
         self._shadows = ShadowSources(register)
         self._objects = engine.shop.uplink.objects
@@ -257,7 +250,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             if owner is None:
                 raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
             return broker_pb2.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
-        await self._marking.mark(offloader, [ledger_id], dry_run=False)
+        await self._retention.mark(offloader, [ledger_id], dry_run=False)
         return broker_pb2.DeleteLedgerResponse(outcome="marked")
 
     async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:

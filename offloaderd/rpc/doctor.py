@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict
 from offloaderd.rpc.convert import filled
@@ -15,39 +15,13 @@ if TYPE_CHECKING:
     from offloaderd.rpc.v1.doctor_pb2_grpc import _ServicerContext as Context
 
 
-class Result(Protocol):
-    """One line of an examination."""
-
-    @property
-    def name(self) -> str:
-        """What was checked."""
-        ...
-
-    @property
-    def verdict(self) -> str:
-        """Is `ok`, `warn`, `fail` or `skipped`."""
-        ...
-
-    @property
-    def found(self) -> str:
-        """What was seen."""
-        ...
-
-    @property
-    def what_to_do(self) -> str:
-        """The next step, empty for none."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        ...
-
-
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
-    """Runs one examination at a time: each writes probes and opens connections of its own."""
+    """Runs one examination at a time: each writes probes and opens connections of its own.
 
-    def __init__(self, examine: Callable[[], AsyncGenerator[Result, None]]) -> None:
+    What it yields has the fields of a CheckResult (`doctor.finding.Finding`).
+    """
+
+    def __init__(self, examine: Callable[[], AsyncGenerator[object, None]]) -> None:
         self._examine = examine
         self._busy = False
 

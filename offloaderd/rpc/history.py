@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata import history
@@ -17,41 +17,21 @@ from offloaderd.rpc.v1 import history_pb2, history_pb2_grpc
 
 if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.metadata.records.owner import Owner
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.history import Extent
-    from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.workshop import Workshop
     from offloaderd.rpc.v1.history_pb2_grpc import _ServicerContext as Context
 
 RANGES_MAX = 10_000
 """Ranges that one answer may have."""
 
 
-class Topics(Protocol):
-    """Who knows topics and their owners."""
-
-    def find(self, topic: TopicName) -> TopicOffloader | None:
-        """Return the topic's offloader if this daemon owns it."""
-        ...
-
-    async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return who owns a topic."""
-        ...
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic."""
-        ...
-
-
 class HistoryService(history_pb2_grpc.HistoryServiceServicer):
     """Answers from metadata and source; changes nothing."""
 
-    def __init__(self, topics: Topics, shop: Workshop, book: PolicyBook) -> None:
-        self._topics = topics
-        self._shop = shop
-        self._book = book
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._shop = engine.shop
         self._turn = asyncio.Semaphore(1)  # splitting asks the source a lot
 
     async def PlanHistory(  # noqa: N802 - named by the proto
@@ -61,9 +41,9 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         topic, source = TopicName.parse(request.topic), self._shop.source
         if source is None:
             raise NotFound(f"the ledgers of {topic} have no source", hint="history is read from BookKeeper, or a store")
-        topic_map = await self._topics.topic_map(topic)
+        topic_map = await self._engine.topic_map(topic)
         infos = await source.ledgers(topic)
-        wanted = request.segment_bytes or RollPolicy.of(await self._book.of(topic)).segment_bytes_max
+        wanted = request.segment_bytes or RollPolicy.of(await self._engine.book.of(topic)).segment_bytes_max
         segment_bytes = segment_bytes_for(wanted, self._shop.layout)
         extent = extent_of(infos, boundary_of(topic_map))
         begin = first_left(topic_map, extent) if extent is not None else None
@@ -105,15 +85,15 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         topic = TopicName.parse(request.topic)
         if request.ranges_max > RANGES_MAX:
             raise InvalidInput(f"ask for {RANGES_MAX} ranges at most, not {request.ranges_max}")
-        topic_map, owner = await self._topics.topic_map(topic), await self._topics.owner_of(topic)
+        topic_map, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
         plan, left = topic_map.history, left_of(topic_map)
         if plan is None:
             return history_pb2.GetHistoryResponse(owner=owner.daemon_id if owner is not None else "")
         ranges = await history.load(self._shop.metadata, topic, plan.ranges)
         counts = ranges.counts()
-        offloader = self._topics.find(topic)
+        offloader = self._engine.find(topic)
         error = offloader.record.history_error if offloader is not None else None
-        policy = offloader.policy if offloader is not None else RollPolicy.of(await self._book.of(topic))
+        policy = offloader.policy if offloader is not None else RollPolicy.of(await self._engine.book.of(topic))
         some = ranges.ranges[request.ranges_from : request.ranges_from + request.ranges_max]
         return history_pb2.GetHistoryResponse(
             plan=plan_message(plan),

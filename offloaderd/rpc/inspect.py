@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
@@ -17,16 +17,17 @@ from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify_topic import SegmentReport
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.owner import Owner
     from offloaderd.metadata.records.verified import SegmentVerified
+    from offloaderd.offload.engine import Engine
     from offloaderd.read.reader import TopicReader
     from offloaderd.rpc.v1.inspect_pb2_grpc import _ServicerContext as Context
-    from offloaderd.upkeep.explain import Explanation, Place
-    from offloaderd.upkeep.verify_topic import Between
+    from offloaderd.upkeep.explain import Explainer, Explanation, Place
+    from offloaderd.upkeep.verify_topic import Between, TopicVerifier
 
 
 SOURCE_S = 4.0
@@ -35,38 +36,14 @@ EXPLAIN_S = 24.0
 """How long an explanation may take in all: less than callers wait, so that they hear what did not answer."""
 
 
-class Explaining(Protocol):
-    """Who explains."""
-
-    async def explain(self, topic: TopicName, position: Position) -> Explanation:
-        """Explain a position."""
-        ...
-
-
-class Verifying(Protocol):
-    """Who verifies."""
-
-    def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
-        """Yield a report of each segment, and at the end what is between them."""
-        ...
-
-
-class Owners(Protocol):
-    """Who owns which topic."""
-
-    async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return the owner of a topic."""
-        ...
-
-
 class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     """Explains and verifies; nothing is changed, but that `damaged` hears of what is found damaged."""
 
     def __init__(
         self,
-        explainer: Explaining,
-        verifier: Verifying,
-        owners: Owners,
+        explainer: Explainer,
+        verifier: TopicVerifier,
+        engine: Engine,
         metadata: MetadataStore,
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
         known: Callable[[TopicName], Awaitable[object]] | None = None,
@@ -76,7 +53,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         self._damaged = damaged
         self._explainer = explainer
         self._verifier = verifier
-        self._owners = owners
+        self._engine = engine
         self._metadata = metadata
 
     async def Explain(  # noqa: N802 - named by the proto
@@ -98,7 +75,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             raise needed(f"no answer within {EXPLAIN_S:g} s") from None
         if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
             self._damaged(topic, found.place.segment, str(found.place.flaw))
-        return explanation_message(found, await self._owners.owner_of(topic))
+        return explanation_message(found, await self._engine.owner_of(topic))
 
     async def Verify(  # noqa: N802 - named by the proto
         self, request: inspect_pb2.VerifyRequest, context: Context

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.metadata.records.asked import Asked
+    from offloaderd.offload.signal import Signal
+    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.wanted import Plan, Take
-    from offloaderd.rpc.ports import Signal, TopicOffloader
     from offloaderd.rpc.v1.admin_pb2_grpc import _ServicerContext as Context
 
 HEARTBEAT_S = 1.0

@@ -8,7 +8,7 @@ broker back. `Offloaded` messages tell whenever the offloaded position moves.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import Closed, InvalidInput
 from offloaderd.model import OfferResult, TopicName
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.topic import TopicOffloader
 
     Context = aio.ServicerContext[offload_pb2.StreamingOffloadRequest, offload_pb2.StreamingOffloadResponse]
@@ -33,19 +34,11 @@ RESULTS = {
 }
 
 
-class Owners(Protocol):
-    """What the service needs of the engine."""
-
-    async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader. Raises NotFound, Conflict with the owner's address, Transient."""
-        ...
-
-
 class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
     """Serves pushing brokers."""
 
-    def __init__(self, owners: Owners, *, clock: Clock, metrics: Metrics) -> None:
-        self._owners = owners
+    def __init__(self, engine: Engine, *, clock: Clock, metrics: Metrics) -> None:
+        self._engine = engine
         self._clock = clock
         self._metrics = metrics
 
@@ -59,7 +52,7 @@ class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
             raise InvalidInput("an empty stream", hint="the first request must name the topic")
         if first.WhichOneof("request") != "open":
             raise InvalidInput("the first request must be `open`", hint="it names the topic of the whole stream")
-        topic = await self._owners.owned(TopicName.parse(first.open.topic))
+        topic = await self._engine.owned(TopicName.parse(first.open.topic))
         push = _Push(topic, context, clock=self._clock, metrics=self._metrics)
         topic.pushers += 1
         try:

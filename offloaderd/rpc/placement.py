@@ -4,120 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, NotFound
 from offloaderd.model import TopicName
+from offloaderd.offload.placement import standing
 from offloaderd.rpc.convert import filled
 from offloaderd.rpc.manual import changed_or_heartbeat
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from offloaderd.rpc.ports import Owner, Signal
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.offload.engine import Engine
+    from offloaderd.offload.registration import Registration
     from offloaderd.rpc.v1.placement_pb2_grpc import _ServicerContext as Context
 
 STANDINGS = ("working", "impaired", "draining")
 TURN_TOPICS = 500
-
-
-class Node(Protocol):
-    """What is registered of a daemon."""
-
-    @property
-    def daemon_id(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Where it is reached."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Its version."""
-        ...
-
-    @property
-    def started_ms(self) -> int:
-        """When it started."""
-        ...
-
-    @property
-    def draining(self) -> bool:
-        """Whether it takes no topics."""
-        ...
-
-    @property
-    def impaired(self) -> str:
-        """What is wrong with it."""
-        ...
-
-
-class Placement(Protocol):
-    """Who ranks where."""
-
-    @property
-    def me(self) -> Node:
-        """The daemon that answers."""
-        ...
-
-    @property
-    def members(self) -> Mapping[str, Node]:
-        """All daemons by id."""
-        ...
-
-    def ranking(self, key: str) -> Sequence[Node]:
-        """Return all daemons, the one that should have a topic first."""
-        ...
-
-
-class Engine(Protocol):
-    """What the service needs of the offload engine."""
-
-    @property
-    def changed(self) -> Signal:
-        """Fires when a topic was claimed or released."""
-        ...
-
-    @property
-    def placement(self) -> Placement:
-        """Who ranks where."""
-        ...
-
-    def topics(self) -> Sequence[TopicName]:
-        """Return the topics that this daemon owns."""
-        ...
-
-    def enabled(self) -> Sequence[TopicName]:
-        """Return all topics that are enabled anywhere."""
-        ...
-
-    def placed(self, topic: TopicName, owner: str) -> str:
-        """Say why an enabled topic is not where it belongs."""
-        ...
-
-    async def has_policy(self, topic: TopicName) -> bool:
-        """Say whether the topic was ever enabled or disabled."""
-        ...
-
-    async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return the topic's owner, None when nobody holds it."""
-        ...
-
-
-class Registration(Protocol):
-    """What the others are told of this daemon."""
-
-    def say(self, *, draining: bool) -> None:
-        """Change it."""
-        ...
-
-    async def told(self) -> None:
-        """Return when the others can know."""
-        ...
 
 
 class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
@@ -136,7 +41,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         """
         placement = self._engine.placement
         response = placement_pb2.ListDaemonsResponse()
-        found: Sequence[Node] = sorted(placement.members.values(), key=lambda one: one.daemon_id)
+        found: Sequence[DaemonNode] = sorted(placement.members.values(), key=lambda one: one.daemon_id)
         if request.topic:
             topic = TopicName.parse(request.topic)
             found = placement.ranking(str(topic))
@@ -151,7 +56,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             filled(
                 placement_pb2.Daemon,
                 one,
-                standing=STANDINGS[2 if one.draining else 1 if one.impaired else 0],
+                standing=STANDINGS[standing(one)],
                 topics=counts[one.daemon_id],
                 asked=one.daemon_id == placement.me.daemon_id,
             )
@@ -186,7 +91,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             await changed_or_heartbeat(engine.changed)
         yield placement_pb2.DrainProgress(done=True)
 
-    async def _plan(self, me: Node) -> placement_pb2.DrainProgress:
+    async def _plan(self, me: DaemonNode) -> placement_pb2.DrainProgress:
         """Say where each topic would go, without this daemon."""
         moves = []
         for topic in self._engine.topics():
@@ -195,7 +100,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             moves.append(placement_pb2.Move(topic=str(topic), to=to))
         return placement_pb2.DrainProgress(left=len(moves), moves=moves)
 
-    async def _firsts(self, topics: Sequence[TopicName]) -> list[tuple[TopicName, Node]]:
+    async def _firsts(self, topics: Sequence[TopicName]) -> list[tuple[TopicName, DaemonNode]]:
         """Return who ranks first for each topic, giving others their turn on the way."""
         found = []
         for number, topic in enumerate(topics):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.model import LEDGER_ID_MAX, TopicName
@@ -14,52 +14,28 @@ from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import LedgerInfo
-    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.engine import Engine
+    from offloaderd.offload.retention import Retention
     from offloaderd.rpc.v1.retention_pb2_grpc import _ServicerContext as Context
 
 LEDGERS_MAX = 10_000
 """Ledgers that one request may name."""
 
 
-class Topics(Protocol):
-    """Who knows topics and their owners."""
-
-    async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader, if this daemon owns it."""
-        ...
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic."""
-        ...
-
-    def known(self, topic: TopicName) -> TopicMap | None:
-        """Return what this daemon knows by itself to be committed, None for nothing."""
-        ...
-
-
-class Marking(Protocol):
-    """Who marks ledgers deleted."""
-
-    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
-        """Mark them; returns those that were not yet."""
-        ...
-
-
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     """Answers from metadata and source; deletes through the topic's owner."""
 
     def __init__(
-        self, topics: Topics, marking: Marking, metadata: MetadataStore, source: LedgerSource | None, clock: Clock
+        self, engine: Engine, retention: Retention, metadata: MetadataStore, source: LedgerSource | None, clock: Clock
     ) -> None:
-        self._topics = topics
-        self._marking = marking
+        self._engine = engine
+        self._retention = retention
         self._metadata = metadata
         self._source = source
         self._clock = clock
@@ -70,7 +46,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
         topic = TopicName.parse(request.topic)
         away_for = await metadata_trouble(self._metadata)
-        known = self._topics.known(topic) if away_for else await self._topics.topic_map(topic)
+        known = self._engine.known(topic) if away_for else await self._engine.topic_map(topic)
         if known is None:
             raise away(away_for)
         topic_map = known
@@ -109,9 +85,9 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         if not 0 < len(request.ledger_ids) <= LEDGERS_MAX:
             raise InvalidInput(f"name 1 to {LEDGERS_MAX} ledgers, not {len(request.ledger_ids)}")
         ledger_ids = [checked_ledger(ledger_id) for ledger_id in request.ledger_ids]
-        offloader = await self._topics.owned(topic)
+        offloader = await self._engine.owned(topic)
         plan = deletion_plan(offloader.map, ledger_ids)
-        marked = await self._marking.mark(offloader, ledger_ids, dry_run=request.dry_run)
+        marked = await self._retention.mark(offloader, ledger_ids, dry_run=request.dry_run)
         return filled(retention_pb2.DeleteLedgersResponse, plan, marked=marked)
 
     async def RevokeGrant(  # noqa: N802 - named by the proto
@@ -124,7 +100,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
         source, trouble = await self._listed(topic, ANSWERS_S)
-        rows = ledger_rows(await self._topics.topic_map(topic), source, {})
+        rows = ledger_rows(await self._engine.topic_map(topic), source, {})
         if not trouble and all(row.ledger_id != ledger_id for row in rows):
             raise NotFound(
                 f"{topic} has no ledger {ledger_id}, neither offloaded nor at the source",

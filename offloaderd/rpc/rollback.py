@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata import catalog, nodes, paths
@@ -20,50 +20,22 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.conversion import LedgerOutlook
-    from offloaderd.metadata.policy_book import Namespace, PolicyBook
+    from offloaderd.metadata.policy_book import Namespace
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.rollback import RollbackOrder
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.rollback import Progress, Rollback
-    from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.workshop import Workshop
     from offloaderd.rpc.v1.rollback_pb2_grpc import _ServicerContext as Context
 
 FOLLOW_S = 1.0
 """Longest pause between two messages of progress."""
 
 
-class Topics(Protocol):
-    """Who knows topics and their owners, and rewrites their segments."""
-
-    @property
-    def rollback(self) -> Rollback:
-        """Who rewrites them."""
-        ...
-
-    @property
-    def shop(self) -> Workshop:
-        """What it works with."""
-        ...
-
-    @property
-    def book(self) -> PolicyBook:
-        """What holds for topics."""
-        ...
-
-    async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader, if this daemon owns it."""
-        ...
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic."""
-        ...
-
-
 class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     """Plans from metadata, for any topic; has segments rewritten by the topic's owner."""
 
-    def __init__(self, topics: Topics, metadata: MetadataStore) -> None:
-        self._topics = topics
+    def __init__(self, engine: Engine, metadata: MetadataStore) -> None:
+        self._engine = engine
         self._metadata = metadata
 
     async def PlanRollback(  # noqa: N802 - named by the proto
@@ -82,7 +54,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             if not named:
                 raise NotFound(f"no topic of {request.target} is known here", hint="offloadctl topics list")
         for topic in named:
-            topic_map = await self._topics.topic_map(topic)
+            topic_map = await self._engine.topic_map(topic)
             if topic not in policies and not topic_map.contexts:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
             found = policies.get(topic)
@@ -90,12 +62,12 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             yield await self._plan(topic_map, to, enabled=enabled)
 
     async def _plan(self, topic_map: TopicMap, to: int | None, *, enabled: bool) -> rollback_pb2.PlanRollbackResponse:
-        topic, rollback = topic_map.topic, self._topics.rollback
+        topic, rollback = topic_map.topic, self._engine.rollback
         if to is not None and to not in topic_map.contexts:
             raise NotFound(f"{topic} has no ledger {to} in the tier", hint="offloadctl ledgers list")
         path = paths.rollback_order(topic)
         node = await nodes.node(self._metadata, path)
-        method = (await self._topics.book.of(topic)).values.method or OffloadMethod.STREAMING
+        method = (await self._engine.book.of(topic)).values.method or OffloadMethod.STREAMING
         unfinished = topic_map.unfinished
         return rollback_pb2.PlanRollbackResponse(
             topic=str(topic),
@@ -116,7 +88,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         """Order it. Raises InvalidInput, NotFound (not enabled, no such ledger), Conflict with the owner, Transient."""
         topic = TopicName.parse(request.topic)
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
-        order = await self._topics.rollback.order(await self._topics.owned(topic), to)
+        order = await self._engine.rollback.order(await self._engine.owned(topic), to)
         return rollback_pb2.ConvertTopicResponse(order=order_message(order) if order is not None else None)
 
     async def FollowRollback(  # noqa: N802 - named by the proto
@@ -124,10 +96,10 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
         """Yield progress until there is nothing to do. Raises NotFound, Conflict with the owner, Transient."""
         topic = TopicName.parse(request.topic)
-        clock = self._topics.shop.uplink.clock
+        clock = self._engine.shop.uplink.clock
         while True:
-            offloader = await self._topics.owned(topic)
-            found = self._topics.rollback.progress(offloader)
+            offloader = await self._engine.owned(topic)
+            found = self._engine.rollback.progress(offloader)
             yield progress_message(found)
             if found.order is None or not found.order.active:
                 return
@@ -137,8 +109,8 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         self, request: rollback_pb2.StopRollbackRequest, context: Context
     ) -> rollback_pb2.StopRollbackResponse:
         """Take the order back. Raises NotFound when there is none, Conflict with the owner, Transient."""
-        offloader = await self._topics.owned(TopicName.parse(request.topic))
-        return rollback_pb2.StopRollbackResponse(order=order_message(await self._topics.rollback.stop(offloader)))
+        offloader = await self._engine.owned(TopicName.parse(request.topic))
+        return rollback_pb2.StopRollbackResponse(order=order_message(await self._engine.rollback.stop(offloader)))
 
 
 def target_of(text: str) -> TopicName | Namespace:

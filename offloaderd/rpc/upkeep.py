@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import InvalidInput
@@ -13,25 +13,16 @@ from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.finds import Find
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-    from collections.abc import Set as AbstractSet
+    from collections.abc import AsyncIterator
 
     from offloaderd.rpc.v1.upkeep_pb2_grpc import _ServicerContext as Context
-    from offloaderd.upkeep.finds import Summary
-
-
-class Collecting(Protocol):
-    """Who collects."""
-
-    def collect(self, *, grace_s: float, apply: bool, also: AbstractSet[UUID]) -> AsyncGenerator[Find | Summary, None]:
-        """Yield every find, and the sum at the end."""
-        ...
+    from offloaderd.upkeep.gc import Collector
 
 
 class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
     """Collects when asked; `grace_s` is the age that counts when the caller names none."""
 
-    def __init__(self, collector: Collecting, *, grace_s: float) -> None:
+    def __init__(self, collector: Collector, *, grace_s: float) -> None:
         self._collector = collector
         self.grace_s = grace_s
 

@@ -40,7 +40,7 @@ def test_each_difference_is_told_as_it_is_written_and_whether_it_needs_a_restart
         Change("memory.buffer_bytes", '"256MiB"', '"64MiB"'),
         Change("log.level", '"info"', '"debug"'),
     )
-    assert [one.live for one in changes(old, new)] == [False, True, True]
+    assert [one.needs_restart for one in changes(old, new)] == [True, False, False]
     assert changes(old, old) == ()
 
 
@@ -49,7 +49,7 @@ def test_a_secret_that_changed_is_told_without_a_letter_of_it() -> None:
     old, new = (settings(objects__access_key="k", objects__secret_key=secret) for secret in ("canary-1", "canary-2"))
     (found,) = changes(old, new)
     assert found == Change("objects.secret_key", "********", "********")
-    assert not found.live
+    assert found.needs_restart
 
 
 def test_what_a_daemon_follows_is_new_and_all_else_as_it_was() -> None:

@@ -50,12 +50,7 @@ ASKED_FOR_WHEN_NEEDED = {"gc.interval_s", "gc.mode", "shutdown.drain_s", "placem
 _all_levels = standard_levels
 
 
-class Nobody:
-    """A daemon that only describes itself."""
-
-    def snapshot(self) -> DaemonSnapshot:
-        """Say little."""
-        return DaemonSnapshot(daemon_id="d", version="0", state="serving", started_ms=1)
+SNAPSHOT = DaemonSnapshot(daemon_id="d", version="0", state="serving", started_ms=1)
 
 
 ALICE, BOB = (Identity(Kind.TOKEN, name) for name in ("alice", "bob"))
@@ -92,7 +87,7 @@ class Site:
         self.levels = LogLevels(settings.log, CLOCK, metrics)
         reloader = Reloader(settings, None, CLOCK, metrics)
         self.crew: Crew = assemble(
-            settings, shop, ledgers, self.guard, self.levels, reloader, daemon=Nobody(), clock=CLOCK
+            settings, shop, ledgers, self.guard, self.levels, reloader, snapshot=lambda: SNAPSHOT, clock=CLOCK
         )
 
     def read(self, changed: dict[str, str]) -> Settings:

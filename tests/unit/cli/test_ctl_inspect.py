@@ -7,7 +7,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.offload.engine import Engine
 
 
 @dataclass
@@ -138,7 +139,7 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
 
     explainer = Explainer(known, known, ground.metadata, looker(), [site])
     verifier = TopicVerifier(known, looker, [site])
-    service = InspectService(explainer, verifier, known, ground.metadata, known=only_known)
+    service = InspectService(explainer, verifier, cast("Engine", known), ground.metadata, known=only_known)
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
         yield Ctl(address)
 

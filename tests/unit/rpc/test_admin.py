@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.metadata.memory import MemoryMetadata
+    from offloaderd.offload.engine import Engine
 
 ORDERS = TopicName.parse("orders")
 OTHER = TopicName.parse("acme/web/clicks")
@@ -172,15 +173,12 @@ class FakeSource:
         return Confirmed(9, closed=False)
 
 
-class FakeDaemon:
-    """A daemon that serves."""
-
-    def snapshot(self) -> DaemonSnapshot:
-        """Say so."""
-        parts = (Dependency("metadata", up=True), Dependency("objects", up=False, message="refused", since_ms=4))
-        return DaemonSnapshot(
-            daemon_id="d-1", version="1.2.3", state="serving", started_ms=5, dependencies=parts, memory_used_bytes=7
-        )
+def snapshot() -> DaemonSnapshot:
+    """Describe a daemon that serves."""
+    parts = (Dependency("metadata", up=True), Dependency("objects", up=False, message="refused", since_ms=4))
+    return DaemonSnapshot(
+        daemon_id="d-1", version="1.2.3", state="serving", started_ms=5, dependencies=parts, memory_used_bytes=7
+    )
 
 
 @dataclass
@@ -198,10 +196,10 @@ async def room() -> AsyncIterator[Room]:
     async with MemoryTree().connect() as store:
         engine = FakeEngine(store)
         service = AdminService(
-            engine=engine,
+            engine=cast("Engine", engine),
             metadata=store,
             source=FakeSource(),  # type: ignore[arg-type]
-            daemon=FakeDaemon(),
+            snapshot=snapshot,
         )
         yield Room(service, engine, store)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def served(engine: Engine) -> AsyncIterator[Client]:
     """Serve what an engine knows."""
-    service = HistoryService(engine, engine.shop, engine.book)
+    service = HistoryService(engine)
     async with serving(
         Metrics(), lambda server: history_pb2_grpc.add_HistoryServiceServicer_to_server(service, server)
     ) as channel:

@@ -77,7 +77,7 @@ async def daemon(rig: Rig, name: str = "one", *, push_only: bool = False) -> Asy
             engine=engine,
             metadata=store,
             source=None if push_only else rig.ledgers,
-            daemon=None,  # type: ignore[arg-type] # only Status asks it
+            snapshot=None,  # type: ignore[arg-type] # only Status asks it
         )
         yield Daemon(store, engine, service)
 

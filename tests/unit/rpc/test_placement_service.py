@@ -17,6 +17,8 @@ from offloaderd.rpc.placement import PlacementService
 from offloaderd.rpc.v1 import placement_pb2
 
 if TYPE_CHECKING:
+    from offloaderd.offload.engine import Engine
+    from offloaderd.offload.registration import Registration
     from offloaderd.rpc.v1.placement_pb2_grpc import _ServicerContext as Context
 
 CONTEXT = cast("Context", None)
@@ -98,7 +100,7 @@ def served(*others: DaemonNode) -> tuple[PlacementService, FakeEngine, FakeRegis
     """Return a service of daemon a."""
     engine = FakeEngine(View(node("a"), list(others)), TOPICS[:3])
     registration = FakeRegistration(engine)
-    return PlacementService(engine, registration), engine, registration
+    return PlacementService(cast("Engine", engine), cast("Registration", registration)), engine, registration
 
 
 async def reports(service: PlacementService, **request: bool) -> list[placement_pb2.DrainProgress]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.offload.engine import Engine
     from offloaderd.offload.topic import TopicOffloader
 
 
@@ -68,7 +69,7 @@ async def _served(owned: Owned, source: object = None) -> AsyncIterator[tuple[Cl
     topics = Topics(owned)
     retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
     where = cast("LedgerSource", source or owned.ledgers)
-    service = RetentionService(topics, retention, owned.shop.metadata, where, owned.rig.clock)
+    service = RetentionService(cast("Engine", topics), retention, owned.shop.metadata, where, owned.rig.clock)
     async with (
         serving(
             Metrics(), lambda server: retention_pb2_grpc.add_RetentionServiceServicer_to_server(service, server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import pytest
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from grpc import aio
+
+    from offloaderd.upkeep.gc import Collector
 
 FIND = Find(
     key="k",
@@ -57,7 +59,9 @@ async def test_finds_and_sum_are_streamed() -> None:
     canned = Canned()
 
     def register(server: aio.Server) -> None:
-        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(UpkeepService(canned, grace_s=60.0), server)
+        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(
+            UpkeepService(cast("Collector", canned), grace_s=60.0), server
+        )
 
     async with serving(Metrics(CollectorRegistry()), register) as channel:
         stub = upkeep_pb2_grpc.UpkeepServiceStub(channel)
