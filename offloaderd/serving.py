@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from offloaderd.config import Settings
     from offloaderd.guard import Guard
     from offloaderd.log_levels import LogLevels
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.offload.grants import Grants
     from offloaderd.offload.registration import Registration
@@ -140,7 +141,7 @@ def assemble(
     )
     reader = _reader(settings, engine, ledgers, clock, keeper)
     gc = _collector(settings, shop, ledgers)
-    session_s, surroundings = settings.metadata.session_timeout_s, wiring.surroundings(settings)
+    session_s, around = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)
     broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
@@ -148,12 +149,7 @@ def assemble(
     upkeep = UpkeepService(gc, grace_s=settings.gc.grace_s)
     lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
     admin = AdminService(
-        engine=engine,
-        metadata=metadata,
-        source=ledgers.source,
-        snapshot=snapshot,
-        places=surroundings.places,
-        lost=lost,
+        engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
     )
     services = Services(
         offload=OffloadService(engine, clock=clock, metrics=metrics),
@@ -168,16 +164,8 @@ def assemble(
         rollback=RollbackService(engine, metadata),
         identity=IdentityService(engine.shop, daemon_id=settings.daemon.id),
         inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
-        policy=PolicyService(engine.levels, metadata, surroundings, retained=ledgers.retained),
-        control=ControlService(
-            metadata,
-            clock,
-            daemon_id=settings.daemon.id,
-            reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
-            shown=levels.shown,
-            raised=levels.raised,
-            fallen=levels.fallen,
-        ),
+        policy=PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
+        control=_control(settings, metadata, clock, reloader, levels),
         ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
     )
     return Crew(
@@ -197,6 +185,20 @@ def assemble(
         upkeep=upkeep,
         board=Board(admin, engine.statuses, metrics, clock),
         services=services,
+    )
+
+
+def _control(
+    settings: Settings, metadata: MetadataStore, clock: Clock, reloader: Reloader, levels: LogLevels
+) -> ControlService:
+    return ControlService(
+        metadata,
+        clock,
+        daemon_id=settings.daemon.id,
+        reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
+        shown=levels.shown,
+        raised=levels.raised,
+        fallen=levels.fallen,
     )
 
 

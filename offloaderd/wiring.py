@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
-from offloaderd.rpc.inspect import InspectService, ReaderTiers
+from offloaderd.rpc.inspect import InspectService, held
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import Schedule
@@ -368,11 +369,8 @@ def inspection(
 ) -> InspectService:
     """Return who says where entries are, and whether segments are as they were written."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
-
-    def looker() -> Looker:
-        return Looker(objects, clock=clock, budget=budget)
-
-    explainer = Explainer(engine, ReaderTiers(reader), metadata, looker(), found)
+    looker = partial(Looker, objects, clock=clock, budget=budget)
+    explainer = Explainer(engine, partial(held, reader), metadata, looker(), found)
     verifier = TopicVerifier(engine, looker, found, keeper.found)
     return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
 

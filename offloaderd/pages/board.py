@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.metric_values import TIERS
 from offloaderd.pages.sampler import Rate, Sampler, by_label, measured
 from offloaderd.rpc.status_json import daemon_json, topic_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.status import TopicStatus
     from offloaderd.pages.ring import Ring
     from offloaderd.pages.wanted import Wanted
+    from offloaderd.rpc.admin import AdminService
     from offloaderd.rpc.v1 import admin_pb2
 
 LOOK_S = 2.0
@@ -32,26 +33,6 @@ TROUBLES_MAX = 20
 """So many topics that are in trouble are named before the list; the list itself has them all."""
 
 ZERO = Rate(0.0, 0.0)
-
-
-class Statuses(Protocol):
-    """Who knows of topics what the engine does not: AdminService."""
-
-    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), trouble: str = "") -> admin_pb2.StatusResponse:
-        """Return the daemon's state; `trouble` is that with the metadata store."""
-        ...
-
-    async def metadata_trouble(self) -> str:
-        """Return why the metadata store cannot be asked now, empty when it answers."""
-        ...
-
-    async def topic_status(self, topic: TopicName, trouble: str = "") -> admin_pb2.TopicStatus:
-        """Return where any topic stands. Raises NotFound, Transient."""
-        ...
-
-    async def completed(self, status: TopicStatus, trouble: str = "") -> admin_pb2.TopicStatus:
-        """Complete a topic of this daemon by who owns it, unless there is trouble."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +90,7 @@ class Board:
 
     def __init__(
         self,
-        admin: Statuses,
+        admin: AdminService,
         statuses: Callable[[], Sequence[TopicStatus]],
         metrics: Metrics,
         clock: Clock,

@@ -99,34 +99,27 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
                 yield event_message(one)
 
 
-class ReaderTiers:
-    """The tiers beside the bucket, as a reader sees them."""
-
-    def __init__(self, reader: TopicReader) -> None:
-        self._reader = reader
-
-    async def held(self, topic: TopicName, position: Position) -> Held:
-        """Return what they hold. Raises NotFound for a topic that no tier knows, Transient."""
-        reader = self._reader
-        why = ""
-        try:
-            view = await reader.view(topic, source_s=SOURCE_S)
-        except Transient as error:
-            why = error.message
-            view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
-        if view.is_empty() and not why:
-            await reader.priority(topic)
-        buffered = reader.hot.read(topic, position, position, 1) is not None
-        ledger = view.ledger(position.ledger_id)
-        holds = ledger is not None and position.entry_id <= ledger.last_entry_id
-        return Held(
-            buffer=buffered,
-            source=None if why else holds,
-            in_source=ledger is not None,
-            ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
-            newest=view.newest(),
-            why=why,
-        )
+async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
+    """Return what the tiers beside the bucket hold. Raises NotFound for a topic that no tier knows, Transient."""
+    why = ""
+    try:
+        view = await reader.view(topic, source_s=SOURCE_S)
+    except Transient as error:
+        why = error.message
+        view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
+    if view.is_empty() and not why:
+        await reader.priority(topic)
+    buffered = reader.hot.read(topic, position, position, 1) is not None
+    ledger = view.ledger(position.ledger_id)
+    holds = ledger is not None and position.entry_id <= ledger.last_entry_id
+    return Held(
+        buffer=buffered,
+        source=None if why else holds,
+        in_source=ledger is not None,
+        ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
+        newest=view.newest(),
+        why=why,
+    )
 
 
 def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:

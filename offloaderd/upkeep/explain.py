@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
@@ -26,7 +26,7 @@ from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
 from offloaderd.upkeep.segment_check import Tables, Target, load_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from offloaderd.format.values import BlockInfo
     from offloaderd.metadata.catalog import TopicMap
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.verified import SegmentVerified
     from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.read.ports import Maps
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.stored import Site
 
@@ -71,22 +72,6 @@ class Held:
     ended: int | None
     newest: Position | None
     why: str = ""
-
-
-class Tiers(Protocol):
-    """Whoever knows the tiers beside the bucket."""
-
-    async def held(self, topic: TopicName, position: Position) -> Held:
-        """Return what they hold. Raises NotFound for a topic that no tier knows, Transient."""
-        ...
-
-
-class Maps(Protocol):
-    """What is committed."""
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +112,16 @@ class Explainer:
     """Answers for all sites of a cluster."""
 
     def __init__(
-        self, maps: Maps, tiers: Tiers, metadata: MetadataStore, looker: Looker, sites: Sequence[Site]
+        self,
+        maps: Maps,
+        held: Callable[[TopicName, Position], Awaitable[Held]],
+        metadata: MetadataStore,
+        looker: Looker,
+        sites: Sequence[Site],
     ) -> None:
+        """`held` says what the other tiers hold. It raises NotFound for a topic that none of them knows, Transient."""
         self._maps = maps
-        self._tiers = tiers
+        self._held = held
         self._metadata = metadata
         self._looker = looker
         self._cluster = sites[0].cluster
@@ -141,7 +132,7 @@ class Explainer:
 
         Transient only where the metadata store does not answer; a bucket that does not is told in the place.
         """
-        held = await self._tiers.held(topic, position)  # before the map: entries only move from there to here
+        held = await self._held(topic, position)  # before the map: entries only move from there to here
         topic_map = await self._maps.topic_map(topic)
         segment = topic_map.find(position)
         grant = await self._grant(topic, position.ledger_id)

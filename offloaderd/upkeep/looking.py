@@ -7,7 +7,7 @@ a throttle stay below its rate together, whatever the sizes of what they read.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.objects.whole import read_apart, sure
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.objects.port import ObjectInfo, ObjectReader
+    from offloaderd.offload.budget import ByteBudget
 
 T = TypeVar("T")
 
@@ -27,18 +28,6 @@ PAUSE_S = 0.1
 PAUSE_MAX_S = 2.0
 PATIENCE_S = 15.0
 """No try begins later than this after the first: the store may take long to answer that it fails."""
-
-
-class Budget(Protocol):
-    """Memory that is shared with others."""
-
-    async def acquire(self, wanted: int) -> None:
-        """Take bytes, waiting for one's turn."""
-        ...
-
-    def release(self, held: int) -> None:
-        """Give them back."""
-        ...
 
 
 class Throttle:
@@ -71,7 +60,7 @@ class Looker:
         *,
         clock: Clock,
         throttle: Throttle | None = None,
-        budget: Budget | None = None,
+        budget: ByteBudget | None = None,
         read: Callable[[int], None] | None = None,
     ) -> None:
         """Read `objects`; `read` hears of every byte."""

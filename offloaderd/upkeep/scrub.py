@@ -12,7 +12,7 @@ import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -28,19 +28,19 @@ from offloaderd.upkeep.segment_check import Tables, Target, check_blocks, check_
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from contextlib import AbstractContextManager
     from uuid import UUID
 
     from offloaderd.clock import Clock
     from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
+    from offloaderd.offload.budget import ByteBudget
+    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.upkeep.flaws import Flaw
-    from offloaderd.upkeep.looking import Budget
     from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
@@ -67,55 +67,6 @@ class ScrubOptions:
     off: bool = False
 
 
-class Fence(Protocol):
-    """Carries out an owner's transactions."""
-
-    async def settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
-        """Carry out the steps under the epoch; `recorded` reads back. Raises Fenced, Conflict, NotFound."""
-        ...
-
-
-class Record(Protocol):
-    """What an owner writes through."""
-
-    @property
-    def fence(self) -> Fence:
-        """Its fence."""
-        ...
-
-
-class Rest(Protocol):
-    """Who has nothing to do for now."""
-
-    def until(self, due_s: float) -> AbstractContextManager[None]:
-        """Return a context in which the scrub has nothing to do before `due_s` (monotonic)."""
-        ...
-
-
-class Owned(Protocol):
-    """A topic that this daemon owns."""
-
-    @property
-    def topic(self) -> TopicName:
-        """Its name."""
-        ...
-
-    @property
-    def map(self) -> TopicMap:
-        """What is committed now."""
-        ...
-
-    @property
-    def record(self) -> Record:
-        """What its owner writes through."""
-        ...
-
-    @property
-    def rest(self) -> Rest:
-        """Where duties say that they have nothing to do."""
-        ...
-
-
 @dataclass(slots=True)
 class _Progress:
     """What was seen of a topic; `version` is that of the node that holds `written`, None while there is none."""
@@ -139,7 +90,7 @@ class Scrubber:
         *,
         clock: Clock,
         metrics: Metrics,
-        budget: Budget | None = None,
+        budget: ByteBudget | None = None,
         damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
         self._metadata = metadata
@@ -164,7 +115,7 @@ class Scrubber:
         self._options = replace(options, off=self._options.off)
         self._throttle.bytes_per_s = options.bytes_per_s
 
-    async def run(self, owned: Owned) -> None:
+    async def run(self, owned: TopicOffloader) -> None:
         """Scrub a topic until cancelled. Raises Fenced."""
         progress: _Progress | None = None
         while not self._options.off:
@@ -183,7 +134,7 @@ class Scrubber:
             with owned.rest.until(self._clock.monotonic() + patience_s):
                 await self._clock.sleep(self._clock.jitter(wait_s))
 
-    async def turn(self, owned: Owned, progress: _Progress) -> float:
+    async def turn(self, owned: TopicOffloader, progress: _Progress) -> float:
         """Look at the segment that is due, if one is; returns how long to wait before the next turn."""
         due = self._due(owned.map, progress)
         self._show(owned, progress)
@@ -218,7 +169,7 @@ class Scrubber:
             since_ms, every_s = seen.verified_ms, AGAIN_S if seen.flaws else self._options.interval_s
         return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0
 
-    async def _scrub(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> None:
+    async def _scrub(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> None:
         """Read a segment to its end, and note what was found."""
         flaws = await self._look(owned, progress, segment)
         if flaws:
@@ -237,7 +188,7 @@ class Scrubber:
         await self._tell(owned.topic, segment, flaws)
         await self._keep(owned, progress, at_once=bool(flaws))
 
-    async def _look(self, owned: Owned, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
+    async def _look(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
         """Return all flaws of a segment; goes on where the last look stopped."""
         target = Target(
             bucket=segment.bucket,
@@ -285,7 +236,7 @@ class Scrubber:
                 ledgers = [part.ledger_id for part in segment.slices]
                 await self._damaged(topic, ledgers, f"the scrub found its copy damaged: {serious[0]}")
 
-    def _show(self, owned: Owned, progress: _Progress) -> None:
+    def _show(self, owned: TopicOffloader, progress: _Progress) -> None:
         """Say of a topic how long ago the last of its segments was looked at, and how many are not sound."""
         seen = [(one, progress.segments.get(one.segment_id)) for one in owned.map.segments]
         oldest_ms = min((one.offloaded_ms if found is None else found.verified_ms for one, found in seen), default=0)
@@ -294,7 +245,7 @@ class Scrubber:
         self._metrics.scrub_damaged_segments.labels(topic=topic).set(damaged)
         self._metrics.scrub_last_complete_timestamp_seconds.labels(topic=topic).set(oldest_ms / 1000)
 
-    async def _load(self, owned: Owned) -> _Progress:
+    async def _load(self, owned: TopicOffloader) -> _Progress:
         topic, path = owned.topic, paths.verified(owned.topic)
         try:
             node = await self._metadata.get(path)
@@ -309,7 +260,7 @@ class Scrubber:
             known = Verified({})
         return _Progress(known.of(owned.map.segments), known.cursor, node.version, node.value)
 
-    async def _keep(self, owned: Owned, progress: _Progress, *, at_once: bool = False) -> None:
+    async def _keep(self, owned: TopicOffloader, progress: _Progress, *, at_once: bool = False) -> None:
         """Record the progress, unless that was done a moment ago. Raises Fenced, Conflict, NotFound."""
         now_s = self._clock.monotonic()
         if not at_once and now_s - progress.written_s < RECORD_S:

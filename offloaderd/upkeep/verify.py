@@ -14,9 +14,10 @@ import asyncio
 from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import BucketMissing, OffloaderError, Transient
+from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
 from offloaderd.model import Position, TopicName
 from offloaderd.objects.keys import ObjectKind
@@ -26,6 +27,7 @@ from offloaderd.upkeep.map_check import differences
 from offloaderd.upkeep.rebuild import known_of
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.rebuild_plan import plan_topic
+from offloaderd.upkeep.references import look
 from offloaderd.upkeep.segment_check import (
     Tables,
     Target,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectReader
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_known import Known, Problem
@@ -54,18 +57,6 @@ SETTLE_S = 3.0
 """Pause before what seems to be missing is looked for again."""
 UNREACHABLE_MAX = 50
 """Segments that could not be looked at before the rest is not tried any more."""
-
-
-class Maps(Protocol):
-    """What is committed, to compare with."""
-
-    async def topics(self) -> Sequence[TopicName]:
-        """Return all topics of the cluster."""
-        ...
-
-    async def load(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +104,7 @@ class _Found:
 
 
 class Verifier:
-    """One verification. With `maps`, the bucket is compared with what is committed."""
+    """One verification. With `metadata`, the bucket is compared with what is committed."""
 
     def __init__(
         self,
@@ -122,7 +113,7 @@ class Verifier:
         looker: Looker,
         *,
         clock: Clock,
-        maps: Maps | None = None,
+        metadata: MetadataStore | None = None,
         progress: Callable[[str, int], None] = lambda _what, _count: None,
     ) -> None:
         self.counts = Counts()
@@ -131,7 +122,7 @@ class Verifier:
         self._cluster = sites[0].cluster
         self._looker = looker
         self._clock = clock
-        self._maps = maps
+        self._metadata = metadata
         self._progress = progress
         self._found: dict[TopicName, list[_Found]] = defaultdict(list)
         self._flaws: dict[TopicName | None, list[Flaw]] = defaultdict(list)
@@ -146,8 +137,8 @@ class Verifier:
         """
         await self._look_at_tables()
         names = set(self._found) | {topic for topic in self._flaws if topic is not None} | set(wish.topics)
-        if self._maps is not None:
-            names |= set(await self._maps.topics())
+        if self._metadata is not None:
+            names |= (await look(self._metadata)).topics
         for topic in sorted(name for name in names if wish.wants(name)):
             yield await self._topic(topic, wish.level)
         if self._flaws[None]:
@@ -216,8 +207,8 @@ class Verifier:
         found = self._found.pop(topic, [])
         report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
         knowns, boundary = [one.known for one in found], None
-        if self._maps is not None:
-            knowns, boundary = await self._compared(report, found, self._maps)
+        if self._metadata is not None:
+            knowns, boundary = await self._compared(report, found, self._metadata)
         report.segments = len(knowns)
         report.entries = sum(one.segment.entries for one in knowns)
         report.object_bytes = sum(one.segment.object_bytes for one in knowns)
@@ -228,14 +219,14 @@ class Verifier:
         return report
 
     async def _compared(
-        self, report: Report, found: Sequence[_Found], maps: Maps
+        self, report: Report, found: Sequence[_Found], metadata: MetadataStore
     ) -> tuple[list[Known], Position | None]:
         """Compare what is there with what is committed; returns those segments that are in the map.
 
         Before the position beside them history is still to come.
         """
         assert report.topic is not None  # noqa: S101 - the caller's
-        topic_map = await maps.load(report.topic)
+        topic_map = await catalog.load(metadata, report.topic)
         there = {one.known.segment.segment_id: one for one in found}
         committed = {segment.segment_id: segment for segment in topic_map.segments}
         for segment_id, segment in committed.items():
@@ -244,7 +235,7 @@ class Verifier:
                 flaws = differences(segment, described.slices, described.object_bytes, target.manifest_key)
                 report.flaws += [replace(flaw, topic=report.topic, segment_id=segment_id) for flaw in flaws]
             else:
-                report.flaws += await self._lacking(report.topic, segment, maps)
+                report.flaws += await self._lacking(report.topic, segment, metadata)
         for segment_id in there.keys() - committed.keys():
             target = there[segment_id].target
             said = f"segment {segment_id} is not in the map"
@@ -262,7 +253,7 @@ class Verifier:
         knowns = informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
         return knowns, plan.live_begin if plan is not None else None
 
-    async def _lacking(self, topic: TopicName, segment: CommittedSegment, maps: Maps) -> list[Flaw]:
+    async def _lacking(self, topic: TopicName, segment: CommittedSegment, metadata: MetadataStore) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""
         target = Target(bucket=segment.bucket, keys=segment.keys, cluster=self._cluster, topic=topic, committed=segment)
         if (segment.bucket, segment.prefix) not in {(site.bucket, site.prefix) for site in self._sites}:
@@ -273,7 +264,8 @@ class Verifier:
             flaws = (await check_tables(self._looker, target)).flaws
         except OffloaderError as error:
             return [self._failed(target, error)]
-        if flaws and segment.segment_id not in {one.segment_id for one in (await maps.load(topic)).segments}:
+        now = await catalog.load(metadata, topic) if flaws else None
+        if now is not None and segment.segment_id not in {one.segment_id for one in now.segments}:
             return []  # deleted meanwhile
         self._flaws[None] = [flaw for flaw in self._flaws[None] if flaw.segment_id != segment.segment_id]
         return [replace(flaw, entries=str(segment.range)) for flaw in flaws]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
 from offloaderd.upkeep import broker_object
@@ -16,23 +16,15 @@ from offloaderd.upkeep.verify import informed, joint
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
+    from offloaderd.read.ports import Maps
     from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_known import Known
     from offloaderd.upkeep.stored import Site
 
 IN_A_ROW_MAX = 3
 """Segments one after the other that could not be looked at before the rest is not tried: the store is away then."""
-
-
-class Maps(Protocol):
-    """What is committed."""
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return it."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)

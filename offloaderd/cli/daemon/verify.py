@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.config import Settings
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.model import TopicName
-    from offloaderd.offload.damage import DamagedLedger
+    from offloaderd.offload.damage import DamagedLedger, JobKeeper
     from offloaderd.upkeep.verify import Report, Verifier
 
 NOT_LOOKED = 3
@@ -102,6 +101,9 @@ def verify(
       offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
     from offloaderd import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.offload.damage import JobKeeper  # noqa: PLC0415
+    from offloaderd.stores import metadata_store  # noqa: PLC0415
     from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
     from offloaderd.upkeep.verify import Wish  # noqa: PLC0415
 
@@ -115,11 +117,12 @@ def verify(
         async with AsyncExitStack() as stack:
             stack.enter_context(view.bars)
             settings = await stack.enter_async_context(served(config, standalone))
-            maps = await opened_maps(stack, settings, dry_run=against["dry_run"]) if against["against_map"] else None
-            verifier = await opened(stack, settings, rate, maps=maps, progress=view.progress)
+            metadata = await stack.enter_async_context(metadata_store(settings)) if against["against_map"] else None
+            keeper = JobKeeper(metadata, SystemClock(), job="offloaderd verify", dry_run=against["dry_run"])
+            verifier = await opened(stack, settings, rate, metadata=metadata, progress=view.progress)
             async with aclosing(verifier.run(wish)) as reports:
                 async for one in reports:
-                    view.show(one, await maps.keep(one) if maps is not None else ())
+                    view.show(one, await kept(one, metadata, keeper))
 
     try:
         asyncio.run(look())
@@ -138,7 +141,7 @@ async def opened(
     settings: Settings,
     rate: int | None,
     *,
-    maps: StoredMaps | None,
+    metadata: MetadataStore | None,
     progress: Callable[[str, int], None],
 ) -> Verifier:
     """Open what is needed. Raises what the stores raise."""
@@ -152,46 +155,18 @@ async def opened(
     objects = bucket_store(settings, clock)
     await stack.enter_async_context(objects)
     looker = Looker(objects, clock=clock, throttle=Throttle(rate or 0, clock))
-    return Verifier(objects, wiring.sites(settings), looker, clock=clock, maps=maps, progress=progress)
+    return Verifier(objects, wiring.sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
 
 
-async def opened_maps(stack: AsyncExitStack, settings: Settings, *, dry_run: bool) -> StoredMaps:
-    """Open the metadata store. Raises what it raises."""
-    from offloaderd.stores import metadata_store  # noqa: PLC0415
+async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
+    """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
+    from offloaderd.metadata import catalog  # noqa: PLC0415
+    from offloaderd.upkeep.flaws import damage_by_segment  # noqa: PLC0415
 
-    return StoredMaps(await stack.enter_async_context(metadata_store(settings)), dry_run=dry_run)
-
-
-class StoredMaps:
-    """What is committed, as the metadata store holds it."""
-
-    def __init__(self, store: MetadataStore, *, dry_run: bool = False) -> None:
-        from offloaderd.clock import SystemClock  # noqa: PLC0415
-        from offloaderd.offload.damage import JobKeeper  # noqa: PLC0415
-
-        self._store = store
-        self._keeper = JobKeeper(store, SystemClock(), job="offloaderd verify", dry_run=dry_run)
-
-    async def keep(self, report: Report) -> list[DamagedLedger]:
-        """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
-        from offloaderd.upkeep.flaws import damage_by_segment  # noqa: PLC0415
-
-        damage = damage_by_segment(report.flaws)
-        if report.topic is None or not damage:
-            return []
-        return await self._keeper.keep(await self.load(report.topic), damage)
-
-    async def topics(self) -> list[TopicName]:
-        """Return all topics of the cluster."""
-        from offloaderd.upkeep.references import look  # noqa: PLC0415
-
-        return sorted((await look(self._store)).topics)
-
-    async def load(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic."""
-        from offloaderd.metadata import catalog  # noqa: PLC0415
-
-        return await catalog.load(self._store, topic)
+    damage = damage_by_segment(report.flaws)
+    if metadata is None or report.topic is None or not damage:
+        return []
+    return await keeper.keep(await catalog.load(metadata, report.topic), damage)
 
 
 @dataclass(slots=True)

@@ -137,7 +137,7 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
     def looker() -> Looker:
         return Looker(ground.objects, clock=FastClock())
 
-    explainer = Explainer(known, known, ground.metadata, looker(), [site])
+    explainer = Explainer(known, known.held, ground.metadata, looker(), [site])
     verifier = TopicVerifier(known, looker, [site])
     service = InspectService(explainer, verifier, cast("Engine", known), ground.metadata, known=only_known)
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:

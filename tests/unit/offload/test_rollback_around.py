@@ -30,8 +30,6 @@ from tests.unit.offload.rolling import map_of, rolling, shape, streamed
 from tests.unit.offload.test_rollback import source_of
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import TopicName
     from offloaderd.upkeep.flaws import Flaw
     from tests.unit.offload.rig import Rig
 
@@ -227,14 +225,7 @@ async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
 async def verified(rig: Rig, *, maps: bool) -> list[Flaw]:
     """Verify the bucket, with the maps or without."""
 
-    class Maps:
-        async def topics(self) -> list[TopicName]:
-            return [TOPIC]
-
-        async def load(self, topic: TopicName) -> TopicMap:
-            return await map_of(rig)
-
     looker = Looker(rig.store, clock=rig.clock)
-    verifier = Verifier(rig.store, [SITE], looker, clock=rig.clock, maps=Maps() if maps else None)
+    verifier = Verifier(rig.store, [SITE], looker, clock=rig.clock, metadata=rig.tree.connect() if maps else None)
     async with aclosing(verifier.run(Wish())) as reports:
         return [flaw for one in [report async for report in reports] for flaw in one.flaws]

@@ -95,7 +95,8 @@ async def before_a_grant(owned: Owned, segment: CommittedSegment) -> object:
 async def explain(owned: Owned, segment: CommittedSegment) -> object:
     """Where an entry is."""
     looker = Looker(owned.rig.store, clock=owned.rig.clock)
-    found = await Explainer(Maps(owned), Tiers(), owned.rig.tree.connect(), looker, [SITE]).explain(TOPIC, segment.end)
+    explainer = Explainer(Maps(owned), Tiers().held, owned.rig.tree.connect(), looker, [SITE])
+    found = await explainer.explain(TOPIC, segment.end)
     assert found.place is not None
     return found.place.flaw is None
 

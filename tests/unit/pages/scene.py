@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from offloaderd.access.certificates import Certificates
     from offloaderd.access.watched import Watched
+    from offloaderd.rpc.admin import AdminService
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -98,7 +99,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         """Make the board."""
-        self.board = Board(self, self._look, self.metrics, self.clock)
+        self.board = Board(cast("AdminService", self), self._look, self.metrics, self.clock)
 
     def _look(self) -> list[TopicStatus]:
         self.looks += 1

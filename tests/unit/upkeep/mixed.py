@@ -13,8 +13,6 @@ from offloaderd.upkeep.stored import Site
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from offloaderd.metadata.catalog import TopicMap
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -36,14 +34,6 @@ class Mixed:
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return it, as a daemon's maps do."""
         return await catalog.load(self.rig.tree.connect(), topic)
-
-    async def topics(self) -> Sequence[TopicName]:
-        """Return all topics."""
-        return [TOPIC]
-
-    async def load(self, topic: TopicName) -> TopicMap:
-        """Return a topic's map."""
-        return await self.topic_map(topic)
 
     async def flip(self, key: str, at: int) -> bytes:
         """Flip a bit of an object; returns how it was."""

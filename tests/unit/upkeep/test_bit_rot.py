@@ -35,7 +35,6 @@ from tests.unit.upkeep.site import (
     index_key,
     manifest_key,
 )
-from tests.unit.upkeep.test_verify import Maps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,9 +125,9 @@ async def stored(ground: Ground) -> Objects:
 async def problems(ground: Ground, *, against_map: bool) -> list[str]:
     """Verify everything; returns what is wrong."""
     clock = FastClock()
-    maps = Maps(ground, TOPIC) if against_map else None
+    metadata = ground.metadata if against_map else None
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    verifier = Verifier(ground.objects, [site], Looker(ground.objects, clock=clock), clock=clock, maps=maps)
+    verifier = Verifier(ground.objects, [site], Looker(ground.objects, clock=clock), clock=clock, metadata=metadata)
     async with aclosing(verifier.run(Wish(level=Level.FULL))) as reports:
         return [str(flaw) for report in [one async for one in reports] for flaw in report.flaws if flaw.is_problem]
 

@@ -33,7 +33,7 @@ async def test_verification_tells_of_it(ground: Ground) -> None:
     await ground.objects.put(manifest_key(1), BOMB, metadata=OURS)
     await ground.objects.put(index_key(1), bytes(20 << 20), metadata=OURS)
     clock = FastClock()
-    verifier = Verifier(ground.objects, [SITE], Looker(ground.objects, clock=clock), clock=clock, maps=None)
+    verifier = Verifier(ground.objects, [SITE], Looker(ground.objects, clock=clock), clock=clock)
     async with aclosing(verifier.run(Wish(level=Level.FULL))) as reports:
         flaws = [flaw async for report in reports for flaw in report.flaws]
     assert {(flaw.kind, flaw.key) for flaw in flaws} >= {("manifest", manifest_key(1)), ("index", index_key(1))}

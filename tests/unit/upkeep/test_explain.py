@@ -71,7 +71,7 @@ async def explained(ground: Ground, position: str, held: Held = NOWHERE, *, buck
     """Explain a position."""
     looker = Looker(ground.objects, clock=FastClock())
     site = Site(cluster=CLUSTER, bucket=bucket, prefix=PREFIX)
-    explainer = Explainer(Maps(ground), Tiers(held), ground.metadata, looker, [site])
+    explainer = Explainer(Maps(ground), Tiers(held).held, ground.metadata, looker, [site])
     return await explainer.explain(TOPIC, Position.parse(position))
 
 

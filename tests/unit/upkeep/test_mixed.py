@@ -60,7 +60,7 @@ async def first_whole(mixed: Mixed) -> CommittedSegment:
 async def verified(mixed: Mixed, level: Level = Level.FULL) -> list[Report]:
     """Verify everything against the map."""
     store, clock = mixed.rig.store, mixed.rig.clock
-    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, maps=mixed)
+    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, metadata=mixed.rig.tree.connect())
     async with aclosing(verifier.run(Wish(level=level))) as reports:
         return [report async for report in reports]
 
@@ -110,7 +110,7 @@ async def test_a_flipped_bit_of_a_whole_ledger_is_found(mixed: Mixed) -> None:
 async def test_every_entry_is_explained_to_the_byte(mixed: Mixed) -> None:
     """In runs with and without a block's header before them."""
     rig = mixed.rig
-    explainer = Explainer(mixed, Tiers(NOWHERE), rig.tree.connect(), Looker(rig.store, clock=rig.clock), [SITE])
+    explainer = Explainer(mixed, Tiers(NOWHERE).held, rig.tree.connect(), Looker(rig.store, clock=rig.clock), [SITE])
     for position, payload in mixed.entries.items():
         found = await explainer.explain(TOPIC, position)
         place = found.place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore
+    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.testing.faults import Plan
 
 HOUR_S = 3600.0
@@ -97,7 +98,7 @@ async def scrubbing(ground: Ground, scrub: Scrubber) -> AsyncIterator[Owner]:
     """Run the duty beside the test."""
     owner = Owner(ground, await ground.map(), (await ground.metadata.get(paths.epoch(TOPIC))).version)
     async with asyncio.TaskGroup() as group:
-        duty = group.create_task(scrub.run(owner))
+        duty = group.create_task(scrub.run(cast("TopicOffloader", owner)))
         yield owner
         duty.cancel()
 
@@ -335,7 +336,7 @@ async def test_a_deposed_owner_records_nothing(ground: Ground) -> None:
     owner = Owner(ground, await ground.map(), 0)
     node = await ground.metadata.get(paths.epoch(TOPIC))
     await ground.metadata.replace(paths.epoch(TOPIC), node.value, node.version)
-    duty = asyncio.ensure_future(scrubber(ground).run(owner))  # noqa: TID251 - its error is looked at
+    duty = asyncio.ensure_future(scrubber(ground).run(cast("TopicOffloader", owner)))  # noqa: TID251 - its error is looked at
     await ground.clock.advance(2 * HOUR_S)
     with pytest.raises(Fenced):
         await duty
@@ -367,4 +368,4 @@ async def test_what_is_off_does_nothing(ground: Ground) -> None:
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
     options = ScrubOptions(interval_s=1, first_s=0, bytes_per_s=1, off=True)
     idle = Scrubber(ground.objects, ground.metadata, [site], options, clock=ground.clock, metrics=ground.metrics)
-    await idle.run(Owner(ground, await ground.map(), 0))
+    await idle.run(cast("TopicOffloader", Owner(ground, await ground.map(), 0)))

@@ -12,7 +12,6 @@ import pytest
 from offloaderd.errors import BucketMissing, Denied, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import Survey
-from offloaderd.metadata import catalog
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyStore
@@ -41,28 +40,10 @@ from tests.unit.upkeep.site import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
 
 OTHER = replace(TOPIC, local="other")
 SITE = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-
-
-class Maps:
-    """The maps of a site."""
-
-    def __init__(self, ground: Ground, *topics: TopicName) -> None:
-        self._ground = ground
-        self._topics = topics or (TOPIC, OTHER)
-
-    async def topics(self) -> Sequence[TopicName]:
-        """All of them."""
-        return self._topics
-
-    async def load(self, topic: TopicName) -> TopicMap:
-        """One of them."""
-        return await catalog.load(self._ground.metadata, topic)
 
 
 @pytest.fixture
@@ -93,8 +74,8 @@ async def verified(
     """Verify everything."""
     clock = FastClock()
     store = objects or ground.objects
-    maps = Maps(ground) if against_map else None
-    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, maps=maps)
+    metadata = ground.metadata if against_map else None
+    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, metadata=metadata)
     async with aclosing(verifier.run(wish or Wish(level=level))) as reports:
         return [report async for report in reports]
 
