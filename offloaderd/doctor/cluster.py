@@ -5,7 +5,7 @@ Nothing here writes. The access lists tell whether this daemon could, which it n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd import domains
 from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
@@ -16,11 +16,12 @@ from offloaderd.ledgers.bookkeeper.layout import decode_layout, layout_path
 from offloaderd.model import TopicName, decode_local
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator
 
     from offloaderd.doctor.case import Case
     from offloaderd.doctor.finding import CheckResult
     from offloaderd.ledgers.bookkeeper.layout import Layout
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.zookeeper import ZooKeeperStore
 
 SAMPLES_MAX = 20
@@ -34,14 +35,6 @@ WRONG_PLACE = (
     "point bookkeeper.servers to the brokers' metadata store; a path at the end of its metadataStoreUrl goes in front "
     "of bookkeeper.ledgers_root and bookkeeper.managed_ledgers_root"
 )
-
-
-class Children(Protocol):
-    """What lists nodes."""
-
-    async def children(self, path: str) -> Sequence[str]:
-        """Return their names, none for a node that is not there."""
-        ...
 
 
 async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
@@ -84,7 +77,7 @@ async def topics(case: Case, store: ZooKeeperStore) -> Finding:
         return _unreadable(error, root)
 
 
-async def other_domains(case: Case, store: Children) -> Finding:
+async def other_domains(case: Case, store: MetadataStore) -> Finding:
     """Name the topics of domains that are not taken: enabling their namespace does nothing for them."""
     root = case.settings.bookkeeper.managed_ledgers_root
     found: list[str] = []

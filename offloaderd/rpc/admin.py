@@ -1,7 +1,7 @@
 """AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
 
-Everything that it answers about a topic that another daemon owns, or that
-is disabled, comes from the metadata store. It raises OffloaderError; the server's interceptor turns that into a status.
+Everything that it answers about a topic that another daemon owns, or that is disabled, comes from the metadata store.
+It raises OffloaderError; the server's interceptor turns that into a status.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
     """Runs one examination at a time: each writes probes and opens connections of its own.
 
-    What it yields has the fields of a CheckResult (`doctor.finding.Finding`).
+    `examine` yields what has the fields of a CheckResult: those of the package `doctor`.
     """
 
     def __init__(self, examine: Callable[[], AsyncGenerator[object, None]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.daemon import Daemon
 from offloaderd.errors import OffloaderError, first_of
@@ -18,23 +18,18 @@ from offloaderd.offload.signal import finished, race
 from offloaderd.standalone.stack import stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from offloaderd.clock import Clock
     from offloaderd.daemon import Addresses
     from offloaderd.standalone.stack import Stack, StackOptions
 
+    Guest = Callable[[Stack], Awaitable[None]]
+    """What is done while the daemon serves; the standalone stops when it returns."""
+
 
 class Interrupted(OffloaderError):
     """A signal came before the work was done."""
-
-
-class Guest(Protocol):
-    """What is done while the daemon serves; the standalone stops when it returns."""
-
-    async def __call__(self, running: Stack) -> None:
-        """Do it."""
-        ...
 
 
 class Stopper:
