@@ -45,7 +45,7 @@ def filled(kind: type[M], value: object = None, /, **other: object) -> M:
     """
     content = _CONTENT.get(kind) or _CONTENT.setdefault(kind, _content(kind))
     found = {name: getattr(value, name) for name in content if name not in other} | other
-    return kind(**{name: one if one is None else content.get(name, _text)(one) for name, one in found.items()})
+    return kind(**{name: one if type(one) in _PLAIN else content.get(name, _text)(one) for name, one in found.items()})
 
 
 def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
@@ -62,6 +62,8 @@ def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
 
 
 _CONTENT: dict[type[Message], dict[str, Callable[[Any], object]]] = {}
+_PLAIN = {type(None), bool, int, float, str, bytes}
+"""What a message takes as it is."""
 
 
 def _each(one: Callable[[Any], object], values: Iterable[object]) -> list[object]:
