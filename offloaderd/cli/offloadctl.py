@@ -13,26 +13,41 @@ from offloaderd.cli.program import EXIT_CODES, LazyCommands, Program
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
 
-PLAIN = (
-    *("backfill", "convert", "daemons", "doctor", "drill", "explain", "gc", "grants", "history", "identity", "ledgers"),
-    *("offload", "produce", "read", "rollback", "seek", "segments", "status", "top", "verify"),
+COMMANDS = LazyCommands(
+    "offloaderd.cli.ctl.backfill:backfill",
+    "offloaderd.cli.ctl.control:log_level",
+    "offloaderd.cli.ctl.control:reload",
+    "offloaderd.cli.ctl.convert:convert",
+    "offloaderd.cli.ctl.daemons:daemons",
+    "offloaderd.cli.ctl.daemons:drain",
+    "offloaderd.cli.ctl.doctor:doctor",
+    "offloaderd.cli.ctl.drill:drill",
+    "offloaderd.cli.ctl.explain:explain",
+    "offloaderd.cli.ctl.gc:gc",
+    "offloaderd.cli.ctl.grants:grants",
+    "offloaderd.cli.ctl.history:history",
+    "offloaderd.cli.ctl.identity:identity",
+    "offloaderd.cli.ctl.import_broker_conf:import_broker_conf",
+    "offloaderd.cli.ctl.ledgers:ledgers",
+    "offloaderd.cli.ctl.offload:offload",
+    "offloaderd.cli.ctl.plan_cost:plan_cost",
+    "offloaderd.cli.ctl.policies:broker",
+    "offloaderd.cli.ctl.policies:namespaces",
+    "offloaderd.cli.ctl.produce:produce",
+    "offloaderd.cli.ctl.read:read",
+    "offloaderd.cli.ctl.rollback:rollback",
+    "offloaderd.cli.ctl.seek:seek",
+    "offloaderd.cli.ctl.segments:segments",
+    "offloaderd.cli.ctl.status:status",
+    "offloaderd.cli.ctl.top:top",
+    "offloaderd.cli.ctl.verify:verify",
+    "offloaderd.cli.ctl.policies:topics",  # which puts more commands into it
 )
-"""Commands whose modules have their names."""
-COMMANDS = {name: f"ctl.{name}:{name}" for name in PLAIN} | {
-    "broker": "ctl.policies:broker",
-    "drain": "ctl.daemons:drain",
-    "import-broker-conf": "ctl.import_broker_conf:import_broker_conf",
-    "log-level": "ctl.control:log_level",
-    "namespaces": "ctl.policies:namespaces",
-    "plan-cost": "ctl.plan_cost:plan_cost",
-    "reload": "ctl.control:reload_settings",
-    "topics": "ctl.policies:topics",  # which puts more commands into it
-}
 
 
 @click.group(
     cls=Program,
-    commands=LazyCommands(COMMANDS),
+    commands=COMMANDS,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -14,13 +14,21 @@ Exit codes:
   2    wrong usage or configuration
   130  interrupted before the work was done"""
 
-PLAIN = ("doctor", "health", "rebuild", "serve", "spark", "standalone", "verify")
-COMMANDS = {name: f"daemon.{name}:{name}" for name in PLAIN} | {"check-config": "daemon.check_config:check_config"}
+COMMANDS = LazyCommands(
+    "offloaderd.cli.daemon.check_config:check_config",
+    "offloaderd.cli.daemon.doctor:doctor",
+    "offloaderd.cli.daemon.health:health",
+    "offloaderd.cli.daemon.rebuild:rebuild",
+    "offloaderd.cli.daemon.serve:serve",
+    "offloaderd.cli.daemon.spark:spark",
+    "offloaderd.cli.daemon.standalone:standalone",
+    "offloaderd.cli.daemon.verify:verify",
+)
 
 
 @click.group(
     cls=Program,
-    commands=LazyCommands(COMMANDS),
+    commands=COMMANDS,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -60,12 +60,15 @@ def exit_code(error: OffloaderError) -> int:
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands of a program by name, said as `module:attribute`; imported when they are called or listed."""
+    """Commands of a program, said as `module:attribute`, by the attribute; imported when they are called or listed."""
+
+    def __init__(self, *commands: str) -> None:
+        super().__init__({one.partition(":")[2].replace("_", "-"): one for one in commands})
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a click.Command
         """Return a command. Raises KeyError."""
         module, _, attribute = self.data[name].partition(":")
-        return getattr(import_module(f"{__package__}.{module}"), attribute)
+        return getattr(import_module(module), attribute)
 
 
 class Program(click.Group):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 DEFAULT_FOR = "10m"
 
 
-@click.command("reload", short_help="Have a daemon read its settings again.")
+@click.command(short_help="Have a daemon read its settings again.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
 @options.common
-def reload_settings(session: Session, *, dry_run: bool) -> None:
+def reload(session: Session, *, dry_run: bool) -> None:
     """Have the daemon read its settings file again, as SIGHUP does, and say of each setting what became of it.
 
     Limits, budgets, rolling and other policies, roles, token keys and log levels take effect at once; what says who

@@ -16,7 +16,7 @@ from offloaderd.cli.ctl import convert_words as words
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.job_options import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.ctl.rollback import confirm
-from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import OffloaderError

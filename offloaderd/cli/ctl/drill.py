@@ -11,7 +11,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.job_options import settings_of
-from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.cli.program import FAILED, OK
 
 if TYPE_CHECKING:

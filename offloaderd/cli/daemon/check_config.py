@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
+from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from offloaderd.cli.daemon.connect import Connection
     from offloaderd.config import Report
-
-CONFIG = click.option(
-    "--config",
-    metavar="PATH",
-    envvar="OFFLOADERD_CONFIG",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The settings file (TOML). [env: OFFLOADERD_CONFIG; default: none, the environment only]",
-)
 
 
 @click.command("check-config", short_help="Check the settings and show them.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from offloaderd.cli import checks
-from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

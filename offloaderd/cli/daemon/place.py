@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
     from offloaderd.config import Settings
 
+CONFIG = click.option(
+    "--config",
+    metavar="PATH",
+    envvar="OFFLOADERD_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The settings file (TOML). [env: OFFLOADERD_CONFIG; default: none, the environment only]",
+)
 STANDALONE = click.option(
     "--standalone",
     metavar="DIR",

@@ -12,8 +12,7 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import Parsed
-from offloaderd.cli.daemon.check_config import CONFIG
-from offloaderd.cli.daemon.place import STANDALONE, served
+from offloaderd.cli.daemon.place import CONFIG, STANDALONE, served
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import Conflict, Transient

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.table import Table
 
+from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
-from offloaderd.cli.ctl import segments as segments_view
 from offloaderd.clock import SystemClock
 from offloaderd.standalone import state
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.memory import calm_collector, limit_arenas, spare_what_is_there
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl.job_options import MASTER
 from offloaderd.cli.ctl.quantities import SIZE
-from offloaderd.cli.daemon.check_config import CONFIG
+from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.cli.daemon.verify import LEVELS
 from offloaderd.cli.program import OK
 from offloaderd.format.transactions import Transactions

@@ -13,8 +13,7 @@ from offloaderd.cli import flaws as flaws_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import size_param
-from offloaderd.cli.daemon.check_config import CONFIG
-from offloaderd.cli.daemon.place import STANDALONE, served
+from offloaderd.cli.daemon.place import CONFIG, STANDALONE, served
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import InvalidConfig, OffloaderError
