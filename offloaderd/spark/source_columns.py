@@ -1,14 +1,4 @@
-"""The columns of a row, and entries or messages turned into Arrow batches.
-
-| column | of entries | of messages |
-|---|---|---|
-| `payload` | the entry as it is stored | the same, in the row of the entry's first message alone |
-| `time` | the broker's timestamp, else the producer's publish time | the same |
-| `index` | PIP-70's, of the entry's last message | of this message |
-| `value` | | as it was sent; by a schema, its type, and null where that cannot be had |
-
-A table may be given fewer columns (`schema()`), which is cheaper: what nobody asked for is not decoded.
-"""
+"""Entries or messages turned into Arrow batches, with the columns that a query gave (`source_schema.py`)."""
 
 from __future__ import annotations
 
@@ -19,29 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from offloaderd.errors import InvalidConfig
 from offloaderd.format import broker_entry
 from offloaderd.format.entry_time import read_heads, time_of
 from offloaderd.format.pulsar_message import MessageState
 from offloaderd.spark.source_messages import BatchRows
 from offloaderd.spark.source_share import Condition, Unread
 from offloaderd.spark.value_decode import ValueDecoder
-from offloaderd.spark.value_types import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from pyspark.sql.types import StructType
 
     from offloaderd.format.pulsar_message import Message
     from offloaderd.model import EntryBatch, Position, TopicName
@@ -52,64 +31,12 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""
 LONG_MAX = 2**63 - 1
 
-ENTRY_COLUMNS: dict[str, DataType] = {
-    "topic": StringType(),
-    "ledger_id": LongType(),
-    "entry_id": LongType(),
-    "payload": BinaryType(),
-    "time": TimestampType(),
-    "broker_timestamp": TimestampType(),
-    "index": LongType(),
-}
-MESSAGE_COLUMNS: dict[str, DataType] = {
-    "batch_index": IntegerType(),
-    "key": BinaryType(),
-    "properties": MapType(StringType(), StringType()),
-    "publish_time": TimestampType(),
-    "event_time": TimestampType(),
-    "producer": StringType(),
-    "sequence_id": LongType(),
-    "value": BinaryType(),
-    "state": StringType(),
-    "chunk_id": IntegerType(),
-    "num_chunks": IntegerType(),
-    "chunk_uuid": StringType(),
-}
-TRANSACTION_COLUMNS: dict[str, DataType] = {"transaction_id": StringType(), "transaction_state": StringType()}
-SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
-REASON: dict[str, DataType] = {"reason": StringType()}
 MALFORMED = "malformed"
 """The state of a message whose value does not fit the schema, where such are not the end of the query."""
 
 
 class BrokenValue(Unread):
     """A value of the query does not fit the schema that was given; the message names its position."""
-
-
-def full_schema(
-    *, messages: bool, skips: bool, values: ValueSchema | None = None, transactions: bool = False
-) -> StructType:
-    """Return all columns that a query with these options can have. Raises InvalidInput for a schema Spark has not."""
-    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
-    columns |= SKIP_COLUMNS if skips else {}
-    columns |= REASON if messages or skips else {}
-    columns |= {"value": kind_of(values.newest).spark} if values is not None else {}
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
-
-
-def checked_schema(schema: StructType, full: StructType) -> StructType:
-    """Return the columns that a query gave, if they are among the full ones. Raises InvalidConfig with all mistakes."""
-    known = {field.name: field.dataType for field in full}
-    mistakes = []
-    for field in schema:
-        if field.name not in known:
-            hint = " without messages=true" if field.name in MESSAGE_COLUMNS else ""
-            mistakes.append(f"{field.name}: no such column{hint}; there are {', '.join(known)}")
-        elif field.dataType != known[field.name]:
-            mistakes.append(f"{field.name}: {known[field.name].simpleString()}, not {field.dataType.simpleString()}")
-    if mistakes:
-        raise InvalidConfig("\n  ".join(["the schema is wrong:", *mistakes]), hint="docs/spark.md lists the columns")
-    return schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ names and the bucket lacks. A map that is not known is no answer either: then th
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, NotFound, OffloaderError
 from offloaderd.model import Position
 from offloaderd.read.errors import MapUnknown
+from offloaderd.spark.source_origin import unpacked
 from offloaderd.spark.source_share import Condition, broken, parts_of
 
 if TYPE_CHECKING:
@@ -25,19 +25,11 @@ if TYPE_CHECKING:
     from offloaderd.model import EntryBatch, TopicName
     from offloaderd.objects.port import SegmentStore
     from offloaderd.read.segment import Pace, SegmentReader
-    from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_share import BrokenSegment, Part
     from offloaderd.spark.source_snapshot import Snapshot
 
     Current = Callable[[TopicName], Awaitable[Snapshot | None]]
     """Returns what there is of a topic now, None for nothing. Raises what the stores raise."""
-
-
-def packed(options: SourceOptions) -> bytes:
-    """Return what `asked` needs of the settings, in a form that costs tasks nothing until they ask."""
-    given = options.settings
-    needed = type(given)(daemon=given.daemon, metadata=given.metadata, objects=given.objects)
-    return pickle.dumps((needed, options.metadata))
 
 
 async def asked(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
@@ -46,7 +38,7 @@ async def asked(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snaps
     from offloaderd.spark import source_snapshot  # noqa: PLC0415
     from offloaderd.spark.source_stores import known_to  # noqa: PLC0415
 
-    settings, metadata = pickle.loads(origin)  # noqa: S301 - made by the driver of this query
+    settings, metadata = unpacked(origin)
     try:
         async with known_to(settings, metadata, objects) as stores:
             (found,) = await source_snapshot.of(settings, stores, of_topic(topic), lenient=True)

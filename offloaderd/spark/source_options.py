@@ -21,9 +21,9 @@ from offloaderd.errors import InvalidConfig, InvalidInput
 from offloaderd.format.transactions import Transactions
 from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
-from offloaderd.spark.source_columns import checked_schema, full_schema
-from offloaderd.spark.source_late import packed
+from offloaderd.spark.source_origin import Metadata, packed
 from offloaderd.spark.source_positions import parsed
+from offloaderd.spark.source_schema import checked_schema, full_schema
 from offloaderd.spark.source_share import EVERYTHING, Condition, Task
 from offloaderd.spark.source_wanted import Wanted, to_ms
 from offloaderd.spark.value_decode import ValueDecoder
@@ -44,14 +44,6 @@ T = TypeVar("T")
 MIB = 1024 * 1024
 PARTITION_BYTES = 64 * MIB
 """What one task reads: some seconds of work, and a thousand tasks for 64 GiB."""
-
-
-class Metadata(StrEnum):
-    """Where it is asked what is committed."""
-
-    ZOOKEEPER = "zookeeper"
-    BUCKET = "bucket"
-    """Every manifest in the bucket is read, and no ZooKeeper."""
 
 
 class Mode(StrEnum):
@@ -127,7 +119,7 @@ class SourceOptions:
             values=self.values,
             transactions=self.transactions,
             step=step or self.step is not None,
-            origin=packed(self),
+            origin=packed(self.settings, self.metadata),
         )
 
 

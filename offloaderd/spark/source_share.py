@@ -141,7 +141,7 @@ class Task:
     """How to read shares: the bucket, or the directory of a filesystem store, and what the rows are to be.
 
     `skip`: what is left out instead of ending the query. `step`: what is left out now, nobody comes back for. `origin`
-    is where a task asks what holds entries whose segment is gone: `source_late.py` packs and unpacks it.
+    is where a task asks what holds entries whose segment is gone: `source_origin.py` packs and unpacks it.
     """
 
     place: S3Options | str

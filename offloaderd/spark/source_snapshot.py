@@ -14,7 +14,7 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.model import Position
-from offloaderd.spark.source_options import Metadata
+from offloaderd.spark.source_origin import Metadata
 from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.stores import metadata_store
 from offloaderd.upkeep import rebuild

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd import stores
 from offloaderd.clock import SystemClock
-from offloaderd.spark.source_options import Metadata
+from offloaderd.spark.source_origin import Metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark import export_commit, export_iceberg
 from offloaderd.spark.export_iceberg import COMMIT, ExportTable, IcebergTable
-from offloaderd.spark.source_columns import full_schema
+from offloaderd.spark.source_schema import full_schema
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from offloaderd.format import broker_entry
 from offloaderd.format.compression import Compression
 from offloaderd.format.pulsar_message import PlainBatch, decode_columns, decode_entry
 from offloaderd.model import Position
-from offloaderd.spark.source_columns import Columns, full_schema
+from offloaderd.spark.source_columns import Columns
 from offloaderd.spark.source_messages import BatchRows, Row
+from offloaderd.spark.source_schema import full_schema
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 

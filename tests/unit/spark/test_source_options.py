@@ -15,9 +15,10 @@ from pyspark.sql.types import LongType, StructType
 from offloaderd.errors import InvalidConfig
 from offloaderd.model import Position
 from offloaderd.spark.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
-from offloaderd.spark.source_columns import checked_schema, full_schema
-from offloaderd.spark.source_options import HELP, Metadata, Mode, Start, parse
+from offloaderd.spark.source_options import HELP, Mode, Start, parse
+from offloaderd.spark.source_origin import Metadata
 from offloaderd.spark.source_read import ShareReader
+from offloaderd.spark.source_schema import checked_schema, full_schema
 from tests.unit.spark.lake import ENVIRONMENT
 
 GIVEN = {"topic": "acme/shop/orders", "objects.bucket": "archive"}
