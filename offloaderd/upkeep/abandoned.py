@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.trash import Trash
     from offloaderd.model import TopicName
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.collection import Rules
     from offloaderd.upkeep.finds import Summary
+    from offloaderd.upkeep.gc_rules import Rules
     from offloaderd.upkeep.references import References
     from offloaderd.upkeep.stored import Site
 

@@ -25,40 +25,18 @@ from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
-    from collections.abc import Set as AbstractSet
     from uuid import UUID
 
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
     from offloaderd.upkeep.finds import Summary
+    from offloaderd.upkeep.gc_rules import Rules
     from offloaderd.upkeep.references import Committed, References
     from offloaderd.upkeep.stored import Site
 
 BATCH = 64
 """Segments that are judged and deleted after one look at the metadata."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm.
-
-    What has left a topic stays for its readers for `readers_s` as well, if that is longer than the grace age.
-    `source` is where entries can be read that are not offloaded yet.
-    """
-
-    sites: Sequence[Site]
-    grace_s: float
-    apply: bool
-    now_ms: int
-    also: AbstractSet[UUID] = frozenset()
-    source: LedgerSource | None = None
-    readers_s: float = 0.0
-
-    def age_s(self, stored_ms: int) -> float:
-        """Return how old something is by the store's clock."""
-        return max(0, self.now_ms - stored_ms) / 1000
 
 
 @dataclass(slots=True)

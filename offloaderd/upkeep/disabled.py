@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.collection import Rules
     from offloaderd.upkeep.finds import Summary
+    from offloaderd.upkeep.gc_rules import Rules
     from offloaderd.upkeep.references import References
 
 log = structlog.get_logger(__name__)

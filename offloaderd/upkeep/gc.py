@@ -21,8 +21,9 @@ import structlog
 
 from offloaderd.errors import Conflict, OffloaderError
 from offloaderd.objects import keys
-from offloaderd.upkeep.collection import Collection, Rules
+from offloaderd.upkeep.collection import Collection
 from offloaderd.upkeep.finds import Find, Summary, Verdict
+from offloaderd.upkeep.gc_rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
