@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.config.kinds import named_places
-from offloaderd.doctor.clocks import Reading
-from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import owner
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.doctor.clocks import Reading
-    from offloaderd.doctor.finding import CheckResult, Finding
+    from offloaderd.doctor.finding import CheckResult, Finding, Reading
     from offloaderd.model import TopicName
 
 

@@ -6,10 +6,9 @@ is known to lie between the moments before and after its answer, no closer, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import Finding, fail, ok, warn
+from offloaderd.doctor.finding import Finding, Reading, fail, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -20,24 +19,6 @@ if TYPE_CHECKING:
 SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 300_000
 """Well before the 15 minutes after which S3 refuses signatures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A server's clock, `told_ms`, to within `grain_ms`, read between two moments of ours."""
-
-    told_ms: int
-    before_ms: int
-    after_ms: int
-    grain_ms: int = 1
-
-    @property
-    def skew_ms(self) -> int:
-        """Least that the server can be ahead (below 0: behind); 0 when the clocks may well agree."""
-        least, most = self.told_ms - self.after_ms, self.told_ms + self.grain_ms - self.before_ms
-        if least <= 0 <= most:
-            return 0
-        return least if least > 0 else most
 
 
 async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:

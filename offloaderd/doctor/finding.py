@@ -102,3 +102,21 @@ async def _found(work: Awaitable[Finding], deadline_s: float) -> Finding:
 
 def _one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server's clock, `told_ms`, to within `grain_ms`, read between two moments of ours."""
+
+    told_ms: int
+    before_ms: int
+    after_ms: int
+    grain_ms: int = 1
+
+    @property
+    def skew_ms(self) -> int:
+        """Least that the server can be ahead (below 0: behind); 0 when the clocks may well agree."""
+        least, most = self.told_ms - self.after_ms, self.told_ms + self.grain_ms - self.before_ms
+        if least <= 0 <= most:
+            return 0
+        return least if least > 0 else most

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd import wiring
 from offloaderd.doctor.bookies import bookie_checks
-from offloaderd.doctor.clocks import Reading
 from offloaderd.doctor.cluster import cluster_checks
-from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import refusals
 from offloaderd.errors import Conflict, Denied, NotFound
 from offloaderd.groups import Group
