@@ -19,7 +19,8 @@ from offloaderd.metadata import catalog
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.read.segment import SegmentOptions, SegmentReader
 
 if TYPE_CHECKING:

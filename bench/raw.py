@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from typing_extensions import Buffer
 
-    from offloaderd.objects.s3 import S3Options
+    from offloaderd.objects.s3_options import S3Options
 
 CLOCK = SystemClock()
 What = Literal["upload", "get"]

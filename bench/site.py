@@ -19,7 +19,8 @@ from offloaderd.client import DaemonClient
 from offloaderd.clock import SystemClock
 from offloaderd.config.sections_stores import MetadataSettings
 from offloaderd.errors import Transient
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command

@@ -14,7 +14,7 @@ from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
-from offloaderd.objects.s3 import S3Options
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
     from offloaderd.clock import Clock
-    from offloaderd.objects.s3 import S3Options
+    from offloaderd.objects.s3_options import S3Options
 
 log = structlog.get_logger(__name__)
 

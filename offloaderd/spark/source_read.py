@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from offloaderd.errors import OffloaderError
     from offloaderd.model import EntryBatch
-    from offloaderd.objects.s3 import S3Options
+    from offloaderd.objects.s3_options import S3Options
     from offloaderd.read.segment import SegmentReader
     from offloaderd.spark.source_share import Condition, Piece, Share, Task
     from offloaderd.spark.source_wanted import Wanted

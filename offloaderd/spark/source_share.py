@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
-    from offloaderd.objects.s3 import S3Options
+    from offloaderd.objects.s3_options import S3Options
     from offloaderd.spark.value_schema import ValueSchema
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
-    from offloaderd.objects.s3 import S3Options
+    from offloaderd.objects.s3_options import S3Options
     from offloaderd.offload.damage import DamagedLedger
     from offloaderd.spark.source_options import SourceOptions
     from offloaderd.spark.source_snapshot import Snapshot

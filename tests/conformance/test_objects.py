@@ -16,7 +16,8 @@ from offloaderd.objects import checks
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from tests.real import stores
 
 if TYPE_CHECKING:

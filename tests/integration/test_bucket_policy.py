@@ -18,8 +18,9 @@ import pytest
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
 from offloaderd.objects.s3_errors import RIGHTS
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.spark.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, Position
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.cost import HOUR_S, Cutting, Load, Prices, estimate, per_segment
 from tests.unit.offload.rig import Rig, enabled, until_offloaded

@@ -19,7 +19,8 @@ from offloaderd.format.index_entries import IndexEntry
 from offloaderd.ledgers.bookkeeper.entry import DigestType
 from offloaderd.ledgers.bookkeeper.index_metadata import index_metadata
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.testing import ledger_blocks
 from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused

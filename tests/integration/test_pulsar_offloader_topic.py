@@ -13,7 +13,8 @@ from offloaderd.clock import SystemClock
 from offloaderd.ledgers.pulsar import PulsarOffload
 from offloaderd.model import Position
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.rpc.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_offloader import OffloadTo

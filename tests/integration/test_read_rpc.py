@@ -22,7 +22,8 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.errors import from_rpc_error

@@ -10,7 +10,8 @@ import pytest
 from offloaderd.errors import Conflict, NotFound
 from offloaderd.metrics import Metrics
 from offloaderd.model import Position
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_daemon import TOPIC, append, entries, offload, read_all
 

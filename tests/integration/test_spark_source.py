@@ -28,7 +28,8 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.spark.export import export, pending

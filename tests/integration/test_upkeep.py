@@ -16,7 +16,8 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.metrics import Metrics
 from offloaderd.model import TopicName
 from offloaderd.objects import keys, marker
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.rpc.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.commands import ran

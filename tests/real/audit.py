@@ -17,7 +17,8 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import Position
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from grpc import aio
 
 from offloaderd.drill.listener import Listener, relay
 from offloaderd.model import OutagePolicy, TopicName
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.ground import ground

@@ -15,7 +15,8 @@ from offloaderd.drill.link import Link
 from offloaderd.drill.listener import Listener
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
 from offloaderd.errors import Transient
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from tests.authority import Authority
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.objects.port import PartInfo
-from offloaderd.objects.s3 import S3Options, S3Store
+from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.s3_options import S3Options
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
