@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from offloaderd.model import OffloadMethod
+from offloaderd.offload.chain import Run
 from offloaderd.offload.states import SegmentState, follow, state_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,16 @@ class SegmentProgress:
         """Go on to another state. One whose objects were found finished is verified already, and is so again."""
         if self.state is not SegmentState.VERIFIED or state in {SegmentState.COMMITTED, SegmentState.FAILED}:
             self.state = follow(self.state, state)
+
+    @property
+    def opened_s(self) -> float:
+        """Since when it is open, by the monotonic clock."""
+        return self._segment.opened_s
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether an earlier owner stored parts that are not cut again yet."""
+        return self._segment.catching_up
 
     @property
     def entries(self) -> int:
@@ -96,6 +108,75 @@ class StopRule(Protocol):
 
 FOREVER_S = 3600.0
 """How long to wait at most for what is told by other means than time."""
+
+
+class LiveStop:
+    """As the topic's policy has it, once somebody wants it, or before what is offloaded in another way."""
+
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+        """See StopRule; a segment that is too young for its size takes more."""
+        if progress.full or _switches(view, progress.end):
+            return Limit(progress.payload_bytes)
+        is_young = now_s - progress.opened_s < view.policy.segment_age_min_s
+        return Limit(None if is_young else view.policy.segment_bytes_max)
+
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+        """See StopRule.
+
+        Entries of parts that an earlier owner stored are waited for, so that these are of use; only a size that is
+        reached ends the segment in any case, as nothing more is taken then.
+        """
+        end, requested, policy = progress.end, view.requested, view.policy
+        if end is None:
+            return None
+        settled = not (progress.catching_up and view.more_may_come)
+        age_s = now_s - progress.opened_s
+        reason = policy.decide(
+            payload_bytes=progress.payload_bytes,
+            age_s=age_s if settled else min(age_s, policy.segment_age_min_s),
+            full=progress.full,
+            manual=settled and requested.seal_to is not None and end >= requested.seal_to,
+            switch=_switches(view, end),
+            memory=requested.memory and _is_worth_a_commit(progress, view),
+            stopping=view.may_stop,
+        )
+        return Stop(reason.value) if reason is not None else None
+
+    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
+        """See StopRule."""
+        age_s = now_s - progress.opened_s
+        limits = (view.policy.segment_age_max_s, view.policy.segment_age_min_s)
+        return max(0.001, min((limit - age_s for limit in limits if limit > age_s), default=1.0))
+
+    def on_gap(self, gap: Gap) -> OnGap:
+        """See StopRule; losses are recorded before anybody sees what follows them."""
+        return OnGap.FAIL
+
+    def flaw(self, progress: SegmentProgress) -> str:
+        """See StopRule: what is stored of it may be the last copy there is."""
+        return ""
+
+
+def _is_worth_a_commit(progress: SegmentProgress, view: TopicView) -> bool:
+    """Say whether a commit now would free at least half of what the topic holds in memory.
+
+    A pusher that is faster than the bucket fills the memory soon after every commit; segments that were sealed at once
+    would become ever smaller, and the commits ever more.
+    """
+    return 2 * progress.payload_bytes >= view.buffer_bytes or not view.waiting
+
+
+def _switches(view: TopicView, end: Position | None) -> bool:
+    """Say whether a segment of streaming has to end with the entry at `end`, as another method follows it."""
+    if end is None:
+        return False
+    step = view.chain.next_after(end) if view.adoptable else None
+    if isinstance(step, Run) and step.first_entry_id == 0 and step.ledger_id in view.adoptable:
+        return True
+    if view.policy.method is not OffloadMethod.LEDGER_BASED or not view.whole_ledgers:
+        return view.policy.method is OffloadMethod.NONE
+    ledger = view.chain.end_of(end.ledger_id)
+    return ledger is not None and ledger.entries == end.entry_id + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from offloaderd.model import Position
+from offloaderd.offload.chain import LedgerChain
+from offloaderd.offload.roll import RollPolicy
+
 if TYPE_CHECKING:
-    from offloaderd.model import Position
+    from collections.abc import Collection
 
 
 class Requested(NamedTuple):
@@ -20,11 +24,30 @@ class Requested(NamedTuple):
     """Whether memory is short, which a commit may free."""
 
 
+_ANY = RollPolicy(segment_bytes_max=0, segment_age_max_s=0.0)
+_NO_LEDGERS = LedgerChain(Position(-1, -1), end=None)
+
+
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as it is when the writer looks at it."""
+    """A topic as it is when the writer looks at it; what is behind its references may go on meanwhile."""
 
     requested: Requested
+    policy: RollPolicy = _ANY
+    chain: LedgerChain = _NO_LEDGERS
+    """What is known of its ledgers. Only read by whoever has a view."""
+    adoptable: Collection[int] = ()
+    """The ledgers that brokers have offloaded themselves, and that are to be adopted."""
+    whole_ledgers: bool = False
+    """Whether a ledger can be offloaded as a whole."""
+    more_may_come: bool = False
+    """Whether there are, or may be, entries behind the cursor that were there before this owner."""
+    waiting: bool = False
+    """Whether the next entry is in memory."""
+    buffer_bytes: int = 0
+    """Memory that its entries take."""
+    may_stop: bool = False
+    """Whether stopping is asked for, and loses nothing that was accepted."""
 
 
 class Views(Protocol):
