@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd import wiring
+from offloaderd import wiring, workshops
 from offloaderd.doctor.examination import examine
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload.damage import SourceKeeper
@@ -96,7 +96,7 @@ class Crew:
         shop.pool.follow(memory.buffer_bytes)
         shop.uplink.budget.follow(memory.upload_bytes)
         shop.uplink.pace.follow(settings.upload.concurrency_max)
-        shop.uplink.limits.follow(wiring.upload_limits(settings))
+        shop.uplink.limits.follow(workshops.upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(wiring.source_options(settings))
         _bound_tenants(self.engine, self.broker, settings)

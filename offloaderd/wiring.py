@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.config.doubts import is_private
@@ -17,15 +15,8 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3_options import S3Options
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
-from offloaderd.offload.outage import OutageRules
-from offloaderd.offload.pace import Pace
 from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.retention import RetentionOptions
-from offloaderd.offload.segment import SegmentLayout
-from offloaderd.offload.spill_files import SpillArea
-from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.rules import Surroundings
@@ -45,98 +36,17 @@ if TYPE_CHECKING:
     from offloaderd.access.watched import Watched
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerDescriber, LedgerStore
+    from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.damage import SourceKeeper
     from offloaderd.offload.engine import Engine
-    from offloaderd.offload.pool import BufferPool
+    from offloaderd.offload.workshop import Workshop
     from offloaderd.read.reader import TopicReader
-    from offloaderd.sources import Ledgers
-    from offloaderd.traces import Traces
 
 SINGLES_WINDOW_MAX = 64
 """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
-
-
-def workshop(
-    settings: Settings,
-    metadata: MetadataStore,
-    objects: SegmentStore,
-    ledgers: Ledgers,
-    pool: BufferPool,
-    uploads: ByteBudget,
-    *,
-    clock: Clock,
-    metrics: Metrics,
-) -> Workshop:
-    """Return what all topics of a daemon work with."""
-    offload = settings.offload
-    return Workshop(
-        metadata=metadata,
-        source=ledgers.source,
-        uplink=Uplink(
-            objects=objects,
-            budget=uploads,
-            limits=upload_limits(settings),
-            clock=clock,
-            metrics=metrics,
-            pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
-        ),
-        pool=pool,
-        layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
-        cluster=settings.daemon.cluster,
-        places=places(settings),
-        outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
-        history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
-        offloads=ledgers.offloads,
-        ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
-        cut=LedgerCut(
-            block_bytes=settings.ledger_based.block_bytes,
-            part_bytes=offload.part_bytes,
-            run_bytes=offload.block_bytes,
-            dense_index=settings.ledger_based.dense_index,
-        ),
-        readers_s=settings.retention.readers_s,
-    )
-
-
-def traced(shop: Workshop, traces: Traces) -> Workshop:
-    """Return the same, with segments traced."""
-    return replace(shop, uplink=replace(shop.uplink, traces=traces))
-
-
-def whole_ledgers(settings: Settings, describer: LedgerDescriber) -> WholeLedgers:
-    """Return how ledgers are written as a whole."""
-    return WholeLedgers(
-        describer=describer,
-        block_bytes=settings.ledger_based.block_bytes,
-        part_bytes=settings.offload.part_bytes,
-        run_bytes=settings.offload.block_bytes,
-        dense_index=settings.ledger_based.dense_index,
-    )
-
-
-def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
-    """Return where topics may spill, None for nowhere."""
-    spill = settings.spill
-    if spill.directory is None:
-        return None
-    metrics.spill_limit_bytes.set(spill.bytes_max)
-    return SpillArea(Path(spill.directory), spill.bytes_max)
-
-
-def upload_limits(settings: Settings) -> UploadLimits:
-    """Return how a topic's segment is sent and checked."""
-    return UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=settings.offload.verify == "readback")
-
-
-def parts_of_topic(settings: Settings) -> int:
-    """Return how many parts one topic may hold: never all that there is memory for, lest one that fails stops all."""
-    fitting = settings.memory.upload_bytes // settings.offload.part_bytes
-    return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
 
 
 def policy_levels(settings: Settings) -> list[Level]:

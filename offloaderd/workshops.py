@@ -1,9 +1,10 @@
-"""Opens what all topics of a daemon work with: the workshop, a disk to spill to, what segments are traced to."""
+"""What all topics of a daemon work with: the workshop, a disk to spill to, what segments are traced to."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
@@ -11,6 +12,13 @@ from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.known_source import KnownSource
+from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
+from offloaderd.offload.outage import OutageRules
+from offloaderd.offload.pace import Pace
+from offloaderd.offload.segment import SegmentLayout
+from offloaderd.offload.spill_files import SpillArea
+from offloaderd.offload.uploader import Uplink, UploadLimits
+from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.tracing import opened_traces
 
 if TYPE_CHECKING:
@@ -18,13 +26,14 @@ if TYPE_CHECKING:
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
+    from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.pool import BufferPool
-    from offloaderd.offload.workshop import Workshop
     from offloaderd.sources import Ledgers
+    from offloaderd.traces import Traces
 
 
 def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
@@ -42,6 +51,84 @@ def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, 
     )
 
 
+def workshop(
+    settings: Settings,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    ledgers: Ledgers,
+    pool: BufferPool,
+    uploads: ByteBudget,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+) -> Workshop:
+    """Return what all topics of a daemon work with."""
+    offload = settings.offload
+    return Workshop(
+        metadata=metadata,
+        source=ledgers.source,
+        uplink=Uplink(
+            objects=objects,
+            budget=uploads,
+            limits=upload_limits(settings),
+            clock=clock,
+            metrics=metrics,
+            pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
+        ),
+        pool=pool,
+        layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
+        cluster=settings.daemon.cluster,
+        places=wiring.places(settings),
+        outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
+        history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
+        offloads=ledgers.offloads,
+        ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
+        cut=LedgerCut(
+            block_bytes=settings.ledger_based.block_bytes,
+            part_bytes=offload.part_bytes,
+            run_bytes=offload.block_bytes,
+            dense_index=settings.ledger_based.dense_index,
+        ),
+        readers_s=settings.retention.readers_s,
+    )
+
+
+def traced(shop: Workshop, traces: Traces) -> Workshop:
+    """Return the same, with segments traced."""
+    return replace(shop, uplink=replace(shop.uplink, traces=traces))
+
+
+def whole_ledgers(settings: Settings, describer: LedgerDescriber) -> WholeLedgers:
+    """Return how ledgers are written as a whole."""
+    return WholeLedgers(
+        describer=describer,
+        block_bytes=settings.ledger_based.block_bytes,
+        part_bytes=settings.offload.part_bytes,
+        run_bytes=settings.offload.block_bytes,
+        dense_index=settings.ledger_based.dense_index,
+    )
+
+
+def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
+    """Return where topics may spill, None for nowhere."""
+    spill = settings.spill
+    if spill.directory is None:
+        return None
+    metrics.spill_limit_bytes.set(spill.bytes_max)
+    return SpillArea(Path(spill.directory), spill.bytes_max)
+
+
+def upload_limits(settings: Settings) -> UploadLimits:
+    """Return how a topic's segment is sent and checked."""
+    return UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=settings.offload.verify == "readback")
+
+
+def parts_of_topic(settings: Settings) -> int:
+    """Return how many parts one topic may hold: never all that there is memory for, lest one that fails stops all."""
+    fitting = settings.memory.upload_bytes // settings.offload.part_bytes
+    return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
+
+
 @asynccontextmanager
 async def opened_workshop(
     settings: Settings,
@@ -55,7 +142,7 @@ async def opened_workshop(
     metrics: Metrics,
 ) -> AsyncIterator[Workshop]:
     """Yield the workshop. Raises InvalidConfig."""
-    shop = wiring.workshop(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
+    shop = workshop(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
     known = known_source(settings, metadata, ledgers, clock)
     if known is not None:
         await until_answered(clock, known.begin)
@@ -67,4 +154,4 @@ async def opened_workshop(
         traces = await stack.enter_async_context(opened_traces(settings, metrics))
         if shop.outage.area is not None:
             await stack.enter_async_context(shop.outage.area)
-        yield wiring.traced(shop, traces)
+        yield traced(shop, traces)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from offloaderd import log, wiring
+from offloaderd import log, workshops
 from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError, Transient
 from offloaderd.spark.backfill_job import Outcome, SegmentTask, Written
@@ -110,4 +110,4 @@ async def execute(settings: Settings, share: Share, task: Task, *, again: bool =
 async def traced(settings: Settings, shop: Workshop) -> AsyncIterator[Workshop]:
     """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
     async with opened_traces(settings, shop.uplink.metrics) as traces:
-        yield wiring.traced(shop, traces)
+        yield workshops.traced(shop, traces)

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from offloaderd import wiring
+from offloaderd import wiring, workshops
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.ledgers.bookkeeper.limits import Bucket
 from offloaderd.ledgers.embedded_reader import EmbeddedReader
@@ -22,7 +22,6 @@ from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
-from offloaderd.workshops import known_source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -132,7 +131,7 @@ async def open_shop(
             raise InvalidConfig(error.message, hint=error.hint) from error
         ledgers = await _ledgers(stack, settings, clock, metrics, rewriting=rewriting)
         memory = settings.memory
-        shop = wiring.workshop(
+        shop = workshops.workshop(
             settings,
             metadata,
             objects,
@@ -146,7 +145,7 @@ async def open_shop(
         shop = replace(
             shop,
             deployment_id=str(ours.deployment_id) if ours is not None else "",
-            known_source=known_source(settings, metadata, ledgers, clock),
+            known_source=workshops.known_source(settings, metadata, ledgers, clock),
         )
         if upload_bytes_per_s:
             pace = RatedPace(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offloaderd import wiring
+from offloaderd import wiring, workshops
 from offloaderd.access.rights import Identity, Kind, Role
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
@@ -81,7 +81,7 @@ class Site:
         limits = SourceLimits(wiring.source_options(settings), CLOCK, metrics)
         ledgers = Ledgers(limits=limits)
         pool, uploads = BufferPool(settings.memory.buffer_bytes), ByteBudget(settings.memory.upload_bytes)
-        shop = wiring.workshop(
+        shop = workshops.workshop(
             settings, MemoryTree().connect(), objects, ledgers, pool, uploads, clock=CLOCK, metrics=metrics
         )
         self.levels = LogLevels(settings.log, CLOCK, metrics)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from pydantic import SecretStr
 
-from offloaderd import stores, wiring
+from offloaderd import stores, wiring, workshops
 from offloaderd.clock import SystemClock
 from offloaderd.config import (
     BookkeeperSettings,
@@ -81,15 +81,15 @@ def test_outages(tmp_path: Path) -> None:
     metrics = Metrics()
     spill = SpillSettings(directory=str(tmp_path / "spill"), bytes_max=64 << 20)
     settings = Settings(objects=FILES, spill=spill)
-    area = wiring.spill_area(settings, metrics)
+    area = workshops.spill_area(settings, metrics)
     assert area is not None
     assert (area.directory, area.bytes_max) == (tmp_path / "spill", 64 << 20)
     assert not area.directory.exists(), "wiring does nothing"
     assert metrics.registry.get_sample_value("offloaderd_spill_limit_bytes") == 64 << 20
-    assert wiring.spill_area(Settings(objects=FILES), metrics) is None
-    assert wiring.parts_of_topic(settings) == 4
+    assert workshops.spill_area(Settings(objects=FILES), metrics) is None
+    assert workshops.parts_of_topic(settings) == 4
     tight = Settings(objects=FILES, memory=MemorySettings(upload_bytes=24 << 20))
-    assert wiring.parts_of_topic(tight) == 2
+    assert workshops.parts_of_topic(tight) == 2
 
 
 def test_bookies() -> None:
@@ -189,7 +189,7 @@ def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
     clock, metrics = SystemClock(), Metrics()
     store = MemoryLedgers(clock=clock, ledger_entries_max=10)
     made = [
-        wiring.workshop(
+        workshops.workshop(
             settings,
             MemoryTree().connect(),
             MemoryStore(clock),
