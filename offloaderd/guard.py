@@ -10,7 +10,7 @@ from offloaderd.access.certificates import Certificates, TlsFiles, load_certific
 from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
 from offloaderd.access.watched import Watched
-from offloaderd.config.rules_access import is_authenticated, is_loopback
+from offloaderd.config.kinds import is_loopback
 from offloaderd.pages.site import StatusSite
 from offloaderd.rpc.gate import Authentication, Gate, Limits
 
@@ -45,7 +45,7 @@ class Guard:
     def site(self, health: Health) -> StatusSite | None:
         """Return the status page behind the gate, None if it is switched off."""
         http = self._settings.http
-        private = is_loopback(http.host) and not is_authenticated(self._settings)
+        private = is_loopback(http.host) and not self._settings.is_authenticated
         return StatusSite(self.gate, health, private=private) if http.status_page else None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:

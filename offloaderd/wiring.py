@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.config.doubts import is_private
-from offloaderd.config.kinds import named_places
+from offloaderd.config.kinds import is_private, named_places
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from offloaderd.access.rights import BARE, Grant
-from offloaderd.config.rules_access import has_tokens, is_authenticated, is_loopback
+from offloaderd.config.kinds import is_loopback, is_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,7 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
         yield f"the admin token is sent in the clear to {pulsar.admin_url}", "use https:// in pulsar.admin_url"
     if bookkeeper.sasl_username is not None and not bookkeeper.tls:
         yield "bookies are authenticated to, but not encrypted", "set bookkeeper.tls = true if they offer it"
-    if not is_authenticated(settings) and not is_loopback(settings.grpc.host):
+    if not settings.is_authenticated and not is_loopback(settings.grpc.host):
         yield "the API is open to whoever reaches its port", "let only clients and daemons reach grpc.port"
     if settings.ledgers.kind == "none" and settings.pulsar.admin_url is not None:
         yield "pulsar.admin_url is set, but no ledgers are tailed", 'set ledgers.kind = "bookkeeper", or remove it'
@@ -33,13 +32,13 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
 def _access(settings: Settings) -> Iterator[tuple[str, str]]:
     access = settings.access
     bare = [text for text in access.grants if Grant.parse(text).kinds == BARE]
-    if bare and has_tokens(settings) and settings.tls.client_ca_file is not None:
+    if bare and access.has_tokens and settings.tls.client_ca_file is not None:
         yield (
             f"certificates and tokens are both taken, and {len(bare)} of access.grants, as {bare[0]!r}, mean either: a "
             "token's subject may be a certificate's name",
             "write cert:NAME or token:NAME in access.grants",
         )
-    if has_tokens(settings) and access.token_audience is None:
+    if access.has_tokens and access.token_audience is None:
         yield (
             "a token that was made for any other service with this key is good here as well",
             "set access.token_audience, and make tokens for it",
@@ -66,9 +65,3 @@ def is_metadata_open(settings: Settings) -> bool:
     metadata = settings.metadata
     hosts = [one.rpartition(":")[0] for one in metadata.servers.partition("/")[0].split(",")]
     return metadata.acl == "open" and not all(map(is_loopback, hosts))
-
-
-def is_private(url: str) -> bool:
-    """Whether nobody on the way can listen."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or is_loopback(parts.hostname or "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
@@ -130,6 +132,20 @@ Url = Annotated[
     BeforeValidator(_absent),
     Shape("http://HOST:PORT or https://HOST"),
 ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; names other than localhost are not looked up."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_private(url: str) -> bool:
+    """Whether nobody on the way can listen."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
 def named_places(text: str) -> list[tuple[str, str]]:

@@ -252,3 +252,8 @@ class Settings(Section):
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether callers have to say who they are."""
+        return self.tls.client_ca_file is not None or self.access.has_tokens

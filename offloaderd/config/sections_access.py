@@ -103,3 +103,8 @@ class AccessSettings(Section):
     calls_per_s: int = Field(default=1000, ge=1, le=1_000_000)
     """Calls that one identity (without authentication: one address) may begin in a second, in bursts of as many. A
     stream is one call however long it lasts."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether callers may show a token."""
+        return self.token_secret_key is not None or self.token_public_key is not None

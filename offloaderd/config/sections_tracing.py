@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import Field
 
 from offloaderd.config.kinds import OptionalSecret, OptionalText, Url
@@ -25,3 +27,11 @@ class TracingSettings(Section):
 
     ratio: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
     """Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same."""
+
+
+def header_pairs(text: str) -> dict[str, str]:
+    """Return the headers in a text by their names, as gRPC wants them; none if one of them is malformed."""
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    found = {name.strip().lower(): value.strip() for name, _, value in pairs if value.strip().isprintable()}
+    good = len(found) == len(pairs) and all(re.fullmatch(r"[a-z0-9_.-]+", name) and found[name] for name in found)
+    return found if good else {}

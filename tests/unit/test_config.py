@@ -26,9 +26,8 @@ from offloaderd.config import (
 )
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
-from offloaderd.config.kinds import named_places
+from offloaderd.config.kinds import is_loopback, named_places
 from offloaderd.config.rules import broken_rules
-from offloaderd.config.rules_access import is_loopback
 from offloaderd.config.sections_outage import OutageSettings, SpillSettings
 from offloaderd.config.sections_retention import RetentionSettings
 from offloaderd.errors import InvalidConfig

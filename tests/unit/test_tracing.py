@@ -13,10 +13,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import SecretStr
 
-from offloaderd.config import ObjectsSettings, Settings, check, rules_tracing
-from offloaderd.config.rules import broken_rules
-from offloaderd.config.rules_tracing import header_pairs, is_installed
-from offloaderd.config.sections_tracing import TracingSettings
+from offloaderd.config import ObjectsSettings, Settings, check, rules
+from offloaderd.config.rules import broken_rules, is_installed
+from offloaderd.config.sections_tracing import TracingSettings, header_pairs
 from offloaderd.errors import InvalidConfig
 from offloaderd.metrics import Metrics
 from offloaderd.telemetry import BATCH_SPANS_MAX, Telemetry, TelemetryOptions
@@ -140,7 +139,7 @@ def test_a_missing_extra_is_a_mistake_of_the_settings(monkeypatch: pytest.Monkey
     """Asked for and not installed: told with all other mistakes, with the command that installs it."""
     environ = {"OFFLOADERD__TRACING__ENABLED": "true", "OFFLOADERD__OBJECTS__KIND": "filesystem"}
     assert not check(None, environ).mistakes
-    monkeypatch.setattr(rules_tracing, "EXTRA", ("no_such_module.at_all",))
+    monkeypatch.setattr(rules, "TRACING_MODULES", ("no_such_module.at_all",))
     (mistake,) = check(None, environ).mistakes
     assert "pip install 'offloaderd[otel]'" in str(mistake)
     assert not check(None, environ | {"OFFLOADERD__TRACING__ENABLED": "false"}).mistakes

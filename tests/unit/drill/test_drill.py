@@ -14,7 +14,6 @@ from offloaderd.access.pair import Pair
 from offloaderd.access.rights import Grant, Identity, Kind, Rights, Role
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings, check
-from offloaderd.config.rules_access import is_authenticated
 from offloaderd.config.sections import MemorySettings
 from offloaderd.drill import drill
 from offloaderd.drill.exercises import EXERCISES, Exercise
@@ -88,7 +87,7 @@ def test_nobody_else_calls_the_drills_daemon(tmp_path: Path) -> None:
     """It has the operator's rights to the bucket, and its port is everybody's on the machine, or in the pod."""
     own = Pair.made(tmp_path, CLOCK)
     found = of_daemon(settings(), tmp_path, own)
-    assert is_authenticated(found)
+    assert found.is_authenticated
     assert (found.tls.cert_file, found.tls.key_file, found.tls.client_ca_file) == (
         str(own.cert),
         str(own.key),
