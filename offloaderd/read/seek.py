@@ -21,10 +21,8 @@ import structlog
 from offloaderd.errors import Transient
 from offloaderd.model import Position
 from offloaderd.read.seek_goal import Cost, SeekKind, Sought, Unseekable
-from offloaderd.read.seek_ledgers import LedgerSeek
-from offloaderd.read.seek_segments import SegmentSeek
-from offloaderd.read.seek_sequence import SequenceSeek
-from offloaderd.read.seek_source import SourceSeek, Stretch
+from offloaderd.read.seek_segments import SegmentSeek, SequenceSeek
+from offloaderd.read.seek_source import LedgerSeek, SourceSeek, Stretch
 from offloaderd.read.stream import FALL_BACK_ON
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.read.plan import SourceLedger, TopicView
     from offloaderd.read.reader import TopicReader
     from offloaderd.read.seek_goal import Goal, Hit
+    from offloaderd.read.seek_source import EntrySeek
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +134,7 @@ class _Log:
             )
         return hit
 
-    async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | LedgerSeek | SourceSeek]) -> Position | None:
+    async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | EntrySeek]) -> Position | None:
         """Return where entries have no time or index, so that nobody can say that the goal is yet to come.
 
         That is where it was given up to look into each, or the newest entry if none has any.
@@ -148,7 +147,7 @@ class _Log:
                 return None
         return self._newest
 
-    async def _begins_with(self, piece: SegmentSeek | LedgerSeek | SourceSeek) -> bool:
+    async def _begins_with(self, piece: SegmentSeek | EntrySeek) -> bool:
         """Whether nothing that only the source may have lies before or among the segments."""
         if self._view.unfinished is not None or not isinstance(piece, SegmentSeek):
             return False
@@ -166,12 +165,12 @@ class _Log:
             failed.add(segment.segment_id)
         return whole
 
-    def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | LedgerSeek | SourceSeek]:
+    def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | EntrySeek]:
         """Return what is to be searched, in the order of the log: neighbours of a kind together."""
         segments = [one for one in self._view.segments if one.segment_id not in failed]
         items: list[CommittedSegment | Stretch] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
         items.sort(key=lambda one: one.begin)
-        pieces: list[SegmentSeek | LedgerSeek | SourceSeek] = []
+        pieces: list[SegmentSeek | EntrySeek] = []
         reader = self._reader
         for kind, group in groupby(items, key=_kind):
             if kind is SourceSeek:
@@ -186,7 +185,7 @@ class _Log:
         return pieces
 
 
-def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | LedgerSeek | SourceSeek]:
+def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | EntrySeek]:
     """Return what searches it."""
     if isinstance(item, Stretch):
         return SourceSeek

@@ -1,14 +1,16 @@
-"""Seeking among entries that only the ledger source or the buffer has.
+"""Seeking among entries that nobody has surveyed: of the ledger source, the buffer, and ledgers that brokers offloaded.
 
-Nobody has surveyed them, so they are searched by halves, one entry a probe. That is exact as long as no entry is
-`DISORDER_MS` or more older than one that is written before it; message indexes have to ascend. What lies between the
-last entry that is surely before the goal and the answer is read through: about as much as is written in that time.
-Entries without a time (or index) are passed over. Where `BLANK_MAX` in a row have none, so is the rest of their ledger:
-what a broker notes changes with its settings, and a broker that starts begins a new ledger.
+They are searched by halves, one entry a probe. In a broker's own ledger (PIP-17) the probes are those entries whose
+place is known: of its index, at least the first of each block, and those that earlier reads have passed. That is exact
+as long as no entry is `DISORDER_MS` or more older than one that is written before it; message indexes have to ascend.
+What lies between the last entry that is surely before the goal and the answer is read through: about as much as is
+written in that time. Entries without a time (or index) are passed over. Where `BLANK_MAX` in a row have none, so is the
+rest of their ledger: what a broker notes changes with its settings, and a broker that starts begins a new ledger.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from contextlib import aclosing
 from itertools import accumulate
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.format.entry_time import EntryTime
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import EntryBatch, TopicName
     from offloaderd.read.reader import TopicReader
     from offloaderd.read.seek_goal import Cost, Goal
+    from offloaderd.read.segment import SegmentReader
 
 BLANK_MAX = 1000
 
@@ -54,11 +58,10 @@ class Stretch(NamedTuple):
         return Position(self.ledger_id, self.last_entry_id)
 
 
-class SourceSeek:
+class EntrySeek(ABC):
     """Entries of some stretches, numbered through from 0."""
 
-    def __init__(self, reader: TopicReader, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
-        self._reader = reader
+    def __init__(self, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
         self._topic = topic
         self._stretches = stretches
         self._cost = cost
@@ -75,17 +78,36 @@ class SourceSeek:
         stretch = self._stretches[at]
         return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
 
+    async def entry(self, number: int) -> tuple[bytes, Tier]:
+        """Return one entry, and who had it."""
+        async with aclosing(self._batches(number, number + 1)) as batches:
+            async for batch, tier in batches:
+                return batch.payloads[0], tier
+        raise _missing(self.position(number))
+
     async def find(self, goal: Goal) -> Hit | None:
-        """Return the first entry that reaches the goal. Raises what the source raises."""
-        before, behind = -1, self.entries
+        """Return the first entry that reaches the goal. Raises what reading raises."""
+        probes = await self._probes()
+        start, before, behind = 0, -1, len(probes)
         while behind - before > 1:
             middle = (before + behind) // 2
-            found = await self._first_key(goal, middle, behind)
+            found = await self._first_key(
+                goal, probes[middle], probes[behind] if behind < len(probes) else self.entries
+            )
             if found is None or found[1] >= goal.surely_before:
                 behind = middle
             else:
-                before = found[0]
-        return await self._scan(goal, before + 1)
+                start, before = found[0] + 1, bisect_right(probes, found[0]) - 1
+        async with aclosing(self._noted(goal, start)) as noted:
+            async for _, position, time, tier in noted:
+                key = goal.of(time)
+                if key is not None and key >= goal.value:
+                    return Hit(position=position, time=time, tier=tier)
+        return None
+
+    async def _probes(self) -> Sequence[int]:
+        """Return the entries that can be probed, in order."""
+        return range(self.entries)
 
     async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
         """Return the first entry of [start, end) that has a time or index, and that."""
@@ -99,15 +121,6 @@ class SourceSeek:
                     return None
                 if key is not None:
                     return number, key
-        return None
-
-    async def _scan(self, goal: Goal, start: int) -> Hit | None:
-        """Return the first entry from `start` on that reaches the goal."""
-        async with aclosing(self._noted(goal, start)) as found:
-            async for _, position, time, tier in found:
-                key = goal.of(time)
-                if key is not None and key >= goal.value:
-                    return Hit(position=position, time=time, tier=tier)
         return None
 
     async def _noted(self, goal: Goal, start: int) -> AsyncGenerator[tuple[int, Position, EntryTime, Tier], None]:
@@ -128,28 +141,52 @@ class SourceSeek:
                         break
             at = end
 
-    async def entry(self, number: int) -> tuple[bytes, Tier]:
-        """Return one entry, and who had it."""
-        at = self.position(number)
-        self._cost.at = None
-        held = self._reader.hot.read(self._topic, at, at, 1)
-        if held is not None:
-            return held.payloads[0], Tier.BUFFER
-        batch = await self._reader.patiently(lambda: self._one(at))
-        self._count(batch)
-        return batch.payloads[0], Tier.SOURCE
+    @abstractmethod
+    def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Yield entries [start, end), which are of one ledger."""
 
-    async def _one(self, at: Position) -> EntryBatch:
-        source = self._reader.source
-        if source is not None:
-            reading = source.read(self._topic, at.ledger_id, at.entry_id, at.entry_id, batch_bytes=1)
-            async with aclosing(reading) as batches:
-                async for batch in batches:
-                    return batch
-        raise EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is kept")
+
+class LedgerSeek(EntrySeek):
+    """The entries of a ledger that a broker offloaded itself. What it costs counts pieces, cached ones as well."""
+
+    def __init__(self, reader: SegmentReader, topic: TopicName, segment: CommittedSegment, cost: Cost) -> None:
+        super().__init__(topic, [Stretch(segment.begin.ledger_id, segment.begin.entry_id, segment.end.entry_id)], cost)
+        self._reader = reader
+        self._segment = segment
+
+    async def _probes(self) -> Sequence[int]:
+        self._cost.at = self._segment
+        return await self._reader.known_places(self._segment)
+
+    async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
+        key = goal.key_of((await self.entry(start))[0])
+        return None if key is None else (start, key)
 
     async def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
-        """Yield entries [start, end), which are of one ledger, from the buffer as far as it has them."""
+        self._cost.at = self._segment
+        reading = self._reader.read(self._topic, self._segment, self.position(start), self.position(end - 1))
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                self._cost.blocks += 1
+                self._cost.gets += 1
+                self._cost.get_bytes += batch.payload_bytes()
+                yield batch, Tier.OBJECTS
+
+
+class SourceSeek(EntrySeek):
+    """Entries that only the ledger source or the buffer has."""
+
+    def __init__(self, reader: TopicReader, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
+        super().__init__(topic, stretches, cost)
+        self._reader = reader
+
+    async def entry(self, number: int) -> tuple[bytes, Tier]:
+        """Return one entry, and who had it; a source that fails is asked again."""
+        ask = super().entry
+        return await self._reader.patiently(lambda: ask(number))
+
+    async def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
+        """Yield them from the buffer as far as it has them."""
         self._cost.at = None
         cursor, last = self.position(start), self.position(end - 1)
         while cursor <= last:
@@ -165,18 +202,19 @@ class SourceSeek:
 
     async def _from_source(self, first: Position, last: Position) -> AsyncGenerator[EntryBatch, None]:
         """Yield what the source has from `first` to `last`, which it must have."""
-        source, cursor = self._reader.source, first.entry_id
+        source, cursor = self._reader.source, first
         if source is not None:
             batch_bytes = self._reader.options.batch_bytes
-            reading = source.read(self._topic, first.ledger_id, cursor, last.entry_id, batch_bytes=batch_bytes)
+            reading = source.read(self._topic, first.ledger_id, first.entry_id, last.entry_id, batch_bytes=batch_bytes)
             async with aclosing(reading) as batches:
                 async for batch in batches:
-                    self._count(batch)
+                    self._cost.source_reads += 1
+                    self._cost.source_bytes += batch.payload_bytes()
                     yield batch
-                    cursor = batch.last_entry_id + 1
-        if cursor <= last.entry_id:
-            raise EntriesMissing(f"entry {first.ledger_id}:{cursor} is in no tier", hint="the source ended before it")
+                    cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+        if cursor <= last:
+            raise _missing(cursor)
 
-    def _count(self, batch: EntryBatch) -> None:
-        self._cost.source_reads += 1
-        self._cost.source_bytes += batch.payload_bytes()
+
+def _missing(at: Position) -> EntriesMissing:
+    return EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is kept")

@@ -10,7 +10,7 @@ import pytest
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.model import Position
 from offloaderd.offload.past import past_of
-from offloaderd.read import ledger_object, seek_ledgers
+from offloaderd.read import ledger_object, seek_source
 from offloaderd.read.plan import Tier
 from offloaderd.read.seek import seek
 from offloaderd.read.seek_goal import Goal, SeekKind, Unseekable
@@ -100,7 +100,7 @@ async def test_a_dense_index_makes_seeks_read_little() -> None:
 
 async def test_a_ledger_without_any_index_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is passed over, and said if nothing is found."""
-    monkeypatch.setattr(seek_ledgers, "BLANK_MAX", 10)
+    monkeypatch.setattr(seek_source, "BLANK_MAX", 10)
     house, entries = await mixed(index_every=0)
     async with house.reader:
         found = await seek(house.reader, TOPIC, Goal(SeekKind.INDEX, 0))
