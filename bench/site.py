@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.client import DaemonClient
 from offloaderd.clock import SystemClock
-from offloaderd.config.sections_stores import MetadataSettings
 from offloaderd.errors import Transient
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.s3 import S3Store
 from offloaderd.objects.s3_options import S3Options
 from offloaderd.standalone.ports import free_ports

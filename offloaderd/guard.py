@@ -10,9 +10,9 @@ from offloaderd.access.certificates import Certificates, TlsFiles, load_certific
 from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
 from offloaderd.access.watched import Watched
-from offloaderd.config.kinds import is_loopback
 from offloaderd.pages.site import StatusSite
 from offloaderd.rpc.gate import Authentication, Gate, Limits
+from offloaderd.section import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

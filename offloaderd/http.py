@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from offloaderd.access.certificates import Certificates
     from offloaderd.access.watched import Watched
-    from offloaderd.config import HttpSettings
+    from offloaderd.config.sections import HttpSettings
     from offloaderd.health import Health
     from offloaderd.metrics import Metrics
     from offloaderd.pages.site import StatusSite

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.clock import Clock
-    from offloaderd.config import LogSettings
+    from offloaderd.config.sections import LogSettings
     from offloaderd.metrics import Metrics
 
 log = structlog.get_logger(__name__)

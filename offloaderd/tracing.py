@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.config.sections_tracing import header_pairs
+from offloaderd.config.sections import header_pairs
 from offloaderd.errors import InvalidConfig
 from offloaderd.traces import NO_TRACES
 

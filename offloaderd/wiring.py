@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.config.kinds import is_private, named_places
 from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.settings import named_places
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.placement import PlacementOptions
@@ -23,6 +23,7 @@ from offloaderd.read.reader import ReadOptions
 from offloaderd.read.segment import SegmentOptions
 from offloaderd.rpc.inspect import InspectService, held
 from offloaderd.rpc.server import ServerOptions
+from offloaderd.section import is_private
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import Schedule
 from offloaderd.upkeep.looking import CALLS_BYTES, Looker

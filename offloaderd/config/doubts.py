@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.access.rights import BARE, Grant
-from offloaderd.config.kinds import is_loopback, is_private
+from offloaderd.section import is_loopback, is_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import SecretStr
 
-from offloaderd.config.kinds import Shape, SizeMark
-from offloaderd.config.section import Section
 from offloaderd.config.sections import Settings
+from offloaderd.section import Section, Shape, SizeMark
 from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:

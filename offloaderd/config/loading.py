@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from offloaderd.config.fields import Setting
-    from offloaderd.config.section import Section
+    from offloaderd.section import Section
 
 MASK = "********"
 SHOWN_CHARS_MAX = 80

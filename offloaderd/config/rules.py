@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.config.kinds import SizeMark, is_loopback, is_private
-from offloaderd.config.sections_tracing import header_pairs
+from offloaderd.config.sections import header_pairs
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
+from offloaderd.section import SizeMark, is_loopback, is_private
 from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from offloaderd.config.section import Section
     from offloaderd.config.sections import Settings
+    from offloaderd.section import Section
 
 S3_PART_BYTES_MIN = 5 * 1024**2
 S3_PARTS_MAX = 10_000

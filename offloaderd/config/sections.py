@@ -1,45 +1,53 @@
 """The settings: one frozen value a section, each field with its default, its bounds and why it is so.
 
-Settings are values and hold no component. Constructing them reads neither file nor environment; `loading.py` does.
-Fields check themselves; what concerns two of them is in `rules.py`. Those of the ledger source are in
-`sections_source.py`. configs/offloaderd.toml and docs/settings.md
-are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are
-seconds (`Seconds` reads "10min"); units.py reads both.
+Each package has the section of what it does; those of the daemon itself are here, and all of them together. Settings
+are values and hold no component. Constructing them reads neither file nor environment; `loading.py` does. Fields check
+themselves; what concerns two of them is in `rules.py`. configs/offloaderd.toml and docs/settings.md are generated from
+these fields. Sizes are bytes (`Bytes` reads "64MiB"), durations are seconds (`Seconds` reads "10min"); units.py reads
+both.
 """
 
 from __future__ import annotations
 
+import re
 import socket
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from offloaderd.config.kinds import (
-    Address,
-    Bytes,
-    ClusterName,
-    Levels,
-    NodeName,
-    Port,
-    Priority,
-    Seconds,
-)
-from offloaderd.config.section import Section
-from offloaderd.config.sections_access import AccessSettings, TlsSettings
-from offloaderd.config.sections_gc import GcSettings
-from offloaderd.config.sections_history import HistorySettings
-from offloaderd.config.sections_ledger_based import LedgerBasedSettings
-from offloaderd.config.sections_outage import OutageSettings, SpillSettings, UploadSettings
-from offloaderd.config.sections_placement import PlacementSettings
-from offloaderd.config.sections_prices import PricesSettings
-from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
-from offloaderd.config.sections_scrub import ScrubSettings
-from offloaderd.config.sections_source import BookkeeperSettings, LedgersSettings, PulsarSettings
-from offloaderd.config.sections_stores import MetadataSettings, ObjectsSettings
-from offloaderd.config.sections_tracing import TracingSettings
-from offloaderd.model import ReadPriority
+from offloaderd.access.settings import AccessSettings, TlsSettings
+from offloaderd.errors import InvalidInput
+from offloaderd.fleet_settings import PlacementSettings
+from offloaderd.history_settings import HistorySettings
+from offloaderd.ledgers.bookkeeper.settings import BookkeeperSettings
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.log_modules import parsed_levels
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.policy.settings import PricesSettings
+from offloaderd.read.settings import ReadSettings
+from offloaderd.rpc.settings import GrpcSettings
+from offloaderd.section import Bytes, Lines, OptionalSecret, OptionalText, Port, Seconds, Section, Shape, Url
+from offloaderd.segment_settings import LedgerBasedSettings, OffloadSettings, UploadSettings
+from offloaderd.topic_settings import OutageSettings, SpillSettings
+from offloaderd.upkeep_settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
 
-KiB, MiB, GiB = 1024, 1024**2, 1024**3
+MiB = 1024**2
+
+
+def _levels(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        parsed_levels(value)
+    except InvalidInput as error:
+        raise ValueError(f"{error.message} ({error.hint})") from error
+    return value
+
+
+Levels = Annotated[Lines, AfterValidator(_levels), Shape("a list of MODULE LEVEL")]
+NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]
+ClusterName = Annotated[
+    str, Field(max_length=200, pattern=r"^[-.\w]+$"), Shape("1 to 200 letters, digits, dots, dashes, underscores")
+]
 
 
 class DaemonSettings(Section):
@@ -56,44 +64,6 @@ class DaemonSettings(Section):
     @classmethod
     def _named(cls, value: str) -> str:
         return value or socket.gethostname()
-
-
-class GrpcSettings(Section):
-    """The API: StreamingOffload, Read, Admin, health and reflection."""
-
-    host: str = Field(default="127.0.0.1", min_length=1)
-    """Address to listen on. Loopback; another one needs authentication (tls.client_ca_file, or access with tokens)."""
-
-    port: Port = 7650
-    """Port to listen on; 0 takes any free one."""
-
-    advertise: Address = Field(default=None, examples=["offloaderd-0.example:7650"])
-    """HOST:PORT under which others reach this daemon, told to clients of another daemon's topics. Not set: grpc.host
-    and the port in use."""
-
-    insecure_elsewhere: bool = False
-    """Allow grpc.host to be other than loopback without authentication: whoever reaches the port may read and change
-    everything then. Off, so that nobody opens it by accident."""
-
-    message_bytes_max: Bytes = Field(default=16 * MiB, ge=6 * MiB, le=1 * GiB)
-    """Largest message taken or sent. Must hold a batch and one more entry of 5 MiB."""
-
-    streams_max: int = Field(default=256, ge=1, le=100_000)
-    """Calls served at the same time on one connection; more wait. Bounds what one client can hold."""
-
-    calls_max: int = Field(default=2048, ge=1, le=1_000_000)
-    """Calls served at the same time on all connections, probes apart; the next is refused and may come again."""
-
-    call_s_max: Seconds = Field(default=900.0, gt=0, le=86_400)
-    """How long a call with one answer may take, whatever its client allows. Changing the policies of ten thousand
-    topics takes some ten seconds. Streams may last."""
-
-    send_s_max: Seconds = Field(default=120.0, gt=0, le=86_400)
-    """How long the client of a stream may take nothing of an answer that is ready, before the call is cut: what a read
-    holds in memory is not held for somebody who sleeps."""
-
-    handshake_s_max: Seconds = Field(default=10.0, gt=0, le=300)
-    """How long a new connection may take over TLS and the first frames; then it is closed."""
 
 
 class HttpSettings(Section):
@@ -119,46 +89,6 @@ class HttpSettings(Section):
     password, or a certificate where http.tls is mutual."""
 
 
-class OffloadSettings(Section):
-    """How entries become segments; a topic's policy may say otherwise for its rolling."""
-
-    segment_bytes_max: Bytes = Field(default=1 * GiB, ge=1)
-    """Roll at this size (PIP-76 maxSizePerOffloadSegmentMbytes). Large enough that a topic's metadata stays small,
-    small enough to be read back after a crash in seconds."""
-
-    segment_age_max_s: Seconds = Field(default=600.0, gt=0)
-    """Roll this long after the first entry (PIP-76 maxOffloadSegmentRolloverTimeMinutes): an upper bound on what only
-    the source holds. Shorter means more and smaller objects."""
-
-    segment_age_min_s: Seconds = Field(default=0.0, ge=0)
-    """Do not roll by size before this age (PIP-76 minOffloadSegmentRolloverTimeMinutes). 0: roll as soon as the size is
-    reached."""
-
-    sleep_after_s: Seconds = Field(default=60.0, ge=0, le=86_400)
-    """Put a topic down that nothing has happened to for so long: it takes less than half of the memory then, and is
-    taken up again when something does. 0: never."""
-
-    block_bytes: Bytes = Field(default=1 * MiB, ge=4 * KiB, le=1 * GiB)
-    """Soft size of a block, the unit that is recorded, and fetched, checked and cached by whoever reads on. A cold read
-    of one entry fetches 64 or 128 KiB of it; all of it where it was stored before a crash by another process than the
-    one that sealed its segment, or by an older version."""
-
-    part_bytes: Bytes = Field(default=8 * MiB, ge=64 * KiB, le=5 * GiB)
-    """Size of a multipart part; S3 wants 5 MiB or more and takes 10,000. 8 MiB fills a connection and is cheap to send
-    again."""
-
-    parts_in_flight_max: int = Field(default=4, ge=1, le=1000)
-    """Parts of one segment uploaded at the same time. More helps only over long lines."""
-
-    preamble: bool = False
-    """Begin data objects with four pad bytes, so that Pulsar's own reader manages segments that start inside a ledger.
-    Off: objects are exactly as PIP-76 says."""
-
-    verify: Literal["head", "readback"] = "head"
-    """What is done before a commit. head: size and checksum as the store reports them. readback: every byte is read
-    again and checked, which doubles the traffic."""
-
-
 class MemorySettings(Section):
     """Budgets; together with a fixed base of about 100 MiB they bound the process."""
 
@@ -182,24 +112,6 @@ class MemorySettings(Section):
         return self.buffer_bytes + self.upload_bytes + self.cache_bytes + self.unpack_bytes
 
 
-class ReadSettings(Section):
-    """Reading back."""
-
-    priority: Priority = ReadPriority.TIERED_STORAGE_FIRST
-    """Which tier is asked first when both have an entry (PIP-73); tiered-first is accepted too. The store first spares
-    the bookies."""
-
-    batch_bytes: Bytes = Field(default=1 * MiB, ge=1 * KiB, le=256 * MiB)
-    """Payload bytes of one answer of a read, at least one entry; a client may ask for less. An answer that is not taken
-    is in no budget of memory: readers_max times twice as much may be held so."""
-
-    read_ahead_bytes: Bytes = Field(default=16 * MiB, ge=0)
-    """Most that a sequential read fetches ahead; it begins with one block and grows while it is used."""
-
-    readers_max: int = Field(default=256, ge=1, le=100_000)
-    """Reads open at the same time; the next is refused and may come again."""
-
-
 class ShutdownSettings(Section):
     """Going down."""
 
@@ -220,6 +132,33 @@ class LogSettings(Section):
 
     format: Literal["auto", "json", "console"] = "auto"
     """json: one object a line. console: for people. auto: console on a terminal, else json."""
+
+
+class TracingSettings(Section):
+    """The life of segments as traces of OpenTelemetry, sent by OTLP over gRPC."""
+
+    enabled: bool = False
+    """Send traces. Needs OpenTelemetry: pip install 'offloaderd[otel]'. Off, it costs nothing."""
+
+    endpoint: Url = "http://127.0.0.1:4317"
+    """The collector. It may be away: what finds no room in a queue of 4096 spans is dropped."""
+
+    ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/collector-ca.crt"])
+    """Authorities that sign the collector's certificate (PEM), with https. Not set: the system's."""
+
+    headers: OptionalSecret = Field(default=None, examples=["authorization=Bearer TOKEN"])
+    """Sent with every export: NAME=VALUE, several with commas between them. Never shown."""
+
+    ratio: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    """Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same."""
+
+
+def header_pairs(text: str) -> dict[str, str]:
+    """Return the headers in a text by their names, as gRPC wants them; none if one of them is malformed."""
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    found = {name.strip().lower(): value.strip() for name, _, value in pairs if value.strip().isprintable()}
+    good = len(found) == len(pairs) and all(re.fullmatch(r"[a-z0-9_.-]+", name) and found[name] for name in found)
+    return found if good else {}
 
 
 class Settings(Section):

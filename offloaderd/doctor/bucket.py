@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.config.kinds import named_places
 from offloaderd.doctor.finding import Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import owner
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
+from offloaderd.objects.settings import named_places
 from offloaderd.stores import bucket_store
 from offloaderd.upkeep import lost_metadata
 from offloaderd.upkeep.stored import Site

@@ -13,26 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from offloaderd.config import (
-    GrpcSettings,
-    MemorySettings,
-    ObjectsSettings,
-    OffloadSettings,
-    ReadSettings,
-    Settings,
-    check,
-    describe,
-    load,
-)
+from offloaderd.config import Settings, check, describe, load
 from offloaderd.config.fields import all_settings, environment_name
 from offloaderd.config.given import nearest_key
-from offloaderd.config.kinds import is_loopback, named_places
 from offloaderd.config.rules import broken_rules
-from offloaderd.config.sections_outage import OutageSettings, SpillSettings
-from offloaderd.config.sections_retention import RetentionSettings
+from offloaderd.config.sections import MemorySettings
 from offloaderd.errors import InvalidConfig
 from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
+from offloaderd.objects.settings import ObjectsSettings, named_places
+from offloaderd.read.settings import ReadSettings
+from offloaderd.rpc.settings import GrpcSettings
+from offloaderd.section import is_loopback
+from offloaderd.segment_settings import OffloadSettings
+from offloaderd.topic_settings import OutageSettings, SpillSettings
 from offloaderd.units import format_bytes, parse_bytes
+from offloaderd.upkeep_settings import RetentionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

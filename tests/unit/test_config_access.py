@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from offloaderd.config import MetadataSettings, ObjectsSettings, Settings, check, describe, load
+from offloaderd.access.settings import AccessSettings, TlsSettings
+from offloaderd.config import Settings, check, describe, load
 from offloaderd.config.fields import all_settings
 from offloaderd.config.rules import broken_rules
-from offloaderd.config.sections import GrpcSettings, HttpSettings
-from offloaderd.config.sections_access import AccessSettings, TlsSettings
+from offloaderd.config.sections import HttpSettings
 from offloaderd.errors import InvalidConfig
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.rpc.settings import GrpcSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from offloaderd.config import (
-    BookkeeperSettings,
-    LedgersSettings,
-    MetadataSettings,
-    ObjectsSettings,
-    PulsarSettings,
-    Settings,
-    check,
-    load,
-)
+from offloaderd.config import Settings, check, load
 from offloaderd.config.rules import broken_rules
+from offloaderd.ledgers.bookkeeper.settings import BookkeeperSettings
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from offloaderd import http
 from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
 from offloaderd.clock import SystemClock
-from offloaderd.config import HttpSettings
+from offloaderd.config.sections import HttpSettings
 from offloaderd.errors import InvalidConfig
 from offloaderd.health import Health
 from offloaderd.http import HttpServer

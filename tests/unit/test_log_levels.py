@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd import log
-from offloaderd.config import LogSettings
+from offloaderd.config.sections import LogSettings
 from offloaderd.errors import InvalidInput
 from offloaderd.log_levels import LogLevels, ModuleLevel
 from offloaderd.log_modules import AUDIT, known_module, parsed_levels

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from offloaderd.config import OffloadSettings
 from offloaderd.health import Health
 from offloaderd.metric_values import BYTES_BUCKETS, ENTRIES_BUCKETS, LONG_SECONDS_BUCKETS, SECONDS_BUCKETS, Documented
 from offloaderd.metrics import Metrics, watch_loop
+from offloaderd.segment_settings import OffloadSettings
 
 if TYPE_CHECKING:
     import uuid

@@ -13,11 +13,12 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import SecretStr
 
-from offloaderd.config import ObjectsSettings, Settings, check, rules
+from offloaderd.config import Settings, check, rules
 from offloaderd.config.rules import broken_rules, is_installed
-from offloaderd.config.sections_tracing import TracingSettings, header_pairs
+from offloaderd.config.sections import TracingSettings, header_pairs
 from offloaderd.errors import InvalidConfig
 from offloaderd.metrics import Metrics
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.telemetry import BATCH_SPANS_MAX, Telemetry, TelemetryOptions
 from offloaderd.traces import NO_TRACES
 from offloaderd.tracing import opened_traces

@@ -12,24 +12,19 @@ from pydantic import SecretStr
 
 from offloaderd import stores, wiring, workshops
 from offloaderd.clock import SystemClock
-from offloaderd.config import (
-    BookkeeperSettings,
-    LedgersSettings,
-    MetadataSettings,
-    ObjectsSettings,
-    PulsarSettings,
-    Settings,
-)
-from offloaderd.config.sections import DaemonSettings, MemorySettings, OffloadSettings
-from offloaderd.config.sections_outage import SpillSettings
-from offloaderd.config.sections_retention import GrantSettings, RetentionSettings
+from offloaderd.config import Settings
+from offloaderd.config.sections import DaemonSettings, MemorySettings
 from offloaderd.errors import Transient
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
+from offloaderd.ledgers.bookkeeper.settings import BookkeeperSettings
 from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metrics import Metrics
 from offloaderd.model import TierRetention
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.offload import rewrite
 from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.grants import GrantOptions
@@ -38,9 +33,12 @@ from offloaderd.offload.retention import RetentionOptions
 from offloaderd.offload.retention_limits import Limits, limits_of
 from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
+from offloaderd.segment_settings import OffloadSettings
 from offloaderd.sources import Ledgers
 from offloaderd.spark import backfill_stores
+from offloaderd.topic_settings import SpillSettings
 from offloaderd.upkeep.looking import CALLS_BYTES
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.read.build import turns
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
 from offloaderd.cli.daemon import health as command
 from offloaderd.cli.offloaderd import cli
-from offloaderd.config import HttpSettings
+from offloaderd.config.sections import HttpSettings
 from offloaderd.health import Health
 from offloaderd.http import HttpServer
 from offloaderd.metrics import Metrics

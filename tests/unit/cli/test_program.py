@@ -21,7 +21,6 @@ from offloaderd.cli import offloadctl, offloaderd
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import Program, exit_code, outcome_of
 from offloaderd.client import TimedOut, Unreachable
-from offloaderd.config import GrpcSettings
 from offloaderd.errors import (
     CorruptData,
     Denied,
@@ -31,6 +30,7 @@ from offloaderd.errors import (
     OffloaderError,
     Unauthenticated,
 )
+from offloaderd.rpc.settings import GrpcSettings
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
 from tests.unit.cli.fake_daemon import Failure

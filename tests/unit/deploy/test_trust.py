@@ -12,7 +12,7 @@ import pytest
 from offloaderd.access.certificates import TlsFiles, load_certificates
 from offloaderd.config import load
 from offloaderd.config.doubts import doubtful
-from offloaderd.config.kinds import is_loopback
+from offloaderd.section import is_loopback
 from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
 
 DAEMONS = ("offloaderd-0", "offloaderd-1")

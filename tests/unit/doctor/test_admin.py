@@ -8,11 +8,13 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from offloaderd.config import LedgersSettings, ObjectsSettings, PulsarSettings, Settings
+from offloaderd.config import Settings
 from offloaderd.doctor.admin import admin_checks
 from offloaderd.doctor.case import Case
 from offloaderd.doctor.finding import Verdict
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.model import TopicName
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:

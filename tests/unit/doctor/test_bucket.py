@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd import stores
-from offloaderd.config import ObjectsSettings, Settings
+from offloaderd.config import Settings
 from offloaderd.doctor.bucket import bucket_checks
 from offloaderd.doctor.case import Case
 from offloaderd.doctor.finding import Verdict
 from offloaderd.errors import Denied, Transient
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3_errors import verdict_for
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from offloaderd.config import (
-    BookkeeperSettings,
-    GrpcSettings,
-    LedgersSettings,
-    MemorySettings,
-    ObjectsSettings,
-    PulsarSettings,
-    Settings,
-)
+from offloaderd.access.settings import AccessSettings, TlsSettings
+from offloaderd.config import Settings
 from offloaderd.config.doubts import doubtful
-from offloaderd.config.sections_access import AccessSettings, TlsSettings
-from offloaderd.config.sections_stores import MetadataSettings
+from offloaderd.config.sections import MemorySettings
 from offloaderd.doctor import machine
 from offloaderd.doctor.finding import Verdict
+from offloaderd.ledgers.bookkeeper.settings import BookkeeperSettings
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.rpc.settings import GrpcSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 
-from offloaderd.config import HttpSettings
+from offloaderd.config.sections import HttpSettings
 from offloaderd.errors import NotFound
 from offloaderd.health import Health
 from offloaderd.http import HttpServer

@@ -14,7 +14,7 @@ from offloaderd.access.certificates import load_certificates
 from offloaderd.access.rights import Grant, Rights
 from offloaderd.access.tokens import secret_key
 from offloaderd.access.watched import Watched
-from offloaderd.config import HttpSettings
+from offloaderd.config.sections import HttpSettings
 from offloaderd.pages.visitor import bearer_of, is_local, names_this_machine
 from offloaderd.rpc.gate import Authentication, Limits
 from tests.authority import Authority, token

@@ -1,12 +1,13 @@
-"""Settings of how long the tier keeps what was offloaded, and of when the source may delete it; see sections.py."""
+"""Settings of what is done for stored segments: retention, grants, collection, scrubbing."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from offloaderd.config.kinds import Bytes, Seconds
-from offloaderd.config.section import Section
 from offloaderd.model import TierRetention
+from offloaderd.section import Bytes, Seconds, Section
 
 DAY_S = 86_400
 
@@ -65,3 +66,39 @@ class GrantSettings(Section):
 
     interval_s: Seconds = Field(default=300.0, gt=0, le=DAY_S)
     """How often each topic is looked at for ledgers to verify or delete."""
+
+
+class GcSettings(Section):
+    """Deleting what nobody refers to: bucket and open uploads against the metadata of all topics."""
+
+    mode: Literal["delete", "report", "off"] = "delete"
+    """What the daemon does by itself. delete: collect. report: say in log and metrics what would be deleted. off:
+    nothing; offloadctl gc works in any mode. A failure in the middle of an upload or a delete is the only source of
+    garbage, so there is little of it, but it is paid for until it is deleted."""
+
+    interval_s: Seconds = Field(default=21_600.0, ge=60, le=30 * 86_400)
+    """How often. Each time lists the whole prefix and reads the metadata of all topics three times or more; one daemon
+    does it for the cluster."""
+
+    grace_s: Seconds = Field(default=86_400.0, ge=0, le=365 * 86_400)
+    """What is younger stays, by the store's own clock. What is safe to delete does not depend on it; it is the time in
+    which an operator who sees something wrong can set gc.mode to off."""
+
+
+class ScrubSettings(Section):
+    """Reading what is stored again and again, to hear of bit rot before a reader does."""
+
+    enabled: bool = True
+    """Whether each owner reads its topics' segments whole at an interval. Bits rot in any store; who looks only when an
+    entry is needed looks too late, for the source has deleted it by then."""
+
+    interval_s: Seconds = Field(default=7 * 86_400.0, ge=60, le=5 * 365 * 86_400)
+    """How long after a segment was verified it is due again. What is damaged is looked at every hour."""
+
+    first_s: Seconds = Field(default=3600.0, ge=0, le=365 * 86_400)
+    """How long after its commit a segment is read whole for the first time; before the source may delete it
+    (grants.deletion_lag_s), if the rate allows."""
+
+    bytes_per_s: Bytes = Field(default=8 * 1024 * 1024, ge=1024)
+    """The most that a daemon reads for it. 8 MiB/s are 4.6 TiB in a week; requests of up to 4 MiB, so two or three a
+    second."""

@@ -1,13 +1,26 @@
-"""The settings of encryption, authentication and roles; see sections.py, and docs/security.md for how to use them."""
+"""Settings of encryption, authentication and roles; docs/security.md says how to use them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from offloaderd.config.kinds import Grants, OptionalSecret, OptionalText, Seconds
-from offloaderd.config.section import Section
+from offloaderd.access.rights import Grant
+from offloaderd.errors import InvalidInput
+from offloaderd.section import Lines, OptionalSecret, OptionalText, Seconds, Section, Shape
+
+
+def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
+    for text in value:
+        try:
+            Grant.parse(text)
+        except InvalidInput as error:
+            raise ValueError(f"{error.message} ({error.hint})") from error
+    return value
+
+
+Grants = Annotated[Lines, AfterValidator(_grants), Shape("a list of ROLE IDENTITY WHERE")]
 
 
 class TlsSettings(Section):

@@ -1,11 +1,10 @@
-"""The settings of history; see sections.py."""
+"""Settings of history."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from offloaderd.config.kinds import Bytes
-from offloaderd.config.section import Section
+from offloaderd.section import Bytes, Section
 
 
 class HistorySettings(Section):

@@ -1,11 +1,10 @@
-"""Settings of how topics are spread over daemons and move between them; see sections.py."""
+"""Settings of how topics are spread over daemons and move between them."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from offloaderd.config.kinds import Seconds
-from offloaderd.config.section import Section
+from offloaderd.section import Seconds, Section
 
 
 class PlacementSettings(Section):

@@ -1,11 +1,10 @@
-"""What the object store charges; see sections.py."""
+"""What the object store charges."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from offloaderd.config.kinds import Amount
-from offloaderd.config.section import Section
+from offloaderd.section import Amount, Section
 
 
 class PricesSettings(Section):

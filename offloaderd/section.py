@@ -1,4 +1,4 @@
-"""Kinds of settings: how a value is read from text, what form it must have, and how that form is said in words."""
+"""What every table of the settings file is, and the kinds of values in them: how each is read, and said in words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
-from offloaderd.access.rights import Grant
-from offloaderd.errors import InvalidInput
-from offloaderd.log_modules import parsed_levels
-from offloaderd.model import ReadPriority
 from offloaderd.units import parse_bytes, parse_seconds
+
+
+class Section(BaseModel):
+    """A table of the settings file: frozen, and without room for names that do not exist."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 class SizeMark:
@@ -26,13 +28,6 @@ class Shape:
     """Says in words what a field's pattern asks for."""
 
     text: str
-
-
-def _priority(value: object) -> object:
-    try:
-        return ReadPriority.parse(value) if isinstance(value, str) else value
-    except InvalidInput as error:
-        raise ValueError(error.message) from error
 
 
 def _seconds(value: object) -> object:
@@ -52,38 +47,13 @@ def _lines(value: object) -> object:
     return tuple(filter(None, map(str.strip, re.split(r"[;\n]", value)))) if isinstance(value, str) else value
 
 
-def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
-    for text in value:
-        try:
-            Grant.parse(text)
-        except InvalidInput as error:
-            raise ValueError(f"{error.message} ({error.hint})") from error
-    return value
-
-
-def _levels(value: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        parsed_levels(value)
-    except InvalidInput as error:
-        raise ValueError(f"{error.message} ({error.hint})") from error
-    return value
-
-
 Bytes = Annotated[int, BeforeValidator(parse_bytes), SizeMark()]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(allow_inf_nan=False)]
 Amount = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
-Grants = Annotated[
-    tuple[str, ...], BeforeValidator(_lines), AfterValidator(_grants), Shape("a list of ROLE IDENTITY WHERE")
-]
-Levels = Annotated[tuple[str, ...], BeforeValidator(_lines), AfterValidator(_levels), Shape("a list of MODULE LEVEL")]
+Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 OptionalText = Annotated[str | None, BeforeValidator(_absent)]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_absent)]
-NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]
-ClusterName = Annotated[
-    str, Field(max_length=200, pattern=r"^[-.\w]+$"), Shape("1 to 200 letters, digits, dots, dashes, underscores")
-]
 Address = Annotated[
     Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")] | None, BeforeValidator(_absent), Shape("HOST:PORT")
 ]
@@ -111,22 +81,6 @@ _SERVERS_SHAPE = Shape("HOST:PORT,HOST:PORT without blanks, with /ROOT behind th
 Servers = Annotated[Annotated[str, Field(pattern=_SERVERS)], BeforeValidator(_zookeeper), _SERVERS_SHAPE]
 OptionalServers = Annotated[Annotated[str, Field(pattern=_SERVERS)] | None, BeforeValidator(_zookeeper), _SERVERS_SHAPE]
 NodePath = Annotated[str, Field(pattern=r"^(/[^/\s]+)+$"), Shape("/NAME, no slash at the end")]
-Bucket = Annotated[
-    str,
-    Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"),
-    Shape("3 to 63 lower-case letters, digits, dots and dashes"),
-]
-KeyPrefix = Annotated[
-    str,
-    Field(max_length=500, pattern=r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"),
-    Shape("up to 500 characters, no slash at the start"),
-]
-_PLACE = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/([^,/\x00-\x1f\x7f][^,\x00-\x1f\x7f]{0,499})?)?"
-PlaceList = Annotated[
-    str,
-    Field(pattern=rf"^(\s*{_PLACE}(\s*,\s*{_PLACE})*\s*)?$"),
-    Shape("BUCKET or BUCKET/PREFIX, several with commas between them"),
-]
 Url = Annotated[
     Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")] | None,
     BeforeValidator(_absent),
@@ -146,9 +100,3 @@ def is_private(url: str) -> bool:
     """Whether nobody on the way can listen."""
     parts = urlsplit(url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
-
-
-def named_places(text: str) -> list[tuple[str, str]]:
-    """Return the bucket and prefix of each place of a PlaceList."""
-    items = [item.strip().partition("/") for item in text.split(",") if item.strip()]
-    return [(bucket, prefix) for bucket, _, prefix in items]

@@ -1,0 +1,41 @@
+"""Settings of reading back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from offloaderd.errors import InvalidInput
+from offloaderd.model import ReadPriority
+from offloaderd.section import Bytes, Section
+
+KiB, MiB = 1024, 1024**2
+
+
+def _priority(value: object) -> object:
+    try:
+        return ReadPriority.parse(value) if isinstance(value, str) else value
+    except InvalidInput as error:
+        raise ValueError(error.message) from error
+
+
+Priority = Annotated[ReadPriority, BeforeValidator(_priority)]
+
+
+class ReadSettings(Section):
+    """Reading back."""
+
+    priority: Priority = ReadPriority.TIERED_STORAGE_FIRST
+    """Which tier is asked first when both have an entry (PIP-73); tiered-first is accepted too. The store first spares
+    the bookies."""
+
+    batch_bytes: Bytes = Field(default=1 * MiB, ge=1 * KiB, le=256 * MiB)
+    """Payload bytes of one answer of a read, at least one entry; a client may ask for less. An answer that is not taken
+    is in no budget of memory: readers_max times twice as much may be held so."""
+
+    read_ahead_bytes: Bytes = Field(default=16 * MiB, ge=0)
+    """Most that a sequential read fetches ahead; it begins with one block and grows while it is used."""
+
+    readers_max: int = Field(default=256, ge=1, le=100_000)
+    """Reads open at the same time; the next is refused and may come again."""
