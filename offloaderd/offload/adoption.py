@@ -70,7 +70,7 @@ class Adoption:
         offloads = self._shop.offloads
         if offloads is None:
             return list(infos)
-        taken = self._topic.taken
+        taken = self._topic.feed.position
         found = await offloads.offloaded(self._topic.topic)
         self._readable = {info.ledger_id for info in infos}
         self._left.intersection_update(info.ledger_id for info in found)
@@ -128,9 +128,9 @@ class Adoption:
         """Return the ledger that is to be adopted now: the next one, with nothing open before it."""
         topic = self._topic
         standing = topic.map.standing
-        if not self._found or (standing is not None and standing != topic.taken):
+        if not self._found or (standing is not None and standing != topic.feed.position):
             return None
-        step = topic.record.chain.next_after(topic.taken)
+        step = topic.record.chain.next_after(topic.feed.position)
         if not isinstance(step, Run) or step.first_entry_id:
             return None
         again_s = self._refused.get(step.ledger_id, 0.0)
@@ -194,7 +194,7 @@ class Adoption:
             return None
         before = following.before if isinstance(following, Loss) else following.first
         more = following.entries if isinstance(following, Loss) else 0
-        return Loss(self._topic.taken, before, info.entries + more)
+        return Loss(self._topic.feed.position, before, info.entries + more)
 
 
 async def adopt_head(

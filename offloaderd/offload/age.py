@@ -30,8 +30,7 @@ class OldestEntry:
         topic = self._topic
         if topic.tailer is None:
             begin = topic.builder.begin if topic.builder is not None else None
-            waiting = topic.buffer.take(topic.taken, 1)
-            return begin or (waiting[0].first if waiting else None)
+            return begin or topic.feed.first()
         plan = topic.map.unfinished
         after = topic.map.standing if plan is None else topic.map.history_end or Position(plan.first, -1)
         return first_after(topic.tailer.chain.ledgers, after)

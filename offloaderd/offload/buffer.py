@@ -59,7 +59,7 @@ class TailingBuffer:
         self, pool: BufferPool, *, resume: Position, rereadable: bool, on_pressure: Callable[[], bool]
     ) -> None:
         self._pool = pool
-        self._rereadable = rereadable
+        self.rereadable = rereadable
         self._stored: list[_Stored] = []
         self._lasts: list[Position] = []  # last position of each stored batch, for bisection
         self._seen: Position | None = None if rereadable and resume == START else resume
@@ -102,7 +102,7 @@ class TailingBuffer:
 
     def _has_room(self, size_bytes: int) -> bool:
         """Say whether an offer finds room; one that can be read again never takes more than there is."""
-        return self._pool.admit(size_bytes, needed_by=None if self._rereadable else self)
+        return self._pool.admit(size_bytes, needed_by=None if self.rereadable else self)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
@@ -113,12 +113,12 @@ class TailingBuffer:
             return OfferResult.NOT_CONSECUTIVE
         cost = cost_bytes(batch)
         if self.diverted or not self._has_room(cost):
-            if self._rereadable:
+            if self.rereadable:
                 self._seen = batch.last
                 self.need += 1
             return OfferResult.FULL
         # Which ledger comes next is for the source to say, if there is one: a broker may have left some out.
-        known = self._seen is not None and not (self._rereadable and batch.ledger_id != follows.ledger_id)
+        known = self._seen is not None and not (self.rereadable and batch.ledger_id != follows.ledger_id)
         self._seen = self._offered = batch.last
         self.need += 1
         self._insert(_Stored(batch, follows if known else None, cost))
@@ -162,7 +162,7 @@ class TailingBuffer:
 
     def _squeeze_in(self, last: Position, cost: int) -> bool:
         """Make room for what ends at `last` with what lies behind it, or by what a starving segment may overdraw."""
-        dropped = self._rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
+        dropped = self.rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
         return (bool(dropped) or self.starving) and self._pool.admit(cost, needed_by=self)
 
     def _insert(self, stored: _Stored) -> None:
@@ -278,7 +278,7 @@ class TailingBuffer:
         """Everything up to `position` is inside a part: a rereadable topic may lose it under pressure."""
         before = bisect_right(self._lasts, self._cut)
         self._cut = max(self._cut, position)
-        if self._rereadable:
+        if self.rereadable:
             at = bisect_right(self._lasts, self._cut)
             self.evictable_bytes += sum(stored.cost for stored in self._stored[before:at])
 
@@ -298,7 +298,7 @@ class TailingBuffer:
     def evict(self, bytes_wanted: int) -> None:
         """Drop the oldest entries that are in cut parts until `bytes_wanted` are free, or none is left."""
         count, freed = 0, 0
-        limit = bisect_right(self._lasts, self._cut) if self._rereadable else 0
+        limit = bisect_right(self._lasts, self._cut) if self.rereadable else 0
         while count < limit and freed < bytes_wanted:
             freed += self._stored[count].cost
             count += 1
@@ -314,7 +314,7 @@ class TailingBuffer:
             self._seen = self._offered = position
         self.mark_cut(position)
         count = bisect_right(self._lasts, position)
-        if self._rereadable:
+        if self.rereadable:
             self.evictable_bytes -= sum(stored.cost for stored in self._stored[:count])
         self._drop(0, count)
         self._trim(position)

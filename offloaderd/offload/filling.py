@@ -12,6 +12,7 @@ import structlog
 
 from offloaderd.model import OffloadMethod
 from offloaderd.offload.chain import Run
+from offloaderd.offload.feed import Entries, Lost
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
@@ -31,16 +32,11 @@ TAKE_BYTES = 1 << 20
 LOOK_S = 1.0
 """How often to look whether entries that are waited for have vanished, of a segment that is to be gone on with."""
 
-OVERDRAW_S = 10.0
-"""How long a segment may wait for its next entries before another one may exceed the memory in its place."""
-
 
 class Filling:
     """Fills the open segments of one topic, one after the other."""
 
-    def __init__(self, topic: TopicOffloader, taken: Position, *, clock: Clock, metrics: Metrics) -> None:
-        self.taken = taken
-        """Newest entry that is in the open segment or committed."""
+    def __init__(self, topic: TopicOffloader, *, clock: Clock, metrics: Metrics) -> None:
         self.entries = 0
         """How many entries it has moved."""
         self.payload_bytes = 0
@@ -62,14 +58,13 @@ class Filling:
         self._topic.requests.free_memory()
         attempt, builder = self._topic.attempt, self._topic.builder
         end = attempt.end if attempt is not None else None
-        if end is not None and self.taken < end:
+        if end is not None and self._topic.taken < end:
             return False
         if builder is not None and builder.entries:
             return True
-        waiting = self._buffer.take(self.taken, 1)
-        if attempt is not None or not waiting:
-            return bool(waiting)
-        first = waiting[0].first
+        first = self._topic.feed.first()
+        if attempt is not None or first is None:
+            return first is not None
         return self._topic.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
 
     async def fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
@@ -85,53 +80,47 @@ class Filling:
         if not segment.keeps_seal():
             await segment.decide_end(self._topic.record, await self._topic.ledger_infos())
         while segment.builder.pending_bytes:
-            self._buffer.mark_cut(await segment.send(parts, last=not segment.builder.part_ready))
+            self._topic.feed.sent(await segment.send(parts, last=not segment.builder.part_ready))
         return True
 
     async def _take_until_rolled(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
         """Move entries from the buffer into the segment until the policy has it rolled."""
         while not (reason := self._roll_reason(segment)):
             limit = self._topic.policy.segment_bytes_max if self._opened_long_enough() else None
-            batches = self._buffer.take(self.taken, TAKE_BYTES)
-            for batch in batches:
+            found = self._topic.feed.take(self._topic.taken, TAKE_BYTES)
+            for batch in found.batches if isinstance(found, Entries) else ():
                 if segment.builder.full or (limit is not None and segment.builder.payload_bytes >= limit):
                     break
-                if segment.builder.entries and self._topic.next.ends_here(self.taken):
+                if segment.builder.entries and self._topic.next.ends_here(self._topic.taken):
                     break
                 self._move(batch, segment, limit)
-            if batches:
+            if isinstance(found, Entries):
                 await self._send_full_parts(segment, parts)
             else:
-                await self._buffer.changed.wait_at_most(self._clock, self._time_left())
+                await self._topic.feed.wait(self._time_left())
         self._metrics.segment_rolls.labels(reason=reason.value).inc()
         segment.reason = reason.value
 
     async def _take_until(self, end: Position, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
         """Move the entries up to where the segment was sealed into it; False when stopping before they come.
 
-        It ends earlier when the source has lost the rest: what is stored already may be the last copy there is. While
-        it lacks entries it may take more memory than there is, and lets others do so when none come for long.
+        It ends earlier when the source has lost the rest: what is stored already may be the last copy there is.
         """
-        came_s = self._clock.monotonic()
-        while self.taken < end:
+        while (taken := self._topic.taken) < end:
             if self._topic.stopping and segment.attempt.seal is None:
                 return False  # a whole ledger may take long, and the next owner goes on with it
-            batches = self._buffer.take(self.taken, TAKE_BYTES)
-            if (batches and batches[0].first > end) or (not batches and self.out_of_reach(end)):
+            found = self._topic.feed.take(taken, TAKE_BYTES, end)
+            if isinstance(found, Lost):
                 if not segment.builder.entries:
                     raise SegmentFailed(f"the segment was sealed at {end}, and none of its entries are left")
                 return True
-            if not batches:
+            if not isinstance(found, Entries):
                 if self._topic.stopping and self._topic.handle.push_only:
                     return False
-                if self._clock.monotonic() - came_s >= OVERDRAW_S:
-                    self._buffer.let_others()
-                self._buffer.starve()
-                await self._buffer.changed.wait_at_most(self._clock, LOOK_S)
+                await self._topic.feed.wait(LOOK_S)
                 continue
-            came_s = self._clock.monotonic()
-            for batch in batches:
-                if self.taken == end or batch.first > end:
+            for batch in found.batches:
+                if self._topic.taken == end or batch.first > end:
                     break
                 piece = batch.between(batch.first_entry_id, end.entry_id) if batch.last > end else batch
                 self._move(piece, segment)
@@ -142,22 +131,13 @@ class Filling:
         """Move entries into the segment until it holds `limit` bytes of payload."""
         before = segment.builder.payload_bytes
         moved = segment.add(batch, limit)
-        self.taken = moved.last
         self.entries += len(moved.payloads)
         self.payload_bytes += segment.builder.payload_bytes - before
         self._topic.went_on()
 
-    def out_of_reach(self, end: Position) -> bool:
-        """Say whether the source lists no ledger any more that has, or may get, what follows up to `end`."""
-        tailer, taken = self._topic.tailer, self.taken
-        if tailer is None or tailer.looked_s is None:
-            return False
-        between = [info for info in tailer.chain.ledgers.values() if taken.ledger_id <= info.ledger_id <= end.ledger_id]
-        return not any(not info.closed or taken < (info.ledger_id, info.entries - 1) for info in between)
-
     async def _send_full_parts(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> None:
         while segment.builder.part_ready:
-            self._buffer.mark_cut(await segment.send(parts))
+            self._topic.feed.sent(await segment.send(parts))
         # Sources and clients run between two steps, however full the buffer is.
         await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
 
@@ -179,8 +159,8 @@ class Filling:
             # A size that is reached ends it in any case: nothing more is taken then, see `_take_until_rolled`.
             age_s=age_s if settled else min(age_s, self._topic.policy.segment_age_min_s),
             full=builder.full,
-            manual=settled and requested.seal_to is not None and self.taken >= requested.seal_to,
-            switch=self._topic.next.ends_here(self.taken),
+            manual=settled and requested.seal_to is not None and self._topic.taken >= requested.seal_to,
+            switch=self._topic.next.ends_here(self._topic.taken),
             memory=requested.memory and self._worth_rolling(builder),
             stopping=self._topic.may_stop(),
         )
@@ -190,7 +170,7 @@ class Filling:
         if not segment.catching_up:
             return False
         unseen = self._topic.tailer is not None and self._topic.tailer.looked_s is None
-        return unseen or (self._topic.newest is not None and self._topic.newest > self.taken)
+        return unseen or (self._topic.newest is not None and self._topic.newest > self._topic.taken)
 
     def _worth_rolling(self, builder: SegmentBuilder) -> bool:
         """Say whether a commit now would free at least half of what the buffer holds.
@@ -198,4 +178,4 @@ class Filling:
         A pusher that is faster than the bucket fills the buffer soon after every commit; segments that were sealed at
         once would become ever smaller, and the commits ever more.
         """
-        return 2 * builder.payload_bytes >= self._buffer.used_bytes or not self._buffer.take(self.taken, 1)
+        return 2 * builder.payload_bytes >= self._buffer.used_bytes or not self._buffer.take(self._topic.taken, 1)

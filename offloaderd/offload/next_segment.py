@@ -20,11 +20,9 @@ from offloaderd.offload.ledger_layout import ledger_layout
 from offloaderd.offload.roll_forward import as_finished, unrecorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import EntryBatch, Loss
+    from offloaderd.model import Loss
     from offloaderd.objects.places import Place
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.recovery import LeftBehind
@@ -154,7 +152,7 @@ class NextSegment:
         for loss in unrecorded(topic.map, self.left):
             await topic.record.lost(loss)
         if self.left.proven and self.left.end is not None:
-            topic.filling.taken = self.left.end
+            topic.feed.restart(self.left.end)
         self._settled = True
         if topic.tailer is not None:
             topic.tailer.nudge()
@@ -194,30 +192,30 @@ class NextSegment:
             if self._may_adopt() and (info := topic.adoption.due()) is not None:
                 await topic.adoption.adopt(info)
                 continue
-            batches = topic.buffer.take(topic.taken, 1)
-            if self.left is not None and self._is_behind(self.left, batches):
+            first = topic.feed.first()
+            if self.left is not None and self._is_behind(self.left, first):
                 await self._abandon_left()
                 continue
-            if batches and (self.left is not None or self._begins_with(batches[0].first)):
-                return batches[0].first
+            if first is not None and (self.left is not None or self._begins_with(first)):
+                return first
             if topic.record.end_is_news():
                 await topic.record.note_end()
             elif self.left is not None:
-                if topic.filling.out_of_reach(self.left.begin):
+                if topic.feed.out_of_reach(self.left.begin):
                     await self._abandon_left()
                 else:
                     if self.left.end is not None:
                         topic.buffer.starve()
                     await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)
-            elif batches:
+            elif first is not None:
                 await topic.buffer.changed.wait_at_most(self._clock, LOOK_S)
             else:
                 await topic.buffer.changed.wait()
         return None
 
-    def _is_behind(self, left: Attempt, batches: Sequence[EntryBatch]) -> bool:
+    def _is_behind(self, left: Attempt, first: Position | None) -> bool:
         """Say whether what comes next lies behind the begin of an attempt that holds nothing: the loss is on record."""
-        return bool(batches) and not left.parts and batches[0].first > left.begin
+        return first is not None and not left.parts and first > left.begin
 
     async def _abandon_left(self) -> None:
         assert self.left is not None  # noqa: S101 - only what is there is abandoned

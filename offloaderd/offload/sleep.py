@@ -101,7 +101,7 @@ class Sleeper:
 def is_quiet(topic: TopicOffloader) -> bool:
     """Say whether nothing is under way: all that is known to exist is committed and nobody brings anything."""
     tailer = topic.tailer
-    if topic.pushers or topic.stopping or topic.attempt is not None or topic.buffer.take(topic.taken, 1):
+    if topic.pushers or topic.stopping or topic.attempt is not None or topic.feed.first() is not None:
         return False
     if tailer is not None and not tailer.resting:
         return False

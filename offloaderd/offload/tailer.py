@@ -385,7 +385,7 @@ def tailer_of(
         topic.record.chain,
         adoption=topic.adoption,
         ledgers=lambda: topic.source_check.ledgers(source),
-        needed=lambda: topic.taken,
+        needed=lambda: topic.feed.position,
         pushing=lambda: topic.pushers > 0,
         wants=topic.next.wants,
         due_in_s=topic.next.due_in_s,

@@ -36,6 +36,7 @@ from offloaderd.offload.source_check import SourceCheck
 from offloaderd.offload.states import state_of
 from offloaderd.offload.status import TopicStatus, describe
 from offloaderd.offload.tailer import tailer_of
+from offloaderd.offload.tailing_feed import TailingFeed
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
 
@@ -92,16 +93,18 @@ class TopicOffloader:
         taken = topic_map.standing or START
         if left.attempt is not None and left.attempt.parts and shop.source is not None:
             taken = left.attempt.parts[-1].end
-        self.filling = Filling(self, taken, clock=self._clock, metrics=self._metrics)
+        self.filling = Filling(self, clock=self._clock, metrics=self._metrics)
         self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
         self._last_result: SegmentResult | None = None
         self.buffer = TailingBuffer(
             shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self.filling.press
         )
-        self.requests = Requests(self.buffer.changed, policy)
+        self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
+        self.requests = Requests(self.feed.changed, policy)
         self.outage = Outage(self, shop)
         self.adoption = Adoption(self, shop)
         self.tailer = tailer_of(self, shop.source, shop, self._lost) if shop.source is not None else None
+        self.feed.source = self.tailer
         if self.tailer is None:
             self.lag.watch(None)
         self.handle = OffloadHandle(
@@ -151,7 +154,7 @@ class TopicOffloader:
     @property
     def taken(self) -> Position:
         """Newest entry that is in the open segment or committed; START when there is none."""
-        return self.filling.taken
+        return max(self.feed.position, (self.builder.end if self.builder is not None else None) or START)
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -311,10 +314,10 @@ class TopicOffloader:
     def _go_on(self, segment: OpenSegment) -> None:
         """Take up what an earlier owner left, which has to begin where the topic does."""
         builder = segment.builder
-        begin = builder.begin or self.buffer.take(self.taken, 1)[0].first
+        begin = builder.begin or self.feed.first()
         if begin != segment.attempt.begin:
             raise SegmentFailed(f"the segment was to begin at {segment.attempt.begin}, its first entry is {begin}")
-        self.filling.taken = max(self.taken, builder.end or self.taken)
+        self.feed.restart(self.taken)
         self._metrics.segments_continued.inc()
         log.info(
             "segment.continued",
@@ -340,7 +343,7 @@ class TopicOffloader:
         self.segment = None
         self.next.committed()
         self.requests.committed(end)
-        self.buffer.release(end)
+        self.feed.committed(end)
         now = self._clock.monotonic()
         for sample in self.lag.durable(end):
             self._metrics.time_to_durable_seconds.observe(now - sample.seen_s)
@@ -364,10 +367,8 @@ class TopicOffloader:
         """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
         self.went_on()
         self.next.committed()
-        self.filling.taken = end
         self.requests.committed(end)
-        self.buffer.release(end)
-        self.buffer.restart(end)
+        self.feed.committed(end)
         self.lag.durable(end)
         if self.tailer is not None:
             self.tailer.nudge()
@@ -393,8 +394,7 @@ class TopicOffloader:
         self.record.trash_due = True
         self.segment = None
         self.next.failed(str(error))
-        self.filling.taken = self.map.standing or START
-        self.buffer.restart(self.taken)
+        self.feed.restart(self.map.standing or START)
         if self.tailer is not None:
             self.tailer.nudge()
         self.changed.notify()

@@ -18,7 +18,7 @@ from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.feed import Empty, End, Entries, EntryHash, HashingFeed, ReadAheadFeed, Reservation
 from offloaderd.offload.ledger_feed import LedgerReading, ledger_batches
 from offloaderd.testing.clock import FakeClock
-from tests.unit.offload.feed_cases import Cases, answer, batch, closing, drained, positions
+from tests.unit.offload.feed_cases import LossCases, answer, batch, closing, drained, positions
 from tests.unit.offload.rig import TOPIC, turn
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Source(MemoryLedgers):
                 raise self.fails.pop()
 
 
-class TestReadAhead(Cases):
+class TestReadAhead(LossCases):
     """A range of ledgers."""
 
     def setup_method(self) -> None:
@@ -68,7 +68,7 @@ class TestReadAhead(Cases):
         self.refreshed = 0
 
     def feed(self, end: Position = END) -> ReadAheadFeed:
-        """See Cases."""
+        """See LossCases."""
         reading = LedgerReading(
             source=self.source,
             topic=TOPIC,
@@ -87,7 +87,7 @@ class TestReadAhead(Cases):
         self.chain.look(self.listed)
 
     def accept(self, loss: Loss) -> None:
-        """See Cases."""
+        """See LossCases."""
         self.chain.accept(loss)
 
     async def test_what_may_pass_is_tried_again_without_holding_memory(self) -> None:
