@@ -66,7 +66,7 @@ fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 bench: $(DEPENDENCIES)dev ## Measure everything beside its limits, some 22 minutes (quick: python -m bench --quick)
 	$(BIN)/python -m bench
 
-simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n; docs/simulation.md)
+simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n; docs/contributing.md)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
 
 soak: $(DEPENDENCIES)dev ## Kill, pause and cut off daemons on real servers for some time (MINUTES=n SEED=n)

@@ -68,7 +68,7 @@ def _zookeeper(value: object) -> object:
         return value  # a host may have a scheme's name: `zk:2181`
     if scheme in _NO_ZOOKEEPER and rest:
         raise ValueError(
-            f"{scheme} as Pulsar's metadata store is not supported, only ZooKeeper; see docs/beside-pulsar.md"
+            f"{scheme} as Pulsar's metadata store is not supported, only ZooKeeper; see docs/quickstart.md"
         )
     return _absent(rest.removeprefix("//") if scheme == "zk" else value)
 

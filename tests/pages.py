@@ -66,8 +66,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return README.md and the pages of docs/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Return README.md, ARCHITECTURE.md and the pages of docs/ with the decisions."""
+    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -48,6 +48,6 @@ class Conditions:
                 "s3.no_conditions",
                 bucket=self._bucket,
                 error=str(error),
-                hint="docs/promises.md says what is not promised without conditional writes",
+                hint="docs/how-it-works.md says what is not promised without conditional writes",
             )
             return await put({})

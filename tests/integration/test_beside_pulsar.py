@@ -1,4 +1,4 @@
-"""docs/beside-pulsar.md as it stands there, on a real Pulsar standalone: settings, commands, metrics."""
+"""docs/quickstart.md as it stands there, on a real Pulsar standalone: settings, commands, metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.real.pulsar import PulsarServer
 
 pytestmark = pytest.mark.bookies
-PAGE = ROOT / "docs/beside-pulsar.md"
+PAGE = ROOT / "docs/quickstart.md"
 
 
 def produce(server: PulsarServer, topic: str) -> None:

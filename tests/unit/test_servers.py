@@ -37,7 +37,7 @@ def test_what_is_no_zookeeper_is_told_by_its_name(section: str, written: str) ->
     """Not as a wrong form of what it never was; the page has the way out."""
     (mistake,) = check(None, BUCKET | {FIELDS[section]: written}).mistakes
     assert f"{written.partition(':')[0]} as Pulsar's metadata store is not supported, only ZooKeeper" in mistake
-    assert "docs/beside-pulsar.md" in mistake
+    assert "docs/quickstart.md" in mistake
 
 
 def test_a_wrong_form_is_a_mistake() -> None:
