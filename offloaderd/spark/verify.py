@@ -22,10 +22,9 @@ from offloaderd.spark.source_options import parse
 from offloaderd.spark.source_read import store_at
 from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief, from_spark
-from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 from offloaderd.upkeep.looking import Looker
-from offloaderd.upkeep.rebuild_plan import plan_topic
-from offloaderd.upkeep.verify import informed, joint
+from offloaderd.upkeep.verify import between
 from offloaderd.upkeep.verify_topic import look_at
 from offloaderd.wiring import s3_options, sites
 
@@ -103,9 +102,7 @@ class Look:
         except BucketMissing:
             raise
         except OffloaderError as error:
-            key = one.segment.keys.data
-            unreachable = Flaw(kind=Kind.UNREACHABLE, key=key, found=error.message, advice=error.hint)
-            flaws, known = [unreachable], None
+            flaws, known = [unreachable(error, one.segment.keys, topic=one.topic, committed=one.segment)], None
         return Looked(one, tuple(flaws), known, looker.read_bytes)
 
 
@@ -209,19 +206,13 @@ def _without_deleted(found: Sequence[Looked], options: SourceOptions) -> list[Lo
 def _between(snapshots: Sequence[Snapshot], found: Sequence[Looked]) -> Mapping[TopicName, list[Flaw]]:
     """Return what is wrong between the segments of each topic all of whose manifests could be read."""
     known: dict[TopicName, list[Known]] = defaultdict(list)
-    for one in found:
-        if one.known is not None:
-            known[one.one.topic].append(one.known)
+    for looked in found:
+        if looked.known is not None:
+            known[looked.one.topic].append(looked.known)
     flaws: dict[TopicName, list[Flaw]] = {}
-    for snapshot in snapshots:
-        topic_map = snapshot.map
-        if len(known[snapshot.topic]) == len(topic_map.segments):
-            plan = topic_map.unfinished
-            boundary = plan.live_begin if plan is not None else None
-            knowns = informed(known[snapshot.topic], topic_map)
-            flaws[snapshot.topic] = [
-                joint(one) for one in plan_topic(snapshot.topic, knowns, boundary=boundary).problems
-            ]
+    for one in snapshots:
+        if len(known[one.topic]) == len(one.map.segments):
+            flaws[one.topic] = between(known[one.topic], one.map)
     return flaws
 
 

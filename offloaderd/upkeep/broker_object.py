@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.errors import CorruptData
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
-from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
+from offloaderd.upkeep.flaws import Flaw, Kind, corrupt, noted
 
 if TYPE_CHECKING:
     from offloaderd.format.frames import FramedEntries
@@ -26,22 +26,12 @@ PIECE_BYTES = 1 << 20
 
 async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
     """Look at the index and at the size of the data. Raises what the store raises, except NotFound."""
-    where, looker, flaws = segment.keys, looker.at(segment.bucket), []
-    try:
+    where, looker = segment.keys, looker.at(segment.bucket)
+    flaws: list[Flaw] = []
+    with noted(flaws, where.index, Kind.INDEX):
         await _index(looker, segment)
-    except BucketMissing:
-        raise
-    except NotFound:
-        flaws.append(Flaw(kind=Kind.MISSING, key=where.index, found="no such object"))
-    except CorruptData as error:
-        flaws.append(corrupt(Kind.INDEX, error))
-    try:
+    with noted(flaws, where.data, Kind.SIZE):
         size = (await looker.head(where.data)).size_bytes
-    except BucketMissing:
-        raise
-    except NotFound:
-        flaws.append(Flaw(kind=Kind.MISSING, key=where.data, found="no such object"))
-    else:
         if size != segment.object_bytes:
             said = f"{segment.object_bytes} bytes"
             flaws.append(Flaw(kind=Kind.SIZE, key=where.data, expected=said, found=f"{size} bytes"))

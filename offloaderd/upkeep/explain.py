@@ -22,7 +22,7 @@ from offloaderd.metadata.records import verified as verified_record
 from offloaderd.model import Position
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.block_check import entries_of
-from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt
+from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
 from offloaderd.upkeep.segment_check import Tables, Target, load_manifest
 
 if TYPE_CHECKING:
@@ -170,18 +170,12 @@ class Explainer:
         return Place(segment=segment, data_key=key, flaw=flaw)
 
     async def _place(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
-        target = Target(
-            bucket=segment.bucket,
-            keys=segment.keys,
-            cluster=self._cluster,
-            topic=topic,
-            committed=segment,
-        )
-        place = Place(segment=segment, data_key=target.data_key)
+        target = Target.of(segment, topic, self._cluster)
+        place = Place(segment=segment, data_key=target.keys.data)
         if segment.bucket not in self._buckets:
             known = ", ".join(map(repr, sorted(self._buckets)))
             said = f"it lies in bucket {segment.bucket!r}; this daemon works with {known}"
-            return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said))
+            return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said))
         if segment.foreign:
             return await self._of_broker(place, segment, position)
         found = Tables()
@@ -198,15 +192,10 @@ class Explainer:
         flaws = await broker_object.check_objects(self._looker, segment)
         if flaws:
             return replace(place, flaw=flaws[0])
-        try:
+        with noted(flaws, place.data_key, Kind.BLOCK):
             offset, length = await broker_object.find_entry(self._looker, segment, position.entry_id)
-        except BucketMissing:
-            raise
-        except NotFound:
-            return replace(place, flaw=Flaw(kind=Kind.MISSING, key=place.data_key, found="no such object"))
-        except CorruptData as error:
-            return replace(place, flaw=corrupt(Kind.BLOCK, error))
-        return replace(place, entry_offset=offset, payload_bytes=length)
+            place = replace(place, entry_offset=offset, payload_bytes=length)
+        return replace(place, flaw=flaws[0]) if flaws else place
 
     async def _entry(self, place: Place, block: BlockInfo, position: Position) -> Place:
         """Read the block and find the entry in it."""

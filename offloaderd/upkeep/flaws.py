@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from offloaderd.errors import BucketMissing, CorruptData, NotFound
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from uuid import UUID
 
-    from offloaderd.errors import CorruptData
+    from offloaderd.errors import OffloaderError
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
+    from offloaderd.objects.keys import SegmentKeys
 
 
 class Level(StrEnum):
@@ -166,14 +171,35 @@ def damage_by_segment(flaws: Iterable[Flaw]) -> dict[UUID, str]:
     return found
 
 
-def corrupt(kind: Kind, error: CorruptData, *, entries: str = "", segment_id: UUID | None = None) -> Flaw:
+def corrupt(kind: Kind, error: CorruptData, *, entries: str = "") -> Flaw:
     """Return the flaw that an error of the formats tells of."""
+    expected, found = str(error.expected), str(error.found)
+    return Flaw(kind=kind, key=error.key, offset=error.offset, expected=expected, found=found, entries=entries)
+
+
+@contextmanager
+def noted(flaws: list[Flaw], key: str, kind: Kind, *, entries: str = "") -> Iterator[None]:
+    """Add to `flaws` that the object is missing, or that what is in it is corrupt, which is one of `kind`."""
+    try:
+        yield
+    except BucketMissing:
+        raise
+    except NotFound:
+        flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object", entries=entries))
+    except CorruptData as error:
+        flaws.append(corrupt(kind, error, entries=entries))
+
+
+def unreachable(
+    error: OffloaderError, keys: SegmentKeys, *, topic: TopicName | None, committed: CommittedSegment | None = None
+) -> Flaw:
+    """Return the flaw that a segment could not be looked at."""
     return Flaw(
-        kind=kind,
-        key=error.key,
-        offset=error.offset,
-        expected=str(error.expected),
-        found=str(error.found),
-        entries=entries,
-        segment_id=segment_id,
+        kind=Kind.UNREACHABLE,
+        key=keys.data,
+        found=error.message,
+        entries=str(committed.range) if committed is not None else "",
+        topic=topic,
+        segment_id=keys.segment_id,
+        advice=error.hint,
     )

@@ -21,17 +21,15 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
-from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.looking import Looker, Throttle
-from offloaderd.upkeep.segment_check import Tables, Target, check_blocks, check_tables
+from offloaderd.upkeep.segment_check import Target, check_inside, check_tables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from uuid import UUID
 
     from offloaderd.clock import Clock
-    from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
@@ -190,27 +188,15 @@ class Scrubber:
 
     async def _look(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
         """Return all flaws of a segment; goes on where the last look stopped."""
-        target = Target(
-            bucket=segment.bucket,
-            keys=segment.keys,
-            cluster=self._cluster,
-            topic=owned.topic,
-            committed=segment,
-            losses=owned.map.losses,
-        )
-        tables: Tables = await check_tables(self._looker, target)
-        manifest: SegmentManifest | None = tables.manifest
-        flaws = tables.flaws
-        if segment.foreign:
-            return flaws or await broker_object.check_entries(self._looker, segment)
-        if manifest is None or any(flaw.key == target.data_key and flaw.kind is Kind.MISSING for flaw in flaws):
-            return flaws
+        target = Target.of(segment, owned.topic, self._cluster, owned.map.losses)
+        tables = await check_tables(self._looker, target)
+        flaws = list(tables.flaws)
         begun = progress.cursor
         start = begun.blocks if begun is not None and begun.segment_id == segment.segment_id else 0
-        async with aclosing(check_blocks(self._looker, target, manifest, start=start)) as steps:
+        async with aclosing(check_inside(self._looker, target, tables, Level.FULL, start=start)) as steps:
             async for done, found in steps:
                 flaws += found
-                if not flaws:
+                if done and not flaws:
                     progress.cursor = Cursor(segment.segment_id, done)
                     await self._keep(owned, progress)
         return flaws

@@ -1,17 +1,19 @@
 """Looking at one segment: are its three objects there, do they agree, and is every byte what was written?
 
 Nothing is believed but the manifest's own checksum: sizes are asked of the store, the index is compared byte for byte
-with what the manifest was written with, blocks with their checksums. All flaws are found, not the first one only.
+with what the manifest was written with, blocks with their checksums; of a committed one, what its manifest says with
+the map. All flaws are found, not the first one only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
 from offloaderd.format.entries import ENTRY_HEAD
@@ -21,15 +23,13 @@ from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.block_check import entries_of, look_at_run
-from offloaderd.upkeep.flaws import Flaw, Kind, corrupt
-from offloaderd.upkeep.map_check import differences, unrecorded
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, corrupt, noted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from uuid import UUID
 
-    from offloaderd.format.values import BlockInfo, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import Loss
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.upkeep.looking import Looker
@@ -52,25 +52,11 @@ class Target:
     committed: CommittedSegment | None = None
     losses: Sequence[Loss] = ()
 
-    @property
-    def segment_id(self) -> UUID:
-        """The segment's id."""
-        return self.keys.segment_id
-
-    @property
-    def data_key(self) -> str:
-        """Key of the data object."""
-        return self.keys.data
-
-    @property
-    def index_key(self) -> str:
-        """Key of the index."""
-        return self.keys.index
-
-    @property
-    def manifest_key(self) -> str:
-        """Key of the manifest."""
-        return self.keys.manifest
+    @classmethod
+    def of(cls, segment: CommittedSegment, topic: TopicName, cluster: str, losses: Sequence[Loss] = ()) -> Target:
+        """Return a committed segment of a topic."""
+        bucket, keys_ = segment.bucket, segment.keys
+        return cls(bucket=bucket, keys=keys_, cluster=cluster, topic=topic, committed=segment, losses=losses)
 
 
 @dataclass(slots=True)
@@ -91,21 +77,20 @@ async def check_tables(looker: Looker, target: Target) -> Tables:
 
     What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
     """
-    found, looker = Tables(), looker.at(target.bucket)
+    found, looker, manifest = Tables(), looker.at(target.bucket), None
     if target.committed is not None and target.committed.foreign:
-        theirs = await broker_object.check_objects(looker, target.committed)
-        found.flaws = [replace(flaw, topic=target.topic, segment_id=target.segment_id) for flaw in theirs]
-        return found
-    manifest = await load_manifest(looker, target, found)
-    if found.foreign:
-        return found
-    found.manifest = manifest
-    await _data(looker, target, manifest, found)
-    await _index(looker, target, manifest, found)
+        found.flaws = await broker_object.check_objects(looker, target.committed)
+    else:
+        manifest = await load_manifest(looker, target, found)
+        if found.foreign:
+            return found
+        found.manifest = manifest
+        await _data(looker, target, manifest, found)
+        await _index(looker, target, manifest, found)
     topic = target.topic or (TopicName.from_managed_ledger(manifest.managed_ledger) if manifest else None)
     entries = str(manifest.range) if manifest else ""
     found.flaws = [
-        replace(flaw, topic=topic, segment_id=target.segment_id, entries=flaw.entries or entries)
+        replace(flaw, topic=topic, segment_id=target.keys.segment_id, entries=flaw.entries or entries)
         for flaw in found.flaws
     ]
     return found
@@ -113,18 +98,12 @@ async def check_tables(looker: Looker, target: Target) -> Tables:
 
 async def load_manifest(looker: Looker, target: Target, found: Tables) -> SegmentManifest | None:
     """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
-    key = target.manifest_key
-    try:
+    key, manifest = target.keys.manifest, None
+    with noted(found.flaws, key, Kind.MANIFEST):
         data_bytes = target.committed.object_bytes if target.committed is not None else None
         decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
         manifest = await looker.at(target.bucket).table(key, decode)
-    except BucketMissing:
-        raise
-    except NotFound:
-        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
-        return None
-    except CorruptData as error:
-        found.flaws.append(corrupt(Kind.MANIFEST, error))
+    if manifest is None:
         return None
     wrong = _identity(target, manifest)
     found.flaws += wrong
@@ -133,9 +112,9 @@ async def load_manifest(looker: Looker, target: Target, found: Tables) -> Segmen
 
 def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
     """Compare whose manifest it is, and what was committed of it."""
-    key = target.manifest_key
-    if manifest.segment_id != target.segment_id:
-        expected, held = f"segment {target.segment_id}", f"segment {manifest.segment_id}"
+    key = target.keys.manifest
+    if manifest.segment_id != target.keys.segment_id:
+        expected, held = f"segment {target.keys.segment_id}", f"segment {manifest.segment_id}"
         return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=held)]
     if manifest.cluster != target.cluster:
         kind = Kind.FOREIGN if target.committed is None else Kind.IDENTITY
@@ -151,7 +130,7 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
 
 async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
     """Ask for the data object's size and labels."""
-    key = target.data_key
+    key = target.keys.data
     committed = target.committed
     wanted = manifest.data_bytes if manifest else committed.object_bytes if committed else None
     size_bytes = await _head(looker, key, found)
@@ -163,7 +142,7 @@ async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None
 
 async def _index(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
     """Read the index and compare it with the manifest; without one it has to be an index at least."""
-    key = target.index_key
+    key = target.keys.index
     if await _head(looker, key, found) is None:
         return
     decode: Callable[[bytes], object]
@@ -171,24 +150,16 @@ async def _index(looker: Looker, target: Target, manifest: SegmentManifest | Non
         decode = partial(check_index, manifest=manifest, key=key)
     else:
         decode = partial(v1.decode_index if target.keys.ledger_id is not None else v2.decode_index, key=key)
-    try:
+    with noted(found.flaws, key, Kind.INDEX):
         await looker.table(key, decode)
-    except BucketMissing:
-        raise
-    except NotFound:
-        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
-    except CorruptData as error:
-        found.flaws.append(corrupt(Kind.INDEX, error))
 
 
 async def _head(looker: Looker, key: str, found: Tables) -> int | None:
     """Return an object's size, None when it is missing; Pulsar's readers refuse one without its labels."""
-    try:
+    info = None
+    with noted(found.flaws, key, Kind.LABELS):
         info = await looker.head(key)
-    except BucketMissing:
-        raise
-    except NotFound:
-        found.flaws.append(Flaw(kind=Kind.MISSING, key=key, found="no such object"))
+    if info is None:
         return None
     version = info.metadata.get(keys.FORMAT_VERSION_KEY)
     if version != keys.FORMAT_VERSION:
@@ -199,10 +170,10 @@ async def _head(looker: Looker, key: str, found: Tables) -> int | None:
 
 async def check_headers(looker: Looker, target: Target, manifest: SegmentManifest) -> list[Flaw]:
     """Read the header of every block and the head of its first entry. Raises what the store raises."""
-    key, looker = target.data_key, looker.at(target.bucket)
+    key, looker = target.keys.data, looker.at(target.bucket)
     lengths = _block_lengths(manifest)
 
-    async def check(block: BlockInfo) -> Flaw | None:
+    async def check(block: BlockInfo) -> list[Flaw]:
         def of(data: bytes) -> None:
             if block.head_bytes:
                 _check_header(data, block, lengths[block.offset], key, manifest.method)
@@ -211,17 +182,15 @@ async def check_headers(looker: Looker, target: Target, manifest: SegmentManifes
         try:
             await looker.checked(key, block.offset, block.head_bytes + ENTRY_HEAD.size, of)
         except CorruptData as error:
-            return corrupt(Kind.HEADER, error, entries=entries_of(block))
-        return None
+            return [corrupt(Kind.HEADER, error, entries=entries_of(block))]
+        return []
 
-    try:
-        flaws = [flaw for flaw in await each(manifest.blocks, check) if flaw is not None]
+    gone: list[Flaw] = []
+    flaws: list[Flaw] = []
+    with noted(gone, key, Kind.HEADER, entries=str(manifest.range)):
+        flaws = [flaw for found in await each(manifest.blocks, check) for flaw in found]
         flaws += await _preamble(looker, key, manifest)
-    except BucketMissing:
-        raise
-    except NotFound:
-        flaws = [Flaw(kind=Kind.MISSING, key=key, found="no such object", entries=str(manifest.range))]
-    return _named(flaws, target, manifest)
+    return _named(gone or flaws, target, manifest)
 
 
 def _block_lengths(manifest: SegmentManifest) -> dict[int, int]:
@@ -272,6 +241,24 @@ async def _preamble(looker: Looker, key: str, manifest: SegmentManifest) -> list
     return []
 
 
+async def check_inside(
+    looker: Looker, target: Target, tables: Tables, level: Level, *, start: int = 0
+) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
+    """Look into the data behind the tables, as closely as `level` says. Yields and raises as `check_blocks` does."""
+    manifest = tables.manifest
+    if any(flaw.kind is Kind.MISSING and flaw.key == target.keys.data for flaw in tables.flaws):
+        return
+    if target.committed is not None and target.committed.foreign:
+        if level is Level.FULL and not tables.flaws:
+            yield 0, await broker_object.check_entries(looker, target.committed)
+    elif manifest is not None and level is Level.HEADERS:
+        yield 0, await check_headers(looker, target, manifest)
+    elif manifest is not None and level is Level.FULL:
+        async with aclosing(check_blocks(looker, target, manifest, start=start)) as steps:
+            async for step in steps:
+                yield step
+
+
 async def check_blocks(
     looker: Looker, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
@@ -279,11 +266,11 @@ async def check_blocks(
 
     Raises what the store raises, except NotFound.
     """
-    key, blocks, looker = target.data_key, manifest.blocks, looker.at(target.bucket)
+    key, blocks, looker = target.keys.data, manifest.blocks, looker.at(target.bucket)
     payload_bytes: Counter[int] = Counter()
-    sound = True
-    at = start
-    try:
+    sound, at = True, start
+    gone: list[Flaw] = []
+    with noted(gone, key, Kind.BLOCK, entries=str(manifest.range)):
         if start == 0 and (flaws := await _preamble(looker, key, manifest)):
             yield 0, _named(flaws, target, manifest)
         while at < len(blocks):
@@ -293,14 +280,10 @@ async def check_blocks(
             at = end if run.whole else len(blocks)
             sound = sound and not run.flaws
             yield at, _named(run.flaws, target, manifest)
-    except BucketMissing:
-        raise
-    except NotFound:
-        flaws = [Flaw(kind=Kind.MISSING, key=key, found="no such object", entries=str(manifest.range))]
-        yield len(blocks), _named(flaws, target, manifest)
-        return
-    if sound and start == 0:
-        yield at, _named(_sums(manifest, payload_bytes, target.manifest_key), target, manifest)
+    if gone:
+        yield len(blocks), _named(gone, target, manifest)
+    elif sound and start == 0:
+        yield at, _named(_sums(manifest, payload_bytes, target.keys.manifest), target, manifest)
 
 
 def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
@@ -327,4 +310,30 @@ def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> l
 
 def _named(flaws: Sequence[Flaw], target: Target, manifest: SegmentManifest) -> list[Flaw]:
     topic = TopicName.from_managed_ledger(manifest.managed_ledger)
-    return [replace(flaw, topic=topic, segment_id=target.segment_id) for flaw in flaws]
+    return [replace(flaw, topic=topic, segment_id=target.keys.segment_id) for flaw in flaws]
+
+
+def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: Sequence[Loss], key: str) -> list[Flaw]:
+    """Return the losses that the map has before and within a segment, and its manifest has not."""
+    said = {(loss.after, loss.before) for loss in manifest.losses}
+    return [
+        Flaw(kind=Kind.LOSSES, key=key, expected=f"the loss between {loss.after} and {loss.before}", found="none")
+        for loss in losses
+        if committed.begin <= loss.before <= committed.end and (loss.after, loss.before) not in said
+    ]
+
+
+def differences(
+    committed: CommittedSegment, parts: Sequence[LedgerPart] | Sequence[LedgerSlice], data_bytes: int, key: str
+) -> list[Flaw]:
+    """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
+    flaws = []
+    if not committed.is_run_of(parts):
+        held = ", ".join(
+            f"{part.ledger_id}:{part.first_entry_id} to {part.ledger_id}:{part.last_entry_id}" for part in parts
+        )
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=f"entries {committed.range}", found=f"entries {held}"))
+    if committed.object_bytes != data_bytes:
+        expected, found = f"a data object of {committed.object_bytes} bytes", f"one of {data_bytes} bytes"
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=expected, found=found))
+    return flaws

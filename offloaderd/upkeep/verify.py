@@ -22,20 +22,12 @@ from offloaderd.metadata.each import each
 from offloaderd.model import Position, TopicName
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import stored
-from offloaderd.upkeep.flaws import Flaw, Kind, Level
-from offloaderd.upkeep.map_check import differences
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, unreachable
 from offloaderd.upkeep.rebuild import known_of
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.rebuild_plan import plan_topic
 from offloaderd.upkeep.references import look
-from offloaderd.upkeep.segment_check import (
-    Tables,
-    Target,
-    check_blocks,
-    check_headers,
-    check_tables,
-    load_manifest,
-)
+from offloaderd.upkeep.segment_check import Tables, Target, check_inside, check_tables, differences, load_manifest
 from offloaderd.upkeep.stored import Counts
 
 if TYPE_CHECKING:
@@ -181,14 +173,7 @@ class Verifier:
         self._unreachable += 1
         if self._unreachable >= UNREACHABLE_MAX or isinstance(error, BucketMissing):
             raise Transient(f"gave up after {self._unreachable} segments could not be reached: {error}") from error
-        return Flaw(
-            kind=Kind.UNREACHABLE,
-            key=target.data_key,
-            found=error.message,
-            topic=target.topic,
-            segment_id=target.segment_id,
-            advice=error.hint,
-        )
+        return unreachable(error, target.keys, topic=target.topic, committed=target.committed)
 
     def _keep(self, target: Target, tables: Tables) -> None:
         manifest = tables.manifest
@@ -232,7 +217,7 @@ class Verifier:
         for segment_id, segment in committed.items():
             if segment_id in there:
                 target, described = there[segment_id].target, there[segment_id].known.segment
-                flaws = differences(segment, described.slices, described.object_bytes, target.manifest_key)
+                flaws = differences(segment, described.slices, described.object_bytes, target.keys.manifest)
                 report.flaws += [replace(flaw, topic=report.topic, segment_id=segment_id) for flaw in flaws]
             else:
                 report.flaws += await self._lacking(report.topic, segment, metadata)
@@ -242,7 +227,7 @@ class Verifier:
             report.flaws.append(
                 Flaw(
                     kind=Kind.UNREFERENCED,
-                    key=target.data_key,
+                    key=target.keys.data,
                     found=said,
                     topic=report.topic,
                     segment_id=segment_id,
@@ -255,10 +240,10 @@ class Verifier:
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, metadata: MetadataStore) -> list[Flaw]:
         """Say what is wrong with a committed segment that the listing did not show whole."""
-        target = Target(bucket=segment.bucket, keys=segment.keys, cluster=self._cluster, topic=topic, committed=segment)
+        target = Target.of(segment, topic, self._cluster)
         if (segment.bucket, segment.prefix) not in {(site.bucket, site.prefix) for site in self._sites}:
             said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
-            where = Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, entries=str(segment.range))
+            where = Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, entries=str(segment.range))
             return [replace(where, topic=topic, segment_id=segment.segment_id)]
         try:
             flaws = (await check_tables(self._looker, target)).flaws
@@ -287,13 +272,9 @@ class Verifier:
 
     async def _read(self, target: Target, level: Level) -> list[Flaw]:
         tables = Tables()
-        manifest = await load_manifest(self._looker, target, tables)
-        if manifest is None:
-            return [replace(flaw, topic=target.topic, segment_id=target.segment_id) for flaw in tables.flaws]
-        if level is Level.HEADERS:
-            return await check_headers(self._looker, target, manifest)
-        found: list[Flaw] = []
-        async with aclosing(check_blocks(self._looker, target, manifest)) as steps:
+        tables.manifest = await load_manifest(self._looker, target, tables)
+        found = [replace(flaw, topic=target.topic, segment_id=target.keys.segment_id) for flaw in tables.flaws]
+        async with aclosing(check_inside(self._looker, target, tables, level)) as steps:
             async for _, flaws in steps:
                 found += flaws
                 self._progress("bytes read", self._looker.read_bytes)
@@ -303,11 +284,11 @@ class Verifier:
 def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
     """Say what objects without a readable manifest are: leftovers, or a segment that lost its manifest."""
     missing = {flaw.key for flaw in flaws if flaw.kind is Kind.MISSING}
-    if target.manifest_key not in missing or len(missing) == 1:
-        return [replace(flaw, segment_id=target.segment_id) for flaw in flaws]
-    left = target.data_key if target.data_key not in missing else target.index_key
+    if target.keys.manifest not in missing or len(missing) == 1:
+        return [replace(flaw, segment_id=target.keys.segment_id) for flaw in flaws]
+    left = target.keys.data if target.keys.data not in missing else target.keys.index
     said = "alone: the segment was never finished, or the rest of it is lost"
-    return [Flaw(kind=Kind.ORPHAN, key=left, found=said, segment_id=target.segment_id)]
+    return [Flaw(kind=Kind.ORPHAN, key=left, found=said, segment_id=target.keys.segment_id)]
 
 
 def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
@@ -327,6 +308,14 @@ def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
         ends = {**dict(found[-1].ends), **topic_map.ends}
         found[-1] = replace(found[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
     return found
+
+
+def between(knowns: Sequence[Known], topic_map: TopicMap) -> list[Flaw]:
+    """Return what is wrong between the segments of a map, all of which are known."""
+    plan = topic_map.unfinished
+    boundary = plan.live_begin if plan is not None else None
+    problems = plan_topic(topic_map.topic, informed(knowns, topic_map), boundary=boundary).problems
+    return [joint(one) for one in problems]
 
 
 def joint(problem: Problem) -> Flaw:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Transient
-from offloaderd.upkeep import broker_object
-from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.rebuild import known_of
-from offloaderd.upkeep.rebuild_plan import plan_topic
-from offloaderd.upkeep.segment_check import Target, check_blocks, check_headers, check_tables
-from offloaderd.upkeep.verify import informed, joint
+from offloaderd.upkeep.segment_check import Target, check_inside, check_tables
+from offloaderd.upkeep.verify import between
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Sequence
@@ -73,17 +72,19 @@ class TopicVerifier:
         looker = self._looker()
         topic_map = await self._maps.topic_map(topic)
         knowns: list[Known] = []
-        unreachable: list[Flaw] = []
+        away: list[Flaw] = []
         in_a_row = 0
         for number, segment in enumerate(topic_map.segments, start=1):
             before = looker.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
             try:
-                report.flaws, known = await self._look(looker, topic, segment, level)
+                report.flaws, known = await look_at(
+                    looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets
+                )
                 in_a_row = 0
             except Transient as error:
-                report.flaws, known = [_unreachable(topic, segment, error)], None
-                unreachable += report.flaws
+                report.flaws, known = [unreachable(error, segment.keys, topic=topic, committed=segment)], None
+                away += report.flaws
                 in_a_row += 1
             if report.flaws:
                 now = await self._maps.topic_map(topic)
@@ -98,37 +99,15 @@ class TopicVerifier:
             if in_a_row == IN_A_ROW_MAX:
                 break
         whole = len(knowns) == len(topic_map.segments)
-        plan = topic_map.unfinished
-        boundary = plan.live_begin if plan is not None else None
-        problems = plan_topic(topic, informed(knowns, topic_map), boundary=boundary).problems if whole else ()
-        yield Between(
-            segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=[joint(one) for one in problems]
-        )
-        if unreachable:
+        flaws = between(knowns, topic_map) if whole else []
+        yield Between(segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=flaws)
+        if away:
             rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
             raise Transient(
-                f"{len(unreachable)} of {len(topic_map.segments)} segments of {topic} could not be looked at, {rest}; "
-                f"the last: {unreachable[-1]}",
-                hint=unreachable[-1].what_to_do,
+                f"{len(away)} of {len(topic_map.segments)} segments of {topic} could not be looked at, {rest}; "
+                f"the last: {away[-1]}",
+                hint=away[-1].what_to_do,
             )
-
-    async def _look(
-        self, looker: Looker, topic: TopicName, segment: CommittedSegment, level: Level
-    ) -> tuple[list[Flaw], Known | None]:
-        return await look_at(looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets)
-
-
-def _unreachable(topic: TopicName, segment: CommittedSegment, error: Transient) -> Flaw:
-    """Return the flaw that the store did not give a segment."""
-    return Flaw(
-        kind=Kind.UNREACHABLE,
-        key=segment.keys.data,
-        found=error.message,
-        entries=str(segment.range),
-        topic=topic,
-        segment_id=segment.segment_id,
-        advice=error.hint,
-    )
 
 
 async def look_at(
@@ -141,21 +120,15 @@ async def look_at(
     buckets: Collection[str],
 ) -> tuple[list[Flaw], Known | None]:
     """Look at one committed segment; returns what is wrong with it, and what its manifest says. Raises as `run`."""
-    target = Target(bucket=segment.bucket, keys=segment.keys, cluster=cluster, topic=topic, committed=segment)
+    target = Target.of(segment, topic, cluster)
     if segment.bucket not in buckets:
         said = f"in bucket {segment.bucket!r}"
-        return [Flaw(kind=Kind.ELSEWHERE, key=target.data_key, found=said, segment_id=segment.segment_id)], None
+        return [Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, segment_id=segment.segment_id)], None
     tables = await check_tables(looker, target)
     flaws = list(tables.flaws)
-    manifest = tables.manifest
-    if segment.foreign and level is Level.FULL and not flaws:
-        flaws += await broker_object.check_entries(looker, segment)
-    if manifest is None:
-        return flaws, None
-    gone = any(flaw.kind is Kind.MISSING and flaw.key == target.data_key for flaw in flaws)
-    if level is Level.HEADERS and not gone:
-        flaws += await check_headers(looker, target, manifest)
-    elif level is Level.FULL and not gone:
-        async for _, found in check_blocks(looker, target, manifest):
+    async with aclosing(check_inside(looker, target, tables, level)) as steps:
+        async for _, found in steps:
             flaws += found
-    return flaws, known_of(manifest, topic, bucket=segment.bucket, prefix=segment.prefix)
+    if tables.manifest is None:
+        return flaws, None
+    return flaws, known_of(tables.manifest, topic, bucket=segment.bucket, prefix=segment.prefix)
