@@ -20,8 +20,9 @@ from bench.usage import measured
 from offloaderd.client import Goal, SeekKind
 from offloaderd.format.entries import framed_bytes
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES
-from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.model import Position, TopicName
 from offloaderd.objects.s3 import S3Store
+from offloaderd.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from bench.empty import Empty

@@ -18,7 +18,8 @@ from bench.report import Figure, spread
 from bench.scale import bytes_of
 from bench.stored import stored
 from bench.usage import GIB, Measured, measured, process_figures, used_figures
-from offloaderd.model import ReadPriority, TopicName
+from offloaderd.model import TopicName
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:

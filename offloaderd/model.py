@@ -53,6 +53,10 @@ class Position(NamedTuple):
         return self
 
 
+START = Position(-1, -1)
+"""What the very first entry of a topic follows."""
+
+
 def encode_local(name: str) -> str:
     """Return a local name as Java's URLEncoder writes it: a space is `+`, and `*` stays while `~` does not."""
     return quote_plus(name, safe="*").replace("~", "%7E")
@@ -381,20 +385,3 @@ class OffloadMethod(StrEnum):
             return cls(text)
         except ValueError:
             raise InvalidInput(f"unknown offload method {text!r}", hint=f"one of {', '.join(cls)}") from None
-
-
-class ReadPriority(StrEnum):
-    """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
-
-    TIERED_STORAGE_FIRST = "tiered-storage-first"
-    BOOKKEEPER_FIRST = "bookkeeper-first"
-
-    @classmethod
-    def parse(cls, text: str) -> ReadPriority:
-        """Read a policy value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
-        if text == "tiered-first":
-            return cls.TIERED_STORAGE_FIRST
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidInput(f"unknown read priority {text!r}", hint=f"one of {', '.join(cls)}") from None

@@ -14,9 +14,10 @@ from offloaderd.client.reading import Wanted
 from offloaderd.client.trust import NotTrusted, Trust
 from offloaderd.errors import LedgerUnknown
 from offloaderd.format.transactions import Transactions
-from offloaderd.model import EntryBatch, OfferResult, Position, ReadPriority, TopicName
+from offloaderd.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.patterns import TopicPattern
 from offloaderd.read.seek_goal import Goal, SeekKind
+from offloaderd.read_options import ReadPriority
 
 __all__ = [
     "BlockingClient",

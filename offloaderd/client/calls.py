@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from grpc import aio
 
-    from offloaderd.model import OutagePolicy, Position, ReadPriority, TierRetention, TopicName
+    from offloaderd.model import OutagePolicy, Position, TierRetention, TopicName
     from offloaderd.patterns import TopicPattern
     from offloaderd.read.seek_goal import Goal
+    from offloaderd.read_options import ReadPriority
 
 Answer = TypeVar("Answer", bound="Message")
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from offloaderd.client.answers import ReadAnswer
     from offloaderd.client.resume import Resume
     from offloaderd.clock import Clock
-    from offloaderd.model import EntryBatch, ReadPriority, TopicName
+    from offloaderd.model import EntryBatch, TopicName
     from offloaderd.read.seek_goal import Goal
+    from offloaderd.read_options import ReadPriority
 
     Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
 

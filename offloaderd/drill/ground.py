@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from offloaderd.client import TimedOut
 from offloaderd.drill.scratch import TOPIC
 from offloaderd.errors import OffloaderError
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -83,7 +83,7 @@ class Ground:
 
     async def read_back(self) -> int:
         """Read everything and compare it with what was written; returns the entries. Raises Broken."""
-        count, before = 0, Position(-1, -1)
+        count, before = 0, START
         async for response in self.client.read(TOPIC, timeout_s=WITHIN_S):
             batch = response.batch
             for number, payload in enumerate(batch.payloads):

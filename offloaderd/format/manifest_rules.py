@@ -17,15 +17,11 @@ from offloaderd.format.v1_index import INDEX_HEADER as V1_INDEX_HEADER
 from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
 from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
 from offloaderd.format.values import Broken
-from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, OffloadMethod, Position, TopicName
+from offloaderd.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, OffloadMethod, Position, TopicName
 
 if TYPE_CHECKING:
     from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
     from offloaderd.model import Loss
-
-
-_FRONT = Position(-1, -1)
-"""What the very first entry of a topic follows."""
 
 
 def canonical_uuid(text: str) -> UUID:
@@ -220,9 +216,9 @@ def _check_losses(manifest: SegmentManifest) -> None:
     One up to a ledger's first entry, and the next one from a ledger before that on, share no entry: so they are where
     the end of history and the begin of what is live were both lost.
     """
-    before = least = _FRONT
+    before = least = START
     for loss in manifest.losses:
-        if loss.after != _FRONT and not _possible(loss.after):
+        if loss.after != START and not _possible(loss.after):
             raise Broken("a loss that begins at a position, or at the front of the topic", loss.after)
         if loss.after < least and (least.entry_id or not before < loss.after < Position(least.ledger_id, 0)):
             raise Broken(f"losses that ascend, the next from {least} on", loss.after)

@@ -11,16 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.model import EntryBatch, OfferResult, Position
+from offloaderd.model import START, EntryBatch, OfferResult, Position
 from offloaderd.offload.signal import Signal, race
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.offload.pool import BufferPool
-
-START = Position(-1, -1)
-"""What the very first entry of a topic follows."""
 
 MERGE_BYTES = 64 * 1024
 """Smaller batches are joined as they arrive, so that the number of stored batches is bounded by the bytes."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, LedgerEnd, LedgerInfo, Loss, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from offloaderd.offload.buffer import START
+from offloaderd.model import START
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Hashable

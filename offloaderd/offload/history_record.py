@@ -14,8 +14,7 @@ from offloaderd.errors import NotFound, Transient
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.port import Check, Create, Delete
 from offloaderd.metadata.records.history import RANGES_PER_NODE, RangeState
-from offloaderd.model import LedgerInfo, OffloadMethod, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.record import HistoryTorn, known_ends, losses_before
 

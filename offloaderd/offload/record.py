@@ -18,9 +18,8 @@ from offloaderd.metadata import catalog, paths, removal
 from offloaderd.metadata.history import HistoryRanges
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import history as history_record
-from offloaderd.model import LedgerEnd, Position, SegmentRange
+from offloaderd.model import START, LedgerEnd, Position, SegmentRange
 from offloaderd.offload.budget import until_answered
-from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 
 if TYPE_CHECKING:

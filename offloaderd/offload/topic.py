@@ -15,13 +15,13 @@ import structlog
 from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.event import Event
 from offloaderd.groups import Group
-from offloaderd.model import OfferResult, OffloadMethod
+from offloaderd.model import START, OfferResult, OffloadMethod
 from offloaderd.offload import history
 from offloaderd.offload.adoption import Adoption
 from offloaderd.offload.age import OldestEntry
 from offloaderd.offload.asked import ByHand
 from offloaderd.offload.budget import Backoff
-from offloaderd.offload.buffer import START, TailingBuffer
+from offloaderd.offload.buffer import TailingBuffer
 from offloaderd.offload.filling import Filling
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata.records.history import Worker
-from offloaderd.model import OffloadMethod, Position
+from offloaderd.model import START, OffloadMethod, Position
 from offloaderd.offload import history
-from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import Run
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
+from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.policy.policies import OFF
+from offloaderd.read_options import ReadPriority
 from offloaderd.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
+from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ import structlog
 
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format.transactions import TransactionState
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 from offloaderd.read.errors import OutOfRange
 from offloaderd.read.outcomes import Outcomes
 
@@ -150,7 +150,7 @@ def look_back_from(view: TopicView, first: Position, bytes_max: int = LOOK_BACK_
     Nothing is counted from before a gap: what was lost, or is still to be offloaded.
     """
     gaps = [loss.before for loss in view.losses] + ([view.unfinished[1]] if view.unfinished else [])
-    floor = max((one for one in gaps if one <= first), default=Position(-1, -1))
+    floor = max((one for one in gaps if one <= first), default=START)
     room, start = bytes_max, None
     for ledger_id, low, high, entry_bytes in _runs_before(view, first):
         begin = max(low, floor.entry_id) if ledger_id == floor.ledger_id else low
@@ -166,7 +166,7 @@ def look_back_from(view: TopicView, first: Position, bytes_max: int = LOOK_BACK_
 
 def _runs_before(view: TopicView, first: Position) -> Iterator[tuple[int, int, int, int]]:
     """Yield, backwards from `first`, ledgers with the first and last entry that some tier has, and bytes an entry."""
-    offloaded = view.segments[-1].end if view.segments else Position(-1, -1)
+    offloaded = view.segments[-1].end if view.segments else START
     newest = view.segments[-1].slices[-1] if view.segments else None
     beyond = [(one.ledger_id, 0, one.last_entry_id) for one in view.source]
     if view.hot is not None:

@@ -21,8 +21,9 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import ENTRY_ID_MAX, Position, ReadPriority
+from offloaderd.model import ENTRY_ID_MAX, Position
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
+from offloaderd.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
 
 from offloaderd.errors import InvalidInput, NotFound, Transient
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import START, Position
 from offloaderd.read.errors import TopicNotFound
 from offloaderd.read.fetch import retried
 from offloaderd.read.follow import Newsroom
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import ObjectReader
     from offloaderd.read.plan import Tier, Why
     from offloaderd.read.ports import HotTier, Maps, Policies
+    from offloaderd.read_options import ReadPriority
 
 BATCH_BYTES = 1024 * 1024
 
@@ -219,7 +220,7 @@ class TopicReader:
             complete=topic_map.ends,
             losses=topic_map.losses,
             floor=topic_map.floor,
-            unfinished=(topic_map.history_end or Position(-1, -1), plan.live_begin) if plan is not None else None,
+            unfinished=(topic_map.history_end or START, plan.live_begin) if plan is not None else None,
             source_away=trouble is not None,
             refused=refused,
         )

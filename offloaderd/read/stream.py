@@ -15,11 +15,12 @@ import structlog
 
 from offloaderd.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.format.frames import FramedEntries
-from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position, ReadPriority
+from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position
 from offloaderd.read import plan
 from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView, Why
 from offloaderd.read.segment import Pace
+from offloaderd.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator

@@ -21,7 +21,7 @@ import structlog
 from offloaderd.errors import BucketMissing, Conflict, CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.offload.closed_ledger import (
     ClosedLedger,
@@ -36,6 +36,7 @@ from offloaderd.offload.closed_ledger import (
 from offloaderd.offload.copy_check import Unsound
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.read.plan import Tier
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.broker_shadows import ShadowSources
 from offloaderd.rpc.broker_topics import BrokerTopics
 from offloaderd.rpc.convert import encoded_read_response, to_position

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.model import Loss, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, Loss, Position
 from offloaderd.offload.chain import Run
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from offloaderd.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.records.attempt import AttemptStatus
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload.budget import until_answered
-from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.committer import Assignment, Surroundings

@@ -13,7 +13,7 @@ from offloaderd.errors import InvalidInput, NotFound
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 from offloaderd.spark.source_origin import Metadata
 from offloaderd.spark.source_share import Condition, Hole
 from offloaderd.stores import metadata_store
@@ -169,7 +169,7 @@ async def from_buckets(
             said = "; ".join(problem.text for problem in problems[:5])
             hint = "repair it (`offloaderd verify` shows all), or read what there is with skip=damage"
             raise NotFound(f"the bucket does not hold all of {one.topic}: {said}", hint=hint)
-        end = one.map.segments[-1].end if one.map.segments else Position(-1, -1)
+        end = one.map.segments[-1].end if one.map.segments else START
         unplaced = tuple(
             Hole(after=end, before=None, reason=problem.text, condition=Condition.DAMAGE) for problem in problems
         )
@@ -192,7 +192,7 @@ def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
     ]
     plan = topic_map.unfinished
     if plan is not None:
-        after = topic_map.history_end or topic_map.floor or Position(-1, -1)
+        after = topic_map.history_end or topic_map.floor or START
         reason = f"history after {after} and before {plan.live_begin} is not offloaded yet"
         holes.append(
             Hole(after=after, before=plan.live_begin, reason=reason, awaited=True, condition=Condition.UNFINISHED)

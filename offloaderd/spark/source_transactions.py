@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.transactions import TransactionLog, TransactionState, mention_of
 from offloaderd.metadata.each import each
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 from offloaderd.read.consumer import look_back_from
 from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
@@ -64,7 +64,7 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOut
         return None
     topic_map = snapshot.map
     unfinished = topic_map.unfinished
-    gap = (topic_map.history_end or Position(-1, -1), unfinished.live_begin) if unfinished is not None else None
+    gap = (topic_map.history_end or START, unfinished.live_begin) if unfinished is not None else None
     view = TopicView(segments=topic_map.segments, losses=topic_map.losses, unfinished=gap)
     start = look_back_from(view, Position(end.ledger_id, end.entry_id + 1), LOOK_BACK_BYTES)
     if start is None:

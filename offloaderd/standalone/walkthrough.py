@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.errors import NotFound, OffloaderError, Transient
 from offloaderd.groups import Group
-from offloaderd.model import ReadPriority, TopicName
+from offloaderd.model import TopicName
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.v1 import common_pb2
 
 if TYPE_CHECKING:

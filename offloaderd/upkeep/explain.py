@@ -19,7 +19,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
-from offloaderd.model import Position
+from offloaderd.model import START, Position
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.block_check import entries_of
 from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
@@ -266,7 +266,7 @@ def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
         advice = next((f"the next entry is {begin}" for begin in begins if begin > position), "")
         text = f"no entry: ledger {position.ledger_id} ended with {end} entries"
         return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
-    beyond = newest is None or position > (topic_map.offloaded or Position(-1, -1)) or topic_map.awaits(position)
+    beyond = newest is None or position > (topic_map.offloaded or START) or topic_map.awaits(position)
     if held.source is None and beyond:
         text = f"not in the bucket and not in the buffer; the ledger source cannot be asked: {held.why}"
         return replace(known, state=State.UNKNOWN, text=text, what_to_do="bring the source back and ask again")

@@ -39,12 +39,12 @@ from offloaderd.model import (
     OffloadMethod,
     OutagePolicy,
     Position,
-    ReadPriority,
     SegmentRange,
     TierRetention,
 )
 from offloaderd.patterns import TopicPattern
 from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from collections.abc import Callable

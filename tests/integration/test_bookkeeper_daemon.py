@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.clock import SystemClock
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
 from offloaderd.read.errors import EntriesDeleted, EntriesLost
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.writer import Plan, ledger_writer

@@ -22,7 +22,8 @@ from offloaderd.drill.s3_proxy import Fault, S3Proxy, Shaking
 from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar import messages_pb2
 from offloaderd.ledgers.pulsar import PulsarOffload
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.v1 import common_pb2, policy_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_messages import Assembly

@@ -9,9 +9,10 @@ import pytest
 
 from offloaderd.clock import SystemClock
 from offloaderd.errors import InvalidInput
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
 from offloaderd.objects.s3 import S3Store
 from offloaderd.objects.s3_options import S3Options
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.integration.test_bookkeeper_daemon import Written, confirmed, offload

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
-from offloaderd.offload.buffer import START
+from offloaderd.model import START
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.rebuild_known import Trouble
 

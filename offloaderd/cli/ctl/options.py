@@ -17,8 +17,9 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.ctl.quantities import DURATION, Parsed
 from offloaderd.client import DaemonClient, Trust, Unreachable
-from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
+from offloaderd.read_options import ReadPriority
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import Loss, Position
-
-_FRONT = Position(-1, -1)
+from offloaderd.model import START, Loss, Position
 
 
 def encode(value: Loss) -> bytes:
@@ -25,7 +23,7 @@ def decode(data: bytes, *, path: str) -> Loss:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.LossRecord, data, path)
     after = Position(record.after_ledger_id, record.after_entry_id)
-    if after != _FRONT:
+    if after != START:
         codec.position(path, *after)
     before = codec.position(path, record.before_ledger_id, record.before_entry_id)
     if before <= after:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, ReadPriority, TierRetention
+from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.policy.policies import NAMES, OFF, OffloadPolicies
+from offloaderd.read_options import ReadPriority
 
 W = TypeVar("W", bound=StrEnum)
 

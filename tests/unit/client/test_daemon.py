@@ -14,8 +14,9 @@ from grpc import aio
 
 from offloaderd.client import DaemonClient, TimedOut, Unreachable, checked_address
 from offloaderd.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
-from offloaderd.model import Position, ReadPriority, TopicName
+from offloaderd.model import Position, TopicName
 from offloaderd.patterns import TopicPattern
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.v1 import (
     admin_pb2,

@@ -12,8 +12,9 @@ from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment, Summary
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import LedgerEnd, Loss, OutagePolicy, Position, ReadPriority, TierRetention, TopicName
+from offloaderd.model import LedgerEnd, Loss, OutagePolicy, Position, TierRetention, TopicName
 from offloaderd.patterns import TopicPattern
+from offloaderd.read_options import ReadPriority
 from tests.unit.format import builders
 
 INT63 = st.integers(0, 2**63 - 1)

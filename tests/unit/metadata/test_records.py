@@ -24,7 +24,8 @@ from offloaderd.metadata.records import (
     selection,
     trash,
 )
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
+from offloaderd.read_options import ReadPriority
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, floors, grants, policies, selections
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.model import EntryBatch, Loss, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, EntryBatch, Loss, Position
 from offloaderd.offload.feed import Empty, End, Entries, Gap
 
 if TYPE_CHECKING:

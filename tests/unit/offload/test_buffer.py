@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.model import EntryBatch, OfferResult, Position
-from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, START, Missing, TailingBuffer
+from offloaderd.model import START, EntryBatch, OfferResult, Position
+from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, Missing, TailingBuffer
 from offloaderd.offload.pool import BufferPool
 from tests.patience import PATIENCE_S
 from tests.unit.offload.rig import turn

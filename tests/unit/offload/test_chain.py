@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.offload.chain import LedgerChain, Run
 
 

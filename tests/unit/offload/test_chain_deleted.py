@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.model import LedgerEnd, LedgerInfo, Loss, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.offload.chain import LedgerChain, Run
 
 MADE_MS = 1_000

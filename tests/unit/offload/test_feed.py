@@ -11,9 +11,8 @@ import pytest
 from offloaderd.errors import NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metrics import Metrics
-from offloaderd.model import LedgerInfo, Loss, Position
+from offloaderd.model import START, LedgerInfo, Loss, Position
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.buffer import START
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.feed import Empty, End, Entries, EntryHash, HashingFeed, ReadAheadFeed, Reservation
 from offloaderd.offload.ledger_feed import LedgerReading, ledger_batches

@@ -11,8 +11,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog
-from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, OfferResult, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, EntryBatch, LedgerEnd, LedgerInfo, Loss, OfferResult, Position
 from offloaderd.offload.roll import RollPolicy
 from tests.unit.offload.lives import life, until_recorded
 from tests.unit.offload.owned import Owned

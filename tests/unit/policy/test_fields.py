@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import OffloadMethod, ReadPriority
+from offloaderd.model import OffloadMethod
 from offloaderd.policy.fields import FIELDS, Kind, differences, shown
 from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
+from offloaderd.read_options import ReadPriority
 from tests.unit.policy.test_effective import VALUES
 
 MiB = 2**20

@@ -19,7 +19,7 @@ from offloaderd.format.values import BlockInfo, LedgerPart, Past, SegmentManifes
 from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metrics import Metrics
-from offloaderd.model import EntryBatch, Loss, Position, ReadPriority, TopicName
+from offloaderd.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.policy.effective import Effective, Level, Origin, effective
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.objects.port import ObjectReader, ObjectStore
+    from offloaderd.read_options import ReadPriority
 
 TOPIC = TopicName("public", "default", "orders")
 PREFIX = "p/"

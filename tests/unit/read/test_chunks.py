@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format.manifest_wire import CHUNKS_BYTES
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
 from offloaderd.read.seek import seek
 from offloaderd.read.seek_goal import Goal, SeekKind
 from offloaderd.read.table import table_of
+from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import TOPIC, Piece, flat, make_house, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read

@@ -15,12 +15,13 @@ from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metrics import Metrics
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.read import ledger_object
 from offloaderd.read.fetch import RetryPolicy
 from offloaderd.read.plan import Tier
 from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
+from offloaderd.read_options import ReadPriority
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock, make_house
 

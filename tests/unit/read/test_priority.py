@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.errors import Denied, Transient
-from offloaderd.model import Position, ReadPriority
+from offloaderd.model import Position
 from offloaderd.objects import keys
 from offloaderd.read import stream
 from offloaderd.read.plan import Tier, Why
+from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import PREFIX, TOPIC, House, make_house, sample
 from tests.unit.read.shelf import Broken
 from tests.unit.read.test_reader import IDS, collect, run, three_tiers

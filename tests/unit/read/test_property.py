@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.errors import OffloaderError
-from offloaderd.model import EntryBatch, Position, ReadPriority
+from offloaderd.model import EntryBatch, Position
 from offloaderd.objects import keys
+from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, put_segment
 from tests.unit.read.shelf import Shelf
 

@@ -13,11 +13,12 @@ import pytest
 from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.model import EntryBatch, HistoryOrder, Loss, Position, ReadPriority, TopicName
+from offloaderd.model import EntryBatch, HistoryOrder, Loss, Position, TopicName
 from offloaderd.objects import keys
 from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.read.plan import Tier
 from offloaderd.read.stream import split
+from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import (
     PREFIX,
     TOPIC,

@@ -22,21 +22,13 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import (
-    Confirmed,
-    LedgerInfo,
-    OffloadMethod,
-    OutagePolicy,
-    Position,
-    ReadPriority,
-    TierRetention,
-    TopicName,
-)
+from offloaderd.model import Confirmed, LedgerInfo, OffloadMethod, OutagePolicy, Position, TierRetention, TopicName
 from offloaderd.offload import grant_records
 from offloaderd.offload.selection import Change, Outcome
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.status import TopicStatus
 from offloaderd.patterns import TopicPattern
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc import admin_topics
 from offloaderd.rpc.admin import AdminService, DaemonSnapshot
 from offloaderd.rpc.v1 import admin_pb2, policy_pb2
