@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metric_families import Families, counter, gauge, topic_gauge
+from offloaderd.refusals import RefusalKind
 
 REMOVAL_REASONS = ("ledgers_deleted", "age", "size")
 DENIED_REASONS = (

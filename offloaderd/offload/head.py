@@ -27,7 +27,6 @@ from offloaderd.format import head as head_format
 from offloaderd.format.head import HeadSegment, TopicHead
 from offloaderd.metadata import catalog, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import OffloadMethod
 from offloaderd.objects import keys, look
 from offloaderd.objects.keys import SegmentKeys
@@ -37,6 +36,7 @@ from offloaderd.offload.budget import Backoff
 from offloaderd.offload.fence import Fence
 from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.troubles import METADATA, error_class
+from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

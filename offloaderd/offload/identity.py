@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.clock import Clock
-    from offloaderd.metadata.records.identity import RefusalKind
     from offloaderd.metrics import Metrics
     from offloaderd.offload.fence import Fence
     from offloaderd.offload.head import HeadKeeper
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.troubles import Troubles
+    from offloaderd.refusals import RefusalKind
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,8 @@ import structlog
 from offloaderd.errors import Conflict, Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import Deployment, RefusalKind, SourceIdentity
+from offloaderd.metadata.records.identity import Deployment, SourceIdentity
+from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from offloaderd.clock import Clock

@@ -22,10 +22,10 @@ from offloaderd.format import manifest
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.verify import check_block, check_index
 from offloaderd.metadata.records.attempt import Seal, StoredPart
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import OffloadMethod
 from offloaderd.objects.whole import apart
 from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
+from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from offloaderd.format.values import SegmentManifest

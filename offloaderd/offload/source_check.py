@@ -20,9 +20,10 @@ import structlog
 
 from offloaderd.errors import IdentityRefused, NotFound
 from offloaderd.metadata import identity as stored_identity
-from offloaderd.metadata.records.identity import RefusalKind, hint
+from offloaderd.metadata.records.identity import hint
 from offloaderd.model import Position
 from offloaderd.offload.known_source import Finding
+from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence

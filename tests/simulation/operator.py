@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.metadata.records.identity import Acceptance
+from offloaderd.refusals import RefusalKind
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.rebuild_known import Trouble
 from tests.simulation.bucket import BucketClient

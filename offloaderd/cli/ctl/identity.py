@@ -8,7 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.refusals import RefusalKind
 from offloaderd.rpc.message_json import as_json
 from offloaderd.rpc.status_words import refusal_text
 

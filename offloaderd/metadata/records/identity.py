@@ -9,11 +9,11 @@ differs from it is refused again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,27 +22,6 @@ if TYPE_CHECKING:
 ACCEPTED_MAX = 50
 """So many acceptances are kept, the newest: more would only be history, which the audit log has."""
 TEXT_CHARS_MAX = 2000
-
-
-class RefusalKind(StrEnum):
-    """What does not fit together."""
-
-    METADATA_WENT_BACK = "metadata-went-back"
-    """The bucket has segments of this topic that are newer than the metadata."""
-    OTHER_DEPLOYMENT = "other-deployment"
-    """Another deployment writes this topic under the same prefix."""
-    HEAD_UNREADABLE = "head-unreadable"
-    """The topic's head is in the bucket and damaged: it may have said either of the two above."""
-    OTHER_SOURCE = "other-source"
-    """The ledger source is another one than the ledgers were offloaded from."""
-    UNKNOWN_SOURCE = "unknown-source"
-    """No source is on record, and the list of this one has no ledger that is offloaded."""
-    LIST_BEHIND = "list-behind"
-    """The newest ledger of the source's list is older than what is committed."""
-    LEDGER_REPLACED = "ledger-replaced"
-    """A ledger of a known number was created at another time."""
-    LEDGER_SHORTER = "ledger-shorter"
-    """A closed ledger has fewer entries than are committed of it."""
 
 
 OF_SOURCE = frozenset(

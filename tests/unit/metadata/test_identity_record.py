@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import identity
-from offloaderd.metadata.records.identity import (
-    Acceptance,
-    Deployment,
-    Refusal,
-    RefusalKind,
-    SourceIdentity,
-    TopicIdentityRecord,
-)
+from offloaderd.metadata.records.identity import Acceptance, Deployment, Refusal, SourceIdentity, TopicIdentityRecord
+from offloaderd.refusals import RefusalKind
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64
 
 PATH = "/identity"

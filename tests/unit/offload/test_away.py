@@ -15,13 +15,13 @@ from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, TopicName
 from offloaderd.offload import hot, ownership
 from offloaderd.offload.hot import ReadableMaps, ReadablePolicies
 from offloaderd.offload.kept_map import KeptMap
 from offloaderd.read_options import ReadPriority
+from offloaderd.refusals import RefusalKind
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.model import HistoryOrder, Position
 from offloaderd.objects import keys, marker
@@ -26,6 +26,7 @@ from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
 from offloaderd.offload.head import head_of as head_of_job
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.refusals import RefusalKind
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site

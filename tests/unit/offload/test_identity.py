@@ -10,11 +10,12 @@ from structlog.testing import capture_logs
 from offloaderd.errors import CorruptData, Fenced, IdentityRefused
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.model import TierRetention
 from offloaderd.offload import deletion
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.refusals import RefusalKind
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, turn, until
 

@@ -17,9 +17,10 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.attempt import Seal
-from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.refusals import RefusalKind
 from tests.unit.offload.lives import recorded, until_recorded
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import (

@@ -12,7 +12,6 @@ import pytest
 from offloaderd.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics_placement import WAKE_CAUSES
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TierRetention
@@ -23,6 +22,7 @@ from offloaderd.offload.report import Reporter
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.sleep import SleepOptions
+from offloaderd.refusals import RefusalKind
 from offloaderd.testing.faults import FaultyStore
 from tests.unit.offload.fleet import TOPICS, epochs, fellow, settled
 from tests.unit.offload.owned import Owned, offloaded_topic

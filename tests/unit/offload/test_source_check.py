@@ -13,11 +13,12 @@ from offloaderd.errors import IdentityRefused, NotFound, Transient
 from offloaderd.ledgers.memory import MemoryLedgers
 from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import Acceptance, RefusalKind
+from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.model import LedgerInfo, Position, TierRetention
 from offloaderd.offload.grants import GrantOptions, Grants
 from offloaderd.offload.retention import Retention, RetentionOptions
 from offloaderd.offload.source_check import differing
+from offloaderd.refusals import RefusalKind
 from tests.unit.offload.owned import Owned, identified, offloaded_topic
 from tests.unit.offload.rig import TOPIC, Rig, memory_ledgers, offloader_of, payloads, until, until_offloaded
 

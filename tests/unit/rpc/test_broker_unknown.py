@@ -17,10 +17,11 @@ from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.metadata.records.identity import Refusal, RefusalKind
+from offloaderd.metadata.records.identity import Refusal
 from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.offload.closed_ledger import is_gone, is_held, is_whole
 from offloaderd.read.errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
+from offloaderd.refusals import RefusalKind
 from offloaderd.rpc.v1 import broker_pb2
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads
 from tests.unit.offload.test_engine import appended

@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import identity
 from offloaderd.metadata.identity import ensure_deployment
-from offloaderd.metadata.records.identity import Deployment, RefusalKind
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metrics import Metrics
 from offloaderd.objects import marker
+from offloaderd.refusals import RefusalKind
 from offloaderd.rpc.identity import BELIEFS, IdentityService
 from offloaderd.rpc.v1 import identity_pb2, identity_pb2_grpc
 from tests.unit.offload.owned import Owned, offloaded_topic

@@ -9,8 +9,8 @@ import pytest
 
 from offloaderd.errors import IdentityRefused
 from offloaderd.metadata import identity, paths
-from offloaderd.metadata.records.identity import RefusalKind
 from offloaderd.model import Position
+from offloaderd.refusals import RefusalKind
 from offloaderd.spark.backfill_handback import hand_back
 from offloaderd.spark.backfill_job import BackfillFailed
 from offloaderd.upkeep import rebuild

@@ -8,7 +8,7 @@ import pytest
 
 from offloaderd.errors import IdentityRefused
 from offloaderd.metadata import identity
-from offloaderd.metadata.records.identity import RefusalKind
+from offloaderd.refusals import RefusalKind
 from offloaderd.spark.backfill_job import BackfillFailed, SegmentTask
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, memory_ledgers, payloads

@@ -13,10 +13,11 @@ from offloaderd.errors import Conflict, CorruptData
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records import trash as trash_record
-from offloaderd.metadata.records.identity import Refusal, RefusalKind
+from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.removal import without_oldest
 from offloaderd.objects import keys
+from offloaderd.refusals import RefusalKind
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.finds import Find, Kind, Verdict
 from tests.unit.upkeep.site import (

@@ -15,12 +15,13 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.epoch import Epoch
-from offloaderd.metadata.records.identity import Refusal, RefusalKind
+from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import Confirmed, TopicName
 from offloaderd.offload.commit import Claim
 from offloaderd.offload.fence import Fence
+from offloaderd.refusals import RefusalKind
 from offloaderd.upkeep.finds import Kind, Verdict
 from tests.unit.upkeep.site import BUCKET, DAY_S, OURS, PREFIX, TOPIC, Ground, data_key, manifest_key, segment_id
 
