@@ -34,9 +34,11 @@ from offloaderd.ledgers.bookkeeper.hunt import Found, Hunt, LedgerAt, conclusion
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Reaction, Unsupported, reaction_to
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from offloaderd.clock import Clock
     from offloaderd.ledgers.bookkeeper.background import Background
-    from offloaderd.ledgers.bookkeeper.directory import Directory
+    from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerMetadata
     from offloaderd.ledgers.bookkeeper.limits import Limits
     from offloaderd.ledgers.bookkeeper.options import SourceOptions
     from offloaderd.ledgers.bookkeeper.order import BookieOrder
@@ -49,13 +51,13 @@ PAUSE_MAX_S = 8.0
 
 
 class Hunter:
-    """Asks bookies for entries, by the rules above."""
+    """Asks bookies for entries, by the rules above. `metadata_of` reads a ledger's metadata again; raises NotFound."""
 
     def __init__(
         self,
         bookies: Bookies,
         order: BookieOrder,
-        directory: Directory,
+        metadata_of: Callable[[int], Awaitable[LedgerMetadata]],
         limits: Limits,
         background: Background,
         *,
@@ -65,7 +67,7 @@ class Hunter:
     ) -> None:
         self._bookies = bookies
         self._order = order
-        self._directory = directory
+        self._metadata_of = metadata_of
         self._limits = limits
         self._background = background
         self._clock = clock
@@ -213,7 +215,7 @@ class Hunter:
             round=hunt.round,
             failures={bookie_id: str(error) for bookie_id, error in hunt.failures.items()},
         )
-        ledger.metadata = await self._directory.ledger(ledger.ledger_id, fresh=True)
+        ledger.metadata = await self._metadata_of(ledger.ledger_id)
         moved = not set(ledger.metadata.replicas(hunt.first_entry_id)).issubset(hunt.asked)
         if hunt.round > self._options.rounds and not moved:
             raise conclusion(hunt)

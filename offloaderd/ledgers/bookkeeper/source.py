@@ -6,6 +6,7 @@ It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is r
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import Denied, InvalidInput, NotFound
@@ -63,7 +64,7 @@ class BookKeeperLedgers:
         self._hunter = Hunter(
             bookies,
             order,
-            self._directory,
+            partial(self._directory.ledger, fresh=True),
             self.limits,
             self._background,
             clock=clock,
