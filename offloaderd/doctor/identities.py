@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 from offloaderd.doctor.finding import Finding, fail, ok, warn
 from offloaderd.errors import CorruptData
-from offloaderd.metadata import catalog, identity
+from offloaderd.metadata import identity
 from offloaderd.metadata.each import each
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.records.identity import hint
 from offloaderd.objects import marker
 
@@ -44,7 +45,7 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
     below = cast("MetadataStore", _Below(store, home))
     found = await identity.deployment(below)
     case.deployment_id = str(found.deployment_id) if found is not None else ""
-    topics = sorted(await catalog.topic_policies(below))
+    topics = sorted(await topic_policies(below))
 
     async def refused(topic: TopicName) -> list[str]:
         try:

@@ -12,18 +12,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-import structlog
-
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.errors import Conflict, Transient
 from offloaderd.metadata import loss_nodes, nodes, paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
-from offloaderd.metadata.each import each
 from offloaderd.metadata.port import Create, Delete, Replace
-from offloaderd.metadata.records import codec, policy
+from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position
 
 if TYPE_CHECKING:
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import TopicName
 
-log = structlog.get_logger(__name__)
 
 SNAPSHOT_TRIES = 10
 
@@ -321,37 +316,6 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
             return TopicMap.build(topic, found[0], await nodes.losses(store, topic), floor, plan)
         before = found
     raise Transient(f"the segments of {topic} change faster than they can be read")
-
-
-async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
-    """Return every topic that has a policy, enabled or not; one that cannot be read is there with its error."""
-    folders = [paths.TOPICS]
-    for _ in ("tenant", "namespace", "domain", "topic"):
-        names = await each(folders, store.children)
-        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
-    topics = []
-    for folder in folders:
-        try:
-            topics.append(paths.parse_topic(folder))
-        except InvalidInput:
-            log.warning("metadata.foreign_node", path=folder, hint="no topic has this name; delete the node")
-
-    async def read(path: str) -> TopicPolicy | CorruptData | None:
-        try:
-            return policy.decode((await store.get(path)).value, path=path)
-        except NotFound:
-            return None
-        except CorruptData as error:
-            return error
-
-    found = await each([paths.policy(topic) for topic in topics], read)
-    return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
-
-
-async def enabled_topics(store: MetadataStore) -> list[TopicName]:
-    """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
-    policies = await topic_policies(store)
-    return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
 
 
 def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:

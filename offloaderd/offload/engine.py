@@ -25,6 +25,7 @@ from offloaderd.errors import (
 )
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import asked, deletion, identity, ownership, policies
@@ -321,7 +322,7 @@ class Engine:
         looked, found = -1, {}
         while looked != self._looks:
             looked = self._looks
-            found = await catalog.topic_policies(self.shop.metadata)
+            found = await topic_policies(self.shop.metadata)
         enabled: dict[TopicName, TopicPolicy] = {}
         for topic, policy in sorted(found.items()):
             if isinstance(policy, CorruptData):

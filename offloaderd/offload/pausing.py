@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
-from offloaderd.metadata import catalog
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.records.policy import Paused, TopicPolicy
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import partitioned_topic
@@ -39,7 +39,7 @@ async def say(
 
     Raises NotFound when neither is enabled, Transient.
     """
-    policies = await catalog.topic_policies(store)
+    policies = await topic_policies(store)
     named = sorted(one for one in policies if topic in {one, partitioned_topic(one)})
     before = {one: policy for one in named if isinstance(policy := policies[one], TopicPolicy) and policy.enabled}
     if not before:

@@ -15,8 +15,8 @@ import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.ledgers.port import OtherDomains
-from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.policy import TopicPolicy, disabled, standing
 from offloaderd.metadata.records.selection import Selection
@@ -122,7 +122,7 @@ class Selector:
     async def said(self) -> Said:
         """Read all selections and policies."""
         await self._book.load()
-        return Said(await stored.selections(self.metadata), await catalog.topic_policies(self.metadata), self._book)
+        return Said(await stored.selections(self.metadata), await topic_policies(self.metadata), self._book)
 
     async def listed(self, scopes: Iterable[Scope]) -> set[TopicName]:
         """Return the topics that the source knows in these scopes. Raises what the source raises."""

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound, Transient
-from offloaderd.metadata import catalog
 from offloaderd.metadata.each import each
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import policies as stored
 from offloaderd.patterns import TopicPattern
@@ -58,7 +58,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
                 if (one.topic.tenant, one.topic.namespace)[: len(prefix)] == prefix
             ]
             return admin_pb2.ListTopicsResponse(topics=rows, metadata_error=trouble)
-        policies = await catalog.topic_policies(self._metadata)
+        policies = await topic_policies(self._metadata)
         known: set[TopicName] = set()
         if self._source is not None:
             known.update(await self._source.topics(tenant=tenant, namespace=namespace))
@@ -96,7 +96,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         found = await stored.selections(self._metadata)
         counts: Counter[str] = Counter()
         if found:
-            policies = (await catalog.topic_policies(self._metadata)).values()
+            policies = (await topic_policies(self._metadata)).values()
             counts.update(one.selected_by for one in policies if isinstance(one, TopicPolicy) and one.enabled)
         rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in sorted(found)]
         return admin_pb2.ListSelectionsResponse(selections=rows)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
-from offloaderd.metadata import catalog, nodes, paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.conversion import Standing
+from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, TopicName
@@ -44,7 +45,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         """Yield a plan for each topic. Raises InvalidInput, NotFound for a topic, or namespace, without any."""
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
         target = target_of(request.target)
-        policies = await catalog.topic_policies(self._metadata)
+        policies = await topic_policies(self._metadata)
         if isinstance(target, TopicName):
             named = [target]
         else:

@@ -18,6 +18,7 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata import catalog, history, paths
 from offloaderd.metadata.each import each
+from offloaderd.metadata.enabled import enabled_topics
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.offload.history import left_of
@@ -174,7 +175,7 @@ async def _topics(store: MetadataStore, wanted: Wanted) -> list[TopicName]:
     found = list(dict.fromkeys(wanted.topics))
     if not wanted.namespaces:
         return found
-    for topic in await catalog.enabled_topics(store):
+    for topic in await enabled_topics(store):
         if (topic.tenant, topic.namespace) in wanted.namespaces and topic not in found:
             topic_map = await catalog.load(store, topic)
             if topic_map.unfinished is not None and topic_map.unfinished.worker is Worker.JOB:
@@ -187,7 +188,7 @@ async def status(stores: Stores, wanted: Wanted) -> list[tuple[TopicName, Status
     store = stores.shop.metadata
     topics = list(dict.fromkeys(wanted.topics))
     if wanted.namespaces:
-        known = await catalog.enabled_topics(store)
+        known = await enabled_topics(store)
         topics += [one for one in known if (one.tenant, one.namespace) in wanted.namespaces and one not in topics]
     return [(topic, await _status(store, topic)) for topic in topics]
 

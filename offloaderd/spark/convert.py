@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.errors import OffloaderError
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.each import each
+from offloaderd.metadata.enabled import enabled_topics
 from offloaderd.metadata.nodes import node
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.offload.boundaries import segment_bytes_for
@@ -165,7 +166,7 @@ async def named(
     store: MetadataStore, topics: Sequence[TopicName], namespaces: Sequence[tuple[str, str]]
 ) -> list[TopicName]:
     """Return the topics by name, and all enabled ones of namespaces with segments. Raises Transient."""
-    known = await catalog.enabled_topics(store) if namespaces else []
+    known = await enabled_topics(store) if namespaces else []
     known = [one for one in known if (one.tenant, one.namespace) in namespaces]
     held = await each(known, lambda one: store.children(paths.ledgers(one)))
     return list(dict.fromkeys([*topics, *(one for one, ledgers in zip(known, held, strict=True) if ledgers)]))

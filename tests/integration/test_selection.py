@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from offloaderd.clock import SystemClock
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import paths
+from offloaderd.metadata.enabled import enabled_topics, topic_policies
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 from offloaderd.model import TopicName
@@ -99,7 +100,7 @@ async def test_two_daemons_enable_six_hundred_topics_between_them(
         tasks = [group.create_task(Discovery(selector).run()) for selector in selectors[:2]]
         changes = await selectors[2].enable(WEB, POLICY)
         assert len(changes) == 600
-        found = await catalog.topic_policies(stores[2])
+        found = await topic_policies(stores[2])
         wanted = TopicPolicy(segment_bytes_max=1 << 20, selected_by="acme/web/*")
         assert len(found) == 600
         assert set(found.values()) == {wanted}
@@ -111,7 +112,7 @@ async def test_two_daemons_enable_six_hundred_topics_between_them(
         one = paths.policy(TopicName.parse("acme/web/topic-7"))
         assert (await stores[2].get(one)).version == 0
         await selectors[2].disable(WEB)
-        while await catalog.enabled_topics(stores[2]):
+        while await enabled_topics(stores[2]):
             await clock.sleep(0.1)
         for task in tasks:
             task.cancel()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.catalog import TopicMap
+from offloaderd.metadata.enabled import enabled_topics, topic_policies
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Replace, Versioned
@@ -316,7 +317,7 @@ async def test_a_map_that_never_stands_still_is_given_up() -> None:
 async def test_topics_are_listed_by_their_policies() -> None:
     """Enabled topics in order; disabled ones in the policies alone; bare folders and foreign nodes nowhere."""
     store = MemoryTree().connect()
-    assert await catalog.enabled_topics(store) == []
+    assert await enabled_topics(store) == []
     names = ["persistent://a/b/z", "persistent://a/b/c d/e", "persistent://a/a/off", "persistent://b/b/bare"]
     last, first, off, bare = map(TopicName.parse, names)
     for topic, enabled in ((last, True), (first, True), (off, False)):
@@ -324,8 +325,8 @@ async def test_topics_are_listed_by_their_policies() -> None:
     await store.create(paths.ledgers(bare), b"")
     await store.create("/topics/a/b/persistent/not encoded/policy", b"")
     await store.create("/topics/a/b/non-persistent/x/policy", b"")
-    assert await catalog.enabled_topics(store) == [first, last]
-    assert await catalog.topic_policies(store) == {
+    assert await enabled_topics(store) == [first, last]
+    assert await topic_policies(store) == {
         first: TopicPolicy(enabled=True),
         last: TopicPolicy(enabled=True),
         off: TopicPolicy(enabled=False),
@@ -338,12 +339,12 @@ async def test_a_broken_policy_is_told_and_hides_no_other() -> None:
     other = TopicName.parse("other")
     await store.create(paths.policy(TOPIC), b"\xff\xff")
     await store.create(paths.policy(other), policy.encode(TopicPolicy(enabled=True)))
-    policies = await catalog.topic_policies(store)
+    policies = await topic_policies(store)
     broken = policies.pop(TOPIC)
     assert isinstance(broken, CorruptData)
     assert broken.key == paths.policy(TOPIC)
     assert policies == {other: TopicPolicy(enabled=True)}
-    assert await catalog.enabled_topics(store) == [other]
+    assert await enabled_topics(store) == [other]
 
 
 async def _stored() -> MemoryMetadata:

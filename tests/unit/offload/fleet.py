@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import paths
+from offloaderd.metadata.enabled import enabled_topics
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.model import TopicName
@@ -90,7 +91,7 @@ async def epochs(rig: Rig) -> dict[TopicName, int]:
     """Return how often each topic was claimed."""
     store = rig.tree.connect()
     found = {}
-    for topic in await catalog.enabled_topics(store):
+    for topic in await enabled_topics(store):
         path = paths.epoch(topic)
         found[topic] = epoch_record.decode((await store.get(path)).value, path=path).epoch
     store.close()

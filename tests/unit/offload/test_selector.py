@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.errors import Conflict, NotFound, OutcomeUnknown, Transient
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import paths
+from offloaderd.metadata.enabled import enabled_topics, topic_policies
 from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -51,7 +52,7 @@ class Room:
 
     async def enabled(self) -> dict[str, str]:
         """Return every enabled topic with the pattern that selected it."""
-        found = await catalog.topic_policies(self.store)
+        found = await topic_policies(self.store)
         return {
             short(topic): policy.selected_by
             for topic, policy in found.items()
@@ -167,7 +168,7 @@ async def test_a_partitioned_topic_is_enabled_and_disabled_as_one() -> None:
         assert (await room.policy("orders")).partitioned
         assert not (await room.policy("orders")).active
         assert (await room.policy(partitions[0])).selected_by == "public/default/orders"
-        assert await catalog.enabled_topics(room.store) == [TopicName.parse(name) for name in partitions]
+        assert await enabled_topics(room.store) == [TopicName.parse(name) for name in partitions]
         left = "left-alone: selected by public/default/orders"
         assert await room.enable("public/default/*") == {
             "orders": "left-alone: enabled by name", **dict.fromkeys(partitions, left), "orders-partition-x": "enabled",

@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.errors import Conflict, InvalidInput, OutcomeUnknown, Transient
 from offloaderd.metadata import catalog, paths
+from offloaderd.metadata.enabled import enabled_topics, topic_policies
 from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import epoch as epoch_record
@@ -104,7 +105,7 @@ async def test_contexts_and_losses_come_back_byte_for_byte(ground: Ground) -> No
     assert len(await nodes(target, *folders)) == 5
     for topic in (TOPIC, OTHER):
         assert (await catalog.load(target, topic)).segments == (await ground.map(topic)).segments
-    policies = await catalog.topic_policies(target)
+    policies = await topic_policies(target)
     assert {topic: policy.enabled for topic, policy in policies.items()} == {TOPIC: False, OTHER: False}  # type: ignore[union-attr]
     node = await target.get(paths.epoch(TOPIC))
     assert epoch_record.decode(node.value, path="epoch").epoch == 8
@@ -115,7 +116,7 @@ async def test_topics_can_be_enabled_at_once(ground: Ground) -> None:
     """If it is said."""
     target = MemoryTree().connect()
     await written(ground, target, enable=True)
-    assert await catalog.enabled_topics(target) == [TOPIC, OTHER]
+    assert await enabled_topics(target) == [TOPIC, OTHER]
 
 
 @pytest.mark.parametrize("path", [paths.daemon("one"), paths.topic(OTHER)])
