@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from offloaderd.errors import InvalidInput
-from offloaderd.model import ReadPriority
+from offloaderd.read_options import ReadPriority
 from offloaderd.section import Bytes, Section
 
 KiB, MiB = 1024, 1024**2

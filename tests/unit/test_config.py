@@ -19,9 +19,10 @@ from offloaderd.config.given import nearest_key
 from offloaderd.config.rules import broken_rules
 from offloaderd.config.sections import MemorySettings
 from offloaderd.errors import InvalidConfig
-from offloaderd.model import OutagePolicy, ReadPriority, TierRetention
+from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.objects.settings import ObjectsSettings, named_places
 from offloaderd.read.settings import ReadSettings
+from offloaderd.read_options import ReadPriority
 from offloaderd.rpc.settings import GrpcSettings
 from offloaderd.section import is_loopback
 from offloaderd.segment_settings import OffloadSettings

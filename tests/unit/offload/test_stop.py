@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from offloaderd.model import LedgerInfo, OffloadMethod, Position
-from offloaderd.offload.buffer import START
+from offloaderd.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.stop import LiveStop, Stop

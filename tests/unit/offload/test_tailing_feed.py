@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from offloaderd.model import LedgerInfo, Position
-from offloaderd.offload.buffer import START, Missing, TailingBuffer
+from offloaderd.model import START, LedgerInfo, Position
+from offloaderd.offload.buffer import Missing, TailingBuffer
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.feed import Empty, Entries, Lost
 from offloaderd.offload.pool import BufferPool
