@@ -1,24 +1,46 @@
-"""The whole examination: every group of checks, in the order in which they depend on each other."""
+"""The whole examination: every group of checks, in the order in which they depend on each other; or the connections."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from offloaderd.config.doubts import doubtful
 from offloaderd.doctor.admin import admin_checks
 from offloaderd.doctor.bucket import bucket_checks
 from offloaderd.doctor.case import Case
 from offloaderd.doctor.clocks import clock_checks
-from offloaderd.doctor.machine import machine_checks
-from offloaderd.doctor.settings import settings_checks
-from offloaderd.doctor.zookeeper import zookeeper_checks
+from offloaderd.doctor.finding import CheckResult, Finding, Verdict, ok, warn
+from offloaderd.doctor.machine import listen, machine_checks
+from offloaderd.doctor.zookeeper import open_store, zookeeper_checks
+from offloaderd.stores import bucket_store, check_places
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.doctor.finding import CheckResult
+
+
+async def settings_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Judge settings that are valid."""
+    yield await case.check("settings", _judged(case.settings))
+
+
+def invalid(mistakes: Sequence[str]) -> list[CheckResult]:
+    """Return a line for each mistake in settings that are not."""
+    return [
+        CheckResult(name="settings", verdict=Verdict.FAIL, found=mistake, what_to_do="docs/settings.md describes each")
+        for mistake in mistakes
+    ]
+
+
+async def _judged(settings: Settings) -> Finding:
+    doubts = list(doubtful(settings))
+    if doubts:
+        return warn("; ".join(found for found, _ in doubts), "; ".join(advice for _, advice in doubts))
+    return ok(f"valid: ledgers.kind = {settings.ledgers.kind}, objects.kind = {settings.objects.kind}")
+
 
 GROUPS = (settings_checks, machine_checks, zookeeper_checks, admin_checks, bucket_checks, clock_checks)
 
@@ -30,3 +52,31 @@ async def examine(settings: Settings, clock: Clock, *, serving: bool = False) ->
         async with aclosing(group(case)) as results:
             async for result in results:
                 yield result
+
+
+async def connections(settings: Settings, clock: Clock) -> list[CheckResult]:
+    """Try once what the settings name, one after the other; nothing is changed anywhere."""
+    case, options = Case(settings, clock), settings.metadata
+
+    async def metadata() -> Finding:
+        async with open_store(settings, options.servers) as store:
+            await store.children(options.root)
+        return ok("")
+
+    async def objects() -> Finding:
+        async with bucket_store(settings, clock) as store:
+            await check_places(settings, store)
+        return ok("")
+
+    async def port(host: str, number: int) -> Finding:
+        listen(host, number)
+        return ok("")
+
+    place = settings.objects.bucket or settings.objects.directory
+    found = [
+        await case.check(f"metadata {options.servers}", metadata()),
+        await case.check(f"objects {place}", objects()),
+    ]
+    for name, server in (("grpc", settings.grpc), ("http", settings.http)):
+        found.append(await case.check(f"{name} {server.host}:{server.port}", port(server.host, server.port)))
+    return found

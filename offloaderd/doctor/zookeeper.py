@@ -25,6 +25,7 @@ from offloaderd.metadata.zookeeper import ZooKeeperStore
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from offloaderd.config import Settings
     from offloaderd.doctor.case import Case
     from offloaderd.doctor.finding import CheckResult
     from offloaderd.metadata.port import MetadataStore
@@ -93,16 +94,20 @@ class _Opened:
             yield await self._case.check(f"{name} session", self._session())
 
     async def _session(self) -> Finding:
-        options = self._case.settings.metadata
-        store = ZooKeeperStore(
-            self._servers,
-            "/",  # and not the daemon's own root, which would be made
-            session_timeout_s=options.session_timeout_s,
-            connect_timeout_s=min(CONNECT_S, options.connect_timeout_s),
-            security=wiring.zookeeper_security(self._case.settings),
-        )
-        self.store = await self._stack.enter_async_context(store)
-        return ok(f"session {(await store.session()).session_id}")
+        self.store = await self._stack.enter_async_context(open_store(self._case.settings, self._servers))
+        return ok(f"session {(await self.store.session()).session_id}")
+
+
+def open_store(settings: Settings, servers: str) -> ZooKeeperStore:
+    """Return a store from "/" on, and not from the daemon's own root, which would be made."""
+    options = settings.metadata
+    return ZooKeeperStore(
+        servers,
+        "/",
+        session_timeout_s=options.session_timeout_s,
+        connect_timeout_s=min(CONNECT_S, options.connect_timeout_s),
+        security=wiring.zookeeper_security(settings),
+    )
 
 
 async def servers_answer(servers: str) -> Finding:

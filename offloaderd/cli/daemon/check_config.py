@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from offloaderd.cli.daemon.connect import Connection
     from offloaderd.config import Report
+    from offloaderd.doctor.finding import CheckResult
 
 
 @click.command("check-config", short_help="Check the settings and show them.")
@@ -38,30 +38,31 @@ def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
     from offloaderd.config import check  # noqa: PLC0415 - --help need not wait for it
 
     report = check(config, os.environ)
-    connections: Sequence[Connection] = ()
+    tried: Sequence[CheckResult] = ()
     if connect and report.settings is not None:
-        from offloaderd.cli.daemon.connect import try_all  # noqa: PLC0415 - loads every adapter
+        from offloaderd.clock import SystemClock  # noqa: PLC0415 - as above
+        from offloaderd.doctor.examination import connections  # noqa: PLC0415 - loads every adapter
 
-        connections = asyncio.run(try_all(report.settings))
+        tried = asyncio.run(connections(report.settings, SystemClock()))
     if as_json:
-        show.document(as_document(report, connections if connect else None))
+        show.document(as_document(report, tried if connect else None))
     else:
-        for_people(report, connections)
+        for_people(report, tried)
     if report.settings is None:
         return USAGE
-    return OK if all(one.up for one in connections) else FAILED
+    return OK if not any(one.failed for one in tried) else FAILED
 
 
-def as_document(report: Report, connections: Sequence[Connection] | None) -> dict[str, object]:
-    """Return the report as JSON shows it; `connections` is there when they were tried."""
+def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str, object]:
+    """Return the report as JSON shows it; `connections` is there when they were `tried`."""
     found: dict[str, object] = {
         "valid": report.settings is not None,
         "mistakes": list(report.mistakes),
         "warnings": [f"{found}: {advice}" for found, advice in doubts(report)],
         "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
     }
-    if connections is not None:
-        found["connections"] = [{"name": one.name, "up": one.up, "message": one.message} for one in connections]
+    if tried is not None:
+        found["connections"] = [{"name": one.name, "up": not one.failed, "message": message(one)} for one in tried]
     return found
 
 
@@ -72,7 +73,12 @@ def doubts(report: Report) -> list[tuple[str, str]]:
     return list(doubtful(report.settings)) if report.settings is not None else []
 
 
-def for_people(report: Report, connections: Sequence[Connection]) -> None:
+def message(one: CheckResult) -> str:
+    """Say what is wrong with a connection, and what to do."""
+    return f"{one.found} ({one.what_to_do})" if one.what_to_do else one.found
+
+
+def for_people(report: Report, tried: Sequence[CheckResult]) -> None:
     """Show the settings, or the mistakes."""
     if report.settings is None:
         count = show.plural(len(report.mistakes), "mistake")
@@ -84,9 +90,9 @@ def for_people(report: Report, connections: Sequence[Connection]) -> None:
     show.table(["SETTING", "VALUE", "SOURCE"], [(row.key, row.value, row.source) for row in report.rows])
     for found, advice in doubts(report):
         click.echo(f"warning: {found}\nhint: {advice}", err=True)
-    if connections:
+    if tried:
         click.echo()
         show.table(
             ["CONNECTION", "STATE", "MESSAGE"],
-            [(one.name, "up" if one.up else "DOWN", one.message) for one in connections],
+            [(one.name, "DOWN" if one.failed else "up", message(one)) for one in tried],
         )

@@ -48,8 +48,7 @@ async def _doctor(config: Path | None, *, as_json: bool) -> int:
 async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:
     from offloaderd.clock import SystemClock  # noqa: PLC0415
     from offloaderd.config import check  # noqa: PLC0415
-    from offloaderd.doctor.examination import examine  # noqa: PLC0415
-    from offloaderd.doctor.settings import invalid  # noqa: PLC0415
+    from offloaderd.doctor.examination import examine, invalid  # noqa: PLC0415
 
     report = check(config, os.environ)
     if report.settings is None:
