@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.metric_values import TIERS
-from offloaderd.pages.sampler import Rate, Sampler, by_label, measured
-from offloaderd.rpc.status_json import daemon_json, topic_json
+from offloaderd.pages.sampler import Sampler, by_label, measured
+from offloaderd.rpc.message_json import picked
+from offloaderd.rpc.status_json import Rate, daemon_json, rated_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -69,10 +70,7 @@ class Shown:
             "daemon": daemon_json(self.daemon),
             "sums": dict(self.sums),
             "troubled_topics": self.troubled,
-            "reads": [
-                {"tier": one.tier, "entries": one.entries, "bytes": one.payload_bytes, "fell_back": one.fell_back}
-                for one in self.reads
-            ],
+            "reads": [picked(one, "tier", "entries", "bytes=payload_bytes", "fell_back") for one in self.reads],
             "topics_total": self.total,
             "topics_matching": self.matching,
             "page": self.page,
@@ -190,15 +188,6 @@ def trouble_of(one: TopicStatus) -> str:
     if one.losses:
         return "a ledger is gone from the source, and nobody can tell whether all of it was offloaded"
     return "new entries wait until the history is done"
-
-
-def rated_json(one: admin_pb2.TopicStatus, rate: Rate) -> dict[str, object]:
-    """Return a topic with its rates as JSON shows it."""
-    return {
-        **topic_json(one),
-        "taken_entries_per_s": round(rate.entries_per_s, 3),
-        "taken_bytes_per_s": round(rate.bytes_per_s, 3),
-    }
 
 
 def number(value: float) -> float | None:

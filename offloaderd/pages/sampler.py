@@ -5,10 +5,11 @@ Rates are differences of the counters that the metrics keep anyway: nothing is c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from offloaderd.metric_values import TIERS
 from offloaderd.pages.ring import NOTHING, SAMPLE_S, TOPIC_SAMPLE_S, Ring, TopicRings
+from offloaderd.rpc.status_json import Rate, Rates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,34 +25,16 @@ MEASURED = ("lag_s", "lag_entries", "lag_bytes", "stalled_topics")
 TOPIC_COLUMNS = ("taken_bytes_per_s", "lag_s")
 
 
-class Rate(NamedTuple):
-    """How fast entries of a topic go into segments, in entries and payload bytes a second."""
-
-    entries_per_s: float
-    bytes_per_s: float
-
-
-class Taken(NamedTuple):
-    """What a topic had taken when it was looked at under a claim."""
-
-    at_s: float
-    epoch: int
-    entries: int
-    payload_bytes: int
-
-
 class Sampler:
     """The last hour of a daemon."""
 
     def __init__(self, statuses: Callable[[], Sequence[TopicStatus]], metrics: Metrics, clock: Clock) -> None:
         self.ring = Ring([*(f"{name}_per_s" for name in COUNTED), *MEASURED])
         self.topics = TopicRings(TOPIC_COLUMNS)
-        self.rates: dict[str, Rate] = {}
-        """By topic, over the time between the last two samples; those that were seen twice under one claim."""
+        self.rates = Rates()
         self._statuses = statuses
         self._metrics = metrics
         self._clock = clock
-        self._taken: dict[str, Taken] = {}
         self._counted: dict[str, float] = {}
         self._sampled_s = 0.0
         self._topics_s: float | None = None
@@ -65,7 +48,7 @@ class Sampler:
     def sample(self) -> None:
         """Take one sample; the first one has no rates yet."""
         statuses, now_s, wall_ms = self._statuses(), self._clock.monotonic(), self._clock.wall_ms()
-        self._measure_topics(statuses, now_s)
+        self.rates.look(statuses, now_s)
         self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
         if self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2:
             self._topics_s = now_s
@@ -89,19 +72,6 @@ class Sampler:
         self._counted, self._sampled_s = now, now_s
         known = before and seconds > 0
         return {f"{name}_per_s": (now[name] - before[name]) / seconds if known else NOTHING for name in COUNTED}
-
-    def _measure_topics(self, statuses: Sequence[TopicStatus], now_s: float) -> None:
-        """Bring up every topic's rate; what is not here any more is forgotten."""
-        before, self._taken, self.rates = self._taken, {}, {}
-        for one in statuses:
-            name = str(one.topic)
-            now = self._taken[name] = Taken(now_s, one.epoch, one.taken_entries, one.taken_bytes)
-            last = before.get(name)
-            if last is not None and last.epoch == now.epoch and one.epoch and now_s > last.at_s:
-                seconds = now_s - last.at_s
-                self.rates[name] = Rate(
-                    (now.entries - last.entries) / seconds, (now.payload_bytes - last.payload_bytes) / seconds
-                )
 
 
 def measured(statuses: Sequence[TopicStatus]) -> dict[str, float]:

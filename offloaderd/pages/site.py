@@ -18,12 +18,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from offloaderd import words
 from offloaderd.errors import Denied, InvalidInput, OffloaderError, Transient
 from offloaderd.pages import plots
-from offloaderd.pages.board import rated_json
 from offloaderd.pages.drawings import daemon_plots, topic_plots
 from offloaderd.pages.visitor import Visitor, names_this_machine
 from offloaderd.pages.wanted import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.rpc.errors import code_of
 from offloaderd.rpc.message_json import position_of
+from offloaderd.rpc.status_json import rated_json
 from offloaderd.rpc.status_words import lag_cells, topic_facts
 from offloaderd.rpc.v1 import admin_pb2
 

@@ -1,13 +1,43 @@
-"""A daemon's status as JSON: the same for `offloadctl status`, `offloadctl top` and the status page."""
+"""A daemon's status as JSON, and rates of topics: the same for `offloadctl status`, `offloadctl top` and the page."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.rpc.message_json import as_json, picked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offloaderd.offload.status import TopicStatus
     from offloaderd.rpc.v1 import admin_pb2
+
+
+class Rate(NamedTuple):
+    """How fast entries of a topic go into segments, in entries and payload bytes a second."""
+
+    entries_per_s: float
+    bytes_per_s: float
+
+
+class Rates(dict[str, Rate]):
+    """Rates by topic, over the time between the last two looks; of those that were seen twice under one claim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: dict[str, tuple[int, int, int]] = {}
+        self._at_s = 0.0
+
+    def look(self, topics: Iterable[TopicStatus | admin_pb2.TopicStatus], now_s: float) -> None:
+        """Bring up every topic's rate; what is not here any more is forgotten."""
+        before, seconds = self._taken, now_s - self._at_s
+        self._taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in topics}
+        self._at_s = now_s
+        self.clear()
+        for name, (epoch, entries, size) in self._taken.items():
+            last = before.get(name)
+            if last is not None and last[0] == epoch and epoch and seconds > 0:
+                self[name] = Rate((entries - last[1]) / seconds, (size - last[2]) / seconds)
 
 
 def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
@@ -48,4 +78,13 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "looked_age_s": one.looked_age_s,
         **picked(one, "method", "taken_entries", "taken_bytes"),
         "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
+    }
+
+
+def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, object]:
+    """Return a topic with its rates as JSON shows it; null while they are not known."""
+    return {
+        **topic_json(one),
+        "taken_entries_per_s": round(rate.entries_per_s, 3) if rate is not None else None,
+        "taken_bytes_per_s": round(rate.bytes_per_s, 3) if rate is not None else None,
     }

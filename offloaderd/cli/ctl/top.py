@@ -9,7 +9,7 @@ import termios
 import tty
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console, Group
@@ -23,11 +23,11 @@ from offloaderd.cli.ctl.quantities import duration_param
 from offloaderd.clock import SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.offload.signal import race
-from offloaderd.rpc.status_json import daemon_json, topic_json
+from offloaderd.rpc.status_json import Rate, Rates, daemon_json, rated_json
 from offloaderd.rpc.status_words import lag_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterator
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.clock import Clock
@@ -49,13 +49,6 @@ NAME_MIN = 8
 """Characters of a topic's name that are shown however narrow the terminal is."""
 
 
-class Rate(NamedTuple):
-    """What goes into a topic's segments a second."""
-
-    entries: float
-    payload_bytes: float
-
-
 @dataclass
 class View:
     """What is looked at, and how. `rates` are known from the second answer on."""
@@ -64,21 +57,13 @@ class View:
     search: str = ""
     limit: int | None = None
     found: admin_pb2.StatusResponse | None = None
-    rates: Mapping[str, Rate] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
     trouble: str = ""
-    _taken: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    _at_s: float = 0.0
 
     def take(self, found: admin_pb2.StatusResponse, now_s: float) -> None:
         """Look at another answer."""
-        before, seconds = self._taken, now_s - self._at_s
-        self._taken = {one.topic: (one.epoch, one.taken_entries, one.taken_bytes) for one in found.topics}
-        self._at_s, self.found, self.trouble = now_s, found, ""
-        self.rates = {
-            topic: Rate((entries - last[1]) / seconds, (size - last[2]) / seconds)
-            for topic, (epoch, entries, size) in self._taken.items()
-            if (last := before.get(topic)) is not None and last[0] == epoch and epoch and seconds > 0
-        }
+        self.rates.look(found.topics, now_s)
+        self.found, self.trouble = found, ""
 
     def topics(self) -> list[admin_pb2.TopicStatus]:
         """Return the topics whose name holds what is searched for, in order; those that stall first where they lag."""
@@ -86,7 +71,7 @@ class View:
         keys: dict[str, Callable[[admin_pb2.TopicStatus], object]] = {
             "lag": lambda one: (not one.lag_age_unknown, -one.lag_seconds, -one.lag_entries),
             "bytes": lambda one: -one.lag_bytes,
-            "rate": lambda one: -self.rates.get(one.topic, nothing).payload_bytes,
+            "rate": lambda one: -self.rates.get(one.topic, nothing).bytes_per_s,
             "segment": lambda one: -one.open_segment_bytes,
             "topic": lambda _: 0,
         }
@@ -262,8 +247,8 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
         "asleep" if one.asleep else one.state,
         show.visible(one.owner) or "-",
         *lag_cells(one),
-        f"{show.size(round(rate.payload_bytes))}/s" if rate is not None else "-",
-        f"{rate.entries:,.1f}" if rate is not None else "-",
+        f"{show.size(round(rate.bytes_per_s))}/s" if rate is not None else "-",
+        f"{rate.entries_per_s:,.1f}" if rate is not None else "-",
         show.size(one.open_segment_bytes) if one.open_segment_id else "-",
         show.age(one.open_segment_age_s) if one.open_segment_id else "-",
     )
@@ -305,13 +290,5 @@ def as_json(view: View) -> dict[str, object]:
     return {
         "daemon": daemon_json(view.found),
         "topics_total": len(view.found.topics),
-        "topics": [
-            {
-                **topic_json(one),
-                "taken_entries_per_s": round(rate.entries, 3) if rate is not None else None,
-                "taken_bytes_per_s": round(rate.payload_bytes, 3) if rate is not None else None,
-            }
-            for one in view.topics()[: view.limit]
-            for rate in (view.rates.get(one.topic),)
-        ],
+        "topics": [rated_json(one, view.rates.get(one.topic)) for one in view.topics()[: view.limit]],
     }
