@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from offloaderd.cli import show
@@ -184,32 +183,22 @@ class Screen:
 
     def _table(self) -> Group:
         view, size = self._view, self._console.size
-        named = troubles(view, TROUBLES_MAX)
+        named, topics = troubles(view, TROUBLES_MAX), view.topics()
         room = max(1, size.height - FRAME_ROWS - len(named))
-        shown = view.topics()
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), expand=True)
-        kept = [at for at, name in enumerate(COLUMNS) if size.width >= WIDE or name not in FOR_WIDE]
-        for name in (COLUMNS[at] for at in kept):
-            table.add_column(
-                name.removeprefix(">"),
-                justify="right" if name.startswith(">") else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                ratio=1 if name == "TOPIC" else None,
-            )
-        rows = [(row(view, one), one.stalled_reason) for one in shown[: min(room, view.limit or room)]]
-        lines_of = (COLUMNS, *(cells for cells, _ in rows))
-        others = sum(max(len(one[at].removeprefix(">")) for one in lines_of) + GAP for at in kept if at)
-        for (name, *cells), stalled in rows:
-            line = (ended(name, size.width - others - GAP), *cells)
-            table.add_row(*(Text(line[at]) for at in kept), style="red" if stalled else "")
-        more = f"{len(shown):,} topics" + (f' with "{view.search}"' if view.search else "")
-        head = Text(headline(view), no_wrap=True, overflow="ellipsis")
-        lines = [Text(line, style="red", no_wrap=True, overflow="ellipsis") for line in named]
-        told = Text(
-            view.trouble or f"{more}, by {view.sort}", style="bold red" if view.trouble else "dim", no_wrap=True
-        )
-        return Group(head, told, table, *lines, Text(KEYS, style="dim", no_wrap=True))
+        here = topics[: min(room, view.limit or room)]
+        rows = [row(view, one) for one in here]
+        kept = [at for at, name in enumerate(COLUMNS) if at and (size.width >= WIDE or name not in FOR_WIDE)]
+        others = sum(max(len(cells[at].removeprefix(">")) for cells in (COLUMNS, *rows)) + GAP for at in kept)
+        width = max(NAME_MIN, size.width - others)
+        head, *lines = show.rendered(
+            (COLUMNS[0].ljust(width), *(COLUMNS[at] for at in kept)),
+            [(ended(cells[0], width), *(cells[at] for at in kept)) for cells in rows],
+        ).splitlines()
+        more = f"{len(topics):,} topics" + (f' with "{view.search}"' if view.search else "")
+        told = (view.trouble, "bold red") if view.trouble else (f"{more}, by {view.sort}", "dim")
+        styled = [(line, "red" if one.stalled_reason else "") for line, one in zip(lines, here, strict=True)]
+        all_lines = [(headline(view), ""), told, (head, ""), *styled, *((line, "red") for line in named), (KEYS, "dim")]
+        return Group(*(Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in all_lines))
 
 
 @contextmanager

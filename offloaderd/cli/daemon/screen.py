@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
@@ -156,30 +156,20 @@ class TerminalScreen:
         self._live.update(what, refresh=True)
 
 
-def flow_table(now: Progress) -> Table:
+def flow_table(now: Progress) -> Text:
     """Return the flow as a table: where the entries are."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=True, header_style="")
-    for name in ("", "ENTRIES", "BYTES", ""):
-        grid.add_column(name, justify="right" if name else "left")
     share = f" of {show.number(now.total_entries)}" if now.total_entries else ""
     rate = show.rate(now.appended_bytes, now.seconds)
-    rows = (
+    committed = show.plural(now.segments, "segment")
+    rows = [
         ("appended", show.number(now.appended_entries), show.size(now.appended_bytes), f"{rate}{share}"),
         ("in the buffer", "", show.size(now.buffered_bytes), ""),
         ("being uploaded", show.number(now.open_entries), show.size(now.open_bytes), "the open segment"),
-        (
-            "committed",
-            show.number(now.committed_entries),
-            show.size(now.committed_bytes),
-            show.plural(now.segments, "segment"),
-        ),
+        ("committed", show.number(now.committed_entries), show.size(now.committed_bytes), committed),
         ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), lag_age(now)),
-    )
-    for row in rows:
-        grid.add_row(*row)
-    if now.trouble:
-        grid.add_row("trouble", "", "", now.trouble)
-    return grid
+        *([("trouble", "", "", now.trouble)] if now.trouble else []),
+    ]
+    return Text(show.rendered(("", ">ENTRIES", ">BYTES", ""), rows).rstrip("\n"))
 
 
 def lag_age(now: Progress) -> str:
