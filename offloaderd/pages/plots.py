@@ -1,4 +1,4 @@
-"""From numbers over time to what an SVG drawing needs: lines as points, ticks, words. No markup here, no I/O."""
+"""From numbers over time to what an SVG drawing needs: lines as points, ticks, words; and which drawings pages have."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from offloaderd import words
+from offloaderd.metric_values import TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from offloaderd.pages.ring import Ring, TopicRings
 
 WIDTH, HEIGHT = 600, 170
 LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22
@@ -17,6 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22
 
 SPAN_MS = 3_600_000
 TICKS_MAX = 4
+TIER_WORDS = dict(zip(TIERS, ("buffer", "ledger source", "bucket"), strict=True))
 
 Points: TypeAlias = "Sequence[tuple[int, float]]"
 
@@ -121,3 +125,36 @@ def _x(at_ms: int, now_ms: int) -> float:
 
 def _y(value: float, top: float) -> float:
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top
+
+
+def daemon_plots(ring: Ring, now_ms: int) -> tuple[Plot, ...]:
+    """Return the drawings of the daemon's hour."""
+    return (
+        plot(
+            "throughput",
+            "Throughput",
+            BYTES_RATE,
+            {"taken in": ring.column("taken_bytes_per_s"), "stored": ring.column("stored_bytes_per_s")},
+            now_ms,
+        ),
+        plot("lag-age", "Age of the oldest entry that is not durable", SECONDS, {"lag": ring.column("lag_s")}, now_ms),
+        plot("lag-bytes", "Not durable yet, all topics", BYTES, {"lag": ring.column("lag_bytes")}, now_ms),
+        plot(
+            "reads",
+            "Read, by tier",
+            BYTES_RATE,
+            {TIER_WORDS[tier]: ring.column(f"read_{tier}_bytes_per_s") for tier in TIERS},
+            now_ms,
+        ),
+    )
+
+
+def topic_plots(rings: TopicRings, topic: str, now_ms: int) -> tuple[Plot, ...]:
+    """Return the drawings of a topic's hour; none when it has none."""
+    rate, lag = rings.column(topic, "taken_bytes_per_s"), rings.column(topic, "lag_s")
+    if rate is None or lag is None:
+        return ()
+    return (
+        plot("throughput", "Throughput", BYTES_RATE, {"taken in": rate}, now_ms),
+        plot("lag-age", "Age of the oldest entry that is not durable", SECONDS, {"lag": lag}, now_ms),
+    )

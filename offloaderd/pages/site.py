@@ -18,7 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from offloaderd import words
 from offloaderd.errors import Denied, InvalidInput, OffloaderError, Transient
 from offloaderd.pages import plots
-from offloaderd.pages.drawings import daemon_plots, topic_plots
 from offloaderd.pages.visitor import Visitor, names_this_machine
 from offloaderd.pages.wanted import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.rpc.errors import code_of
@@ -171,7 +170,7 @@ class StatusSite:
                 one=found,
                 rate=rate,
                 facts=topic_facts(found, None),
-                plots=topic_plots(board.sampler.topics, found.topic, board.now_ms()),
+                plots=plots.topic_plots(board.sampler.topics, found.topic, board.now_ms()),
                 now_ms=board.now_ms(),
             )
         wanted = Wanted.of(request.query)
@@ -182,7 +181,7 @@ class StatusSite:
             view=found_page,
             now_ms=found_page.now_ms,
             state=self._health.view.reason,
-            plots=daemon_plots(found_page.ring, found_page.now_ms),
+            plots=plots.daemon_plots(found_page.ring, found_page.now_ms),
         )
 
     async def _json(self, request: web.Request) -> web.Response:

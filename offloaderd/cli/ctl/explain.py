@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
@@ -143,6 +143,6 @@ def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
         **picked(place, *where, kept=("segment_id", "offloaded_ms", "bucket", "data_key")),
         "block": block if place.block_number else None,
         **(picked(place, *entry) if place.HasField("entry_offset") else dict.fromkeys(entry)),
-        "flaw": flaws_view.as_json(place.flaw) if place.HasField("flaw") else None,
+        "flaw": segments_view.flaw_as_json(place.flaw) if place.HasField("flaw") else None,
         "verified": verified if place.verified_ms else None,
     }

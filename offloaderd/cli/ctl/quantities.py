@@ -1,7 +1,8 @@
-"""What commands take as options: texts that are parsed, sizes and durations; units.py says how these are written."""
+"""What commands take as options: texts that are parsed, sizes, durations and times; units.py says how to write them."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +15,10 @@ from offloaderd.units import format_bytes, parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offloaderd.clock import Clock
+
 T = TypeVar("T")
+_MILLISECOND = timedelta(milliseconds=1)
 SEGMENT_BYTES_SMALL = 2**20
 """No policy is refused below it, as tests and trials need such segments; nobody wants them for long."""
 
@@ -71,6 +75,30 @@ def duration_param(least: float | None = None) -> Parsed[float]:
     return Parsed("duration", parse, lambda text, error: f"{text!r} is {error}")
 
 
+def moment_ms(value: str) -> int:
+    """Read a point in time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Gives the latter.
+
+    Raises ValueError with what one looks like.
+    """
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"not a time: {value!r}; write 2026-11-21T10:00:00Z or milliseconds since 1970") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    wall_ms = (moment - datetime.fromtimestamp(0, UTC)) // _MILLISECOND
+    if wall_ms < 0:
+        raise ValueError(f"{value!r} is before 1970")
+    return wall_ms
+
+
+def ago_ms(clock: Clock, seconds: float) -> int:
+    """Return when it was so long ago, 1970 at the earliest."""
+    return max(0, clock.wall_ms() - round(seconds * 1000))
+
+
 def warn_of_small_segments(size_bytes: int) -> None:
     """Say on stderr what segments of such a size mean, if somebody has left out a unit, or thought of blocks."""
     if 0 < size_bytes < SEGMENT_BYTES_SMALL:
@@ -83,3 +111,4 @@ def warn_of_small_segments(size_bytes: int) -> None:
 
 SIZE = size_param()
 DURATION = duration_param()
+MOMENT = Parsed("time", moment_ms)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.moments import MOMENT
+from offloaderd.cli.ctl.quantities import MOMENT
 from offloaderd.cli.ctl.read_styles import FORMATS, TIERS, encoder, held_back, message_encoder
 from offloaderd.cli.ctl.seek import NUMBER, one_goal
 from offloaderd.client.resume import RESUME_S

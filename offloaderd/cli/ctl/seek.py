@@ -8,8 +8,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
-from offloaderd.cli.ctl.moments import MOMENT, ago_ms
-from offloaderd.cli.ctl.quantities import duration_param
+from offloaderd.cli.ctl.quantities import MOMENT, ago_ms, duration_param
 from offloaderd.cli.ctl.read_styles import TIERS
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.clock import SystemClock

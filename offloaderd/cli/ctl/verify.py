@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.program import CORRUPT, OK
@@ -64,16 +64,16 @@ async def _verify(session: Session, topic: TopicName, level: str) -> int:
                     elif flaws:
                         begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
                         click.echo(f"segment {found.segment_id} ({begin} to {end}):")
-                        flaws_view.write(flaws)
+                        segments_view.write_flaws(flaws)
                 else:
                     bars.clear()
                     flaws = list(event.between.flaws)
                     segments, read_bytes = event.between.segments, event.between.read_bytes
                     if flaws and not session.json:
                         click.echo("between segments:")
-                        flaws_view.write(flaws)
+                        segments_view.write_flaws(flaws)
                     if session.json:
-                        between = [flaws_view.as_json(flaw) for flaw in flaws]
+                        between = [segments_view.flaw_as_json(flaw) for flaw in flaws]
                         click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
                 problems += sum(flaw.is_problem for flaw in flaws)
     if not session.json:
@@ -85,4 +85,4 @@ async def _verify(session: Session, topic: TopicName, level: str) -> int:
 def segment_json(found: inspect_pb2.VerifyEvent.Segment) -> dict[str, object]:
     """Return a segment as JSON shows it."""
     told = picked(found, "segment_id", "begin", "end", "data_bytes", "read_bytes", kept=("segment_id",))
-    return {**told, "flaws": [flaws_view.as_json(flaw) for flaw in found.flaws]}
+    return {**told, "flaws": [segments_view.flaw_as_json(flaw) for flaw in found.flaws]}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from offloaderd.cli import flaws as flaws_view
+from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import size_param
@@ -205,8 +205,8 @@ class View:
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
         held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
         click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
-        flaws_view.write(one.flaws)
-        flaws_view.write_ledgers(ledgers)
+        segments_view.write_flaws(one.flaws)
+        segments_view.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
         """Note that the rest could not be looked at."""
@@ -239,6 +239,6 @@ def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str,
     """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
     return {
         **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
-        "flaws": [flaws_view.as_json(flaw) for flaw in one.flaws],
-        "ledgers": [flaws_view.ledger_as_json(ledger) for ledger in ledgers],
+        "flaws": [segments_view.flaw_as_json(flaw) for flaw in one.flaws],
+        "ledgers": [segments_view.ledger_as_json(ledger) for ledger in ledgers],
     }

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli import offloadctl
-from offloaderd.cli.ctl import backfill_words as words
+from offloaderd.cli.ctl import backfill
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import Transient
 from offloaderd.metadata.records.history import HistoryRange
@@ -89,14 +89,14 @@ def test_requests_and_costs_follow_from_sizes() -> None:
 def test_plans_are_shown_with_what_they_took(capsys: pytest.CaptureFixture[str]) -> None:
     """A line a topic; probes, doubts, and why others are not for a job."""
     other = TopicName.parse("public/default/other")
-    words.show_plans([(TOPIC, plan_of(3)), (other, BackfillFailed("it is not enabled"))], PRICES)
+    backfill.show_plans([(TOPIC, plan_of(3)), (other, BackfillFailed("it is not enabled"))], PRICES)
     out, err = capsys.readouterr()
     assert "300.0 MiB" in out
     assert "51 probes for 2 boundaries, in 500 ms" in err
     assert "in doubt: split by entries" in err
     assert "not for a job: it is not enabled" in err
-    assert words.plan_json(other, Transient("away"), PRICES) == {"topic": str(other), "error": "away"}
-    assert json.loads(json.dumps(words.plan_json(TOPIC, plan_of(3), PRICES)))["segments"] == 3
+    assert backfill.plan_json(other, Transient("away"), PRICES) == {"topic": str(other), "error": "away"}
+    assert json.loads(json.dumps(backfill.plan_json(TOPIC, plan_of(3), PRICES)))["segments"] == 3
 
 
 def progress(done: int, left: int) -> Progress:
@@ -111,7 +111,7 @@ def test_the_bar_tells_of_each_commit_and_of_nothing_else(capsys: pytest.Capture
     """Without a terminal a line a commit."""
     with Bars() as bars:
         for one in (progress(0, 100), progress(1, 75), progress(1, 75), progress(4, 0)):
-            words.show_progress(bars, one)
+            backfill.show_progress(bars, one)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("]")[1].split("%")[0].strip() for line in lines] == ["25.0", "100.0"]
 
@@ -123,13 +123,13 @@ def test_how_far_a_topic_is_shows_a_bar_and_a_guess(capsys: pytest.CaptureFixtur
         payload_bytes=100, bytes_left=50, segments=2,
         ranges=4, ranges_done=2, ranges_claimed=1, written=1, driver="me", bytes_per_s=10, seconds_left=5,
     )  # fmt: skip
-    words.show_status([(TOPIC, one), (TopicName.parse("a/b/c"), None)])
+    backfill.show_status([(TOPIC, one), (TopicName.parse("a/b/c"), None)])
     out, err = capsys.readouterr()
     assert " 50.0 %" in out
     assert "about 5.0 s" in out
     assert "worked on by driver me" in out
     assert "no planned history" in err
-    shown = words.status_json(TOPIC, one)["history"]
+    shown = backfill.status_json(TOPIC, one)["history"]
     assert isinstance(shown, dict)
     assert (shown["done_percent"], shown["begun"], shown["driver"]) == (50.0, 1, "me")
 
@@ -145,9 +145,9 @@ def test_what_became_of_topics_is_told(capsys: pytest.CaptureFixture[str]) -> No
         Ended(topic=TOPIC, nothing=True),
         Ended(topic=TOPIC, error=BackfillFailed("no")),
     ]
-    words.show_ended(ended)
+    backfill.show_ended(ended)
     out = capsys.readouterr().out
     assert "3 segments committed; 2 losses recorded" in out
     assert "nothing to do" in out
     assert "not done" in out
-    assert [words.ended_json(one)["done"] for one in ended] == [True, True, False]
+    assert [backfill.ended_json(one)["done"] for one in ended] == [True, True, False]

@@ -9,7 +9,7 @@ from uuid import UUID
 from click.testing import CliRunner
 
 from offloaderd.cli import offloadctl
-from offloaderd.cli.ctl import convert_words as words
+from offloaderd.cli.ctl import convert
 from offloaderd.cli.progress import Bars
 from offloaderd.errors import Transient
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -69,36 +69,36 @@ def test_a_plan_shows_what_becomes_of_what_and_what_stays(capsys: pytest.Capture
         puts=5,
         gets=13,
     )
-    words.show_plans([(TOPIC, plan), (TopicName.parse("a/b/c"), ConversionFailed("nothing is offloaded"))])
+    convert.show_plans([(TOPIC, plan), (TopicName.parse("a/b/c"), ConversionFailed("nothing is offloaded"))])
     out, err = capsys.readouterr()
     assert "merged" in out
     assert "3 stay as they are: a broker wrote it" in err
     assert "nothing is offloaded" in err
-    shown = json.loads(json.dumps(words.plan_json(TOPIC, plan)))
+    shown = json.loads(json.dumps(convert.plan_json(TOPIC, plan)))
     assert shown["objects"][0]["of"] == [str(UUID(int=1)), str(UUID(int=2))]
-    assert words.plan_json(TOPIC, Transient("away"))["error"] == "away"
+    assert convert.plan_json(TOPIC, Transient("away"))["error"] == "away"
 
 
 def test_how_it_ended_is_told_with_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
     """Failures by range; a topic that was not done at all."""
     done = Progress(done=1, goals=2, bytes_done=10, bytes_all=20, writing=0, failures=("1:0..1:9: unreadable",))
-    words.show_ended([Ended(topic=TOPIC, progress=done), Ended(topic=TOPIC, error=Transient("away"))])
+    convert.show_ended([Ended(topic=TOPIC, progress=done), Ended(topic=TOPIC, error=Transient("away"))])
     out, err = capsys.readouterr()
     assert "1 object in place of the old ones" in out
     assert "not done" in out
     assert "left as it was: 1:0..1:9: unreadable" in err
-    assert words.ended_json(Ended(topic=TOPIC, progress=done))["failures"] == ["1:0..1:9: unreadable"]
+    assert convert.ended_json(Ended(topic=TOPIC, progress=done))["failures"] == ["1:0..1:9: unreadable"]
     with Bars() as bars:
-        words.show_progress(bars, TOPIC, done)
-        words.show_progress(bars, TOPIC, done)
+        convert.show_progress(bars, TOPIC, done)
+        convert.show_progress(bars, TOPIC, done)
     assert capsys.readouterr().err.count("50.0 %") == 1
 
 
 def test_status_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Of both kinds, and who works on it."""
     one = Status(topic=TOPIC, driver="", ledgers=1, segments=2, payload_bytes=3000, begun=1, trash=4)
-    words.show_status([one])
+    convert.show_status([one])
     out = capsys.readouterr().out
     assert "1 whole ledger, 2 segments" in out
     assert "1 begun and not exchanged, 4 on the trash list; worked on by nobody" in out
-    assert words.status_json(one)["driver"] is None
+    assert convert.status_json(one)["driver"] is None

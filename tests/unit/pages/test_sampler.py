@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.metrics import Metrics
 from offloaderd.pages.ring import SAMPLE_S, TOPIC_SAMPLE_S
-from offloaderd.pages.sampler import Rate, Sampler
+from offloaderd.pages.sampler import Sampler
+from offloaderd.rpc.status_json import Rate
 from offloaderd.tasks import Tasks
 from offloaderd.testing.clock import FakeClock
 from tests.unit.pages.scene import stalled, status
