@@ -6,14 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 import click
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from offloaderd.cli import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.progress import TaskID
 
 BAR_CHARS = 30
 

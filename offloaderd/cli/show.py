@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TextIO, TypeVar
 
 import click
 from google.protobuf.message import Message
@@ -15,9 +15,6 @@ from rich.console import Console
 from offloaderd.rpc.message_json import position_of, position_text
 from offloaderd.rpc.v1 import common_pb2
 from offloaderd.words import age, moment, number, plural, rate, size, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",

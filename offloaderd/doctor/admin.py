@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
-from offloaderd.doctor.finding import Finding, fail, ok, skipped
+from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped
 from offloaderd.errors import Transient
 from offloaderd.ledgers.pulsar_admin import PulsarAdmin
 from offloaderd.model import TopicName
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
 
 NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
 UNREACHABLE = (

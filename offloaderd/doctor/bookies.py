@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from offloaderd import wiring
-from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.errors import CorruptData, NotFound, Transient
 from offloaderd.ledgers.bookkeeper.bookies import BookiePool
 from offloaderd.ledgers.bookkeeper.layout import registration_paths
-from offloaderd.ledgers.bookkeeper.registration import READONLY, resolve
+from offloaderd.ledgers.bookkeeper.registration import READONLY, BookieAddress, resolve
 from offloaderd.ledgers.bookkeeper.status import NotHere, Unsupported
 from offloaderd.metadata.each import each
 from offloaderd.metrics import Metrics
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
-    from offloaderd.ledgers.bookkeeper.registration import BookieAddress
     from offloaderd.metadata.zookeeper import ZooKeeperStore
 
 NO_LEDGER = LEDGER_ID_MAX

@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import Finding, Reading, fail, ok, skipped, warn
+from offloaderd.doctor.finding import CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import owner
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3 import S3Store
 from offloaderd.objects.settings import named_places
-from offloaderd.stores import bucket_store
+from offloaderd.stores import BucketStore, bucket_store
 from offloaderd.upkeep import lost_metadata
 from offloaderd.upkeep.stored import Site
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from offloaderd.config import Settings
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
-    from offloaderd.stores import BucketStore
 
 FOLDER = "offloaderd-doctor"
 HTTP_DATE_GRAIN_MS = 1000

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import examined
+from offloaderd.doctor.finding import CheckResult, Finding, Reading, examined
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.doctor.finding import CheckResult, Finding, Reading
     from offloaderd.model import TopicName
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import Finding, Reading, fail, ok, warn
+from offloaderd.doctor.finding import CheckResult, Finding, Reading, fail, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
 
 SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 300_000

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from offloaderd.config import Settings
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
 
 MiB = 1024**2
 BASE_BYTES = 100 * MiB

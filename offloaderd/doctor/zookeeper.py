@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from offloaderd import wiring
 from offloaderd.doctor.bookies import bookie_checks
 from offloaderd.doctor.cluster import cluster_checks
-from offloaderd.doctor.finding import Finding, Reading, fail, ok, skipped, warn
+from offloaderd.doctor.finding import CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import refusals
 from offloaderd.errors import Conflict, Denied, NotFound
 from offloaderd.groups import Group
 from offloaderd.metadata import paths
-from offloaderd.metadata.port import Check, Replace
+from offloaderd.metadata.port import Check, MetadataStore, Replace
 from offloaderd.metadata.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from offloaderd.config import Settings
     from offloaderd.doctor.case import Case
-    from offloaderd.doctor.finding import CheckResult
-    from offloaderd.metadata.port import MetadataStore
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0

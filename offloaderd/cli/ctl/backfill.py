@@ -15,10 +15,10 @@ from offloaderd.cli.daemon.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars, as_text
 from offloaderd.errors import OffloaderError
-from offloaderd.model import OffloadMethod
+from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.policy.cost import Prices
 from offloaderd.rpc.message_json import picked
-from offloaderd.spark.backfill_job import Origin
+from offloaderd.spark.backfill_job import Origin, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.config import Settings
-    from offloaderd.model import TopicName
     from offloaderd.spark.backfill import Ended, Options, Status, Wanted
     from offloaderd.spark.backfill_handback import HandedBack
-    from offloaderd.spark.backfill_job import Progress
     from offloaderd.spark.backfill_plan import TopicPlan
     from offloaderd.spark.backfill_stores import Stores
 

@@ -14,16 +14,14 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import DURATION, SIZE
 from offloaderd.errors import NotFound
 from offloaderd.model import TopicName
-from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Load, Prices, estimate
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, Prices, estimate
+from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.client import DaemonClient
-    from offloaderd.policy.cost import Estimate
-    from offloaderd.rpc.v1 import admin_pb2
 
 WRITER = "offloaderd"
 ENTRY_BYTES = 1024

@@ -19,7 +19,7 @@ from rich.text import Text
 from offloaderd.cli import show
 from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import duration_param
-from offloaderd.clock import SystemClock
+from offloaderd.clock import Clock, SystemClock
 from offloaderd.errors import Denied, OffloaderError
 from offloaderd.offload.signal import race
 from offloaderd.rpc.status_json import Rate, Rates, daemon_json, rated_json
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
     from offloaderd.cli.ctl.options import Session
-    from offloaderd.clock import Clock
     from offloaderd.rpc.v1 import admin_pb2
 
 SORTS = {"l": "lag", "b": "bytes", "r": "rate", "s": "segment", "t": "topic"}

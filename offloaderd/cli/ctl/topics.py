@@ -15,14 +15,13 @@ from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
 from offloaderd.policy.fields import FIELDS
 from offloaderd.rpc.message_json import as_json
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.cli.ctl.options import Session
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2
 
 
 @click.group(short_help="List, enable and disable topics.")

@@ -11,12 +11,11 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.offload import as_json, ask, code_of, followed, sentence, timeout_of
 from offloaderd.cli.ctl.quantities import Parsed, with_hint
 from offloaderd.client import DaemonClient, Unreachable
-from offloaderd.model import Position
+from offloaderd.model import Position, TopicName
 from offloaderd.policy.fields import Field, Kind
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session
-    from offloaderd.model import TopicName
     from offloaderd.rpc.v1 import admin_pb2
 
 THRESHOLD = Field(name="--size-threshold", option="size-threshold", kind=Kind.BYTES)
