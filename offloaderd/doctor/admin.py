@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring
-from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped
+from offloaderd.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped
 from offloaderd.errors import Transient
 from offloaderd.ledgers.pulsar_admin import PulsarAdmin
 from offloaderd.model import TopicName
@@ -17,7 +17,6 @@ from offloaderd.model import TopicName
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.doctor.case import Case
 
 NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
 UNREACHABLE = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from offloaderd import wiring
-from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.errors import CorruptData, NotFound, Transient
 from offloaderd.ledgers.bookkeeper.bookies import BookiePool
 from offloaderd.ledgers.bookkeeper.layout import registration_paths
@@ -25,7 +25,6 @@ from offloaderd.model import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.doctor.case import Case
     from offloaderd.metadata.zookeeper import ZooKeeperStore
 
 NO_LEDGER = LEDGER_ID_MAX

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.doctor.finding import CheckResult, Finding, Reading, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import owner
 from offloaderd.errors import OffloaderError
 from offloaderd.objects.port import PART_BYTES_MIN
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from offloaderd.config import Settings
-    from offloaderd.doctor.case import Case
 
 FOLDER = "offloaderd-doctor"
 HTTP_DATE_GRAIN_MS = 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd import domains
-from offloaderd.doctor.finding import CheckResult, Finding, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.errors import Denied, InvalidInput, NotFound
 from offloaderd.ledgers import pulsar, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
@@ -18,7 +18,6 @@ from offloaderd.model import TopicName, decode_local
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.doctor.case import Case
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.zookeeper import ZooKeeperStore
 

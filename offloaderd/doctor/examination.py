@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from offloaderd.config.doubts import doubtful
 from offloaderd.doctor.admin import admin_checks
 from offloaderd.doctor.bucket import bucket_checks
-from offloaderd.doctor.case import Case
-from offloaderd.doctor.clocks import clock_checks
-from offloaderd.doctor.finding import CheckResult, Finding, Verdict, ok, warn
-from offloaderd.doctor.machine import listen, machine_checks
+from offloaderd.doctor.finding import Case, CheckResult, Finding, Verdict, ok, warn
+from offloaderd.doctor.machine import clock_checks, listen, machine_checks
 from offloaderd.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.stores import bucket_store, check_places
 

@@ -1,9 +1,9 @@
-"""What a check finds, and how a check is run: timed, bounded, and never ending the others."""
+"""What a check finds, what checks share, and how a check is run: timed, bounded, and never ending the others."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from offloaderd.clock import Clock
+    from offloaderd.config import Settings
+    from offloaderd.model import TopicName
 
 DEADLINE_S = 15.0
 """Longest that one check may take."""
@@ -120,3 +122,27 @@ class Reading:
         if least <= 0 <= most:
             return 0
         return least if least > 0 else most
+
+
+@dataclass(slots=True)
+class Case:
+    """One examination. `serving`: the daemon itself asks, so that its ports and locks are taken by right."""
+
+    settings: Settings
+    clock: Clock
+    serving: bool = False
+    readings: dict[str, Reading] = field(default_factory=dict)
+    knows_topics: bool | None = None
+    """Whether the daemon's own metadata knows any topic; None: nobody could look."""
+    deployment_id: str = ""
+    """Which deployment the metadata are of; empty: none yet, or nobody could look."""
+    topic: TopicName | None = None
+    """Some topic of the cluster, to ask its broker about."""
+
+    async def check(self, name: str, work: Awaitable[Finding]) -> CheckResult:
+        """Run one check."""
+        return await examined(name, work, self.clock)
+
+    def probe_name(self) -> str:
+        """Return a name that nobody else uses."""
+        return f"doctor-{self.clock.uuid()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from offloaderd.doctor.finding import Finding, fail, ok, warn
+from offloaderd.doctor.finding import Case, Finding, fail, ok, warn
 from offloaderd.errors import CorruptData
 from offloaderd.metadata import identity
 from offloaderd.metadata.each import each
@@ -15,7 +15,6 @@ from offloaderd.objects import marker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.doctor.case import Case
     from offloaderd.metadata.port import MetadataStore, Versioned
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader

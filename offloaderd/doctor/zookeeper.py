@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd import wiring
 from offloaderd.doctor.bookies import bookie_checks
 from offloaderd.doctor.cluster import cluster_checks
-from offloaderd.doctor.finding import CheckResult, Finding, Reading, fail, ok, skipped, warn
+from offloaderd.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.doctor.identities import refusals
 from offloaderd.errors import Conflict, Denied, NotFound
 from offloaderd.groups import Group
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.config import Settings
-    from offloaderd.doctor.case import Case
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0

@@ -10,8 +10,7 @@ from pydantic import SecretStr
 
 from offloaderd.config import Settings
 from offloaderd.doctor.admin import admin_checks
-from offloaderd.doctor.case import Case
-from offloaderd.doctor.finding import Verdict
+from offloaderd.doctor.finding import Case, Verdict
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.model import TopicName
 from offloaderd.objects.settings import ObjectsSettings

@@ -9,8 +9,7 @@ import pytest
 from offloaderd import stores
 from offloaderd.config import Settings
 from offloaderd.doctor.bucket import bucket_checks
-from offloaderd.doctor.case import Case
-from offloaderd.doctor.finding import Verdict
+from offloaderd.doctor.finding import Case, Verdict
 from offloaderd.errors import Denied, Transient
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3_errors import verdict_for

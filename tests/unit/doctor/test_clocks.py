@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.doctor.clocks import judge
 from offloaderd.doctor.finding import Reading, Verdict
+from offloaderd.doctor.machine import judge
 
 
 @pytest.mark.parametrize(

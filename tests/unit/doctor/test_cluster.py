@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from offloaderd.config import Settings
-from offloaderd.doctor.case import Case
 from offloaderd.doctor.cluster import other_domains
-from offloaderd.doctor.finding import Verdict
+from offloaderd.doctor.finding import Case, Verdict
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock

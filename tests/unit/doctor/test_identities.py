@@ -5,8 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from offloaderd.config import Settings
-from offloaderd.doctor.case import Case
-from offloaderd.doctor.finding import Verdict
+from offloaderd.doctor.finding import Case, Verdict
 from offloaderd.doctor.identities import owner, refusals
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
