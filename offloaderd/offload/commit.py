@@ -6,7 +6,6 @@ short by a cancellation, is decided by the segment's id: under one epoch nobody 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,28 +29,11 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metrics import Metrics
-    from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.model import LedgerEnd, Loss
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.head import HeadKeeper
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Proof of ownership: the epoch, and the version of its node that every commit checks.
-
-    `node` is where the epoch is kept; without it, it is that of the topic's owner.
-    """
-
-    topic: TopicName
-    epoch: int
-    epoch_version: int
-    node: str = ""
-
-    @property
-    def path(self) -> str:
-        """Where the epoch is kept."""
-        return self.node or paths.epoch(self.topic)
 
 
 class AttemptLog:

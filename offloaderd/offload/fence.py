@@ -5,11 +5,13 @@ An answer that was lost is read back; never guessed (architecture section 6, 6).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check
 from offloaderd.offload.budget import Backoff, until_answered
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.metrics import Metrics
-    from offloaderd.offload.commit import Claim
+    from offloaderd.model import TopicName
 
 
 log = structlog.get_logger(__name__)
@@ -28,6 +30,24 @@ _HINT = (
     "it is tried again and read back; if it stays so while ZooKeeper answers others, jute.maxbuffer of its servers may "
     "be smaller than the transaction"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof of ownership: the epoch, and the version of its node that every commit checks.
+
+    `node` is where the epoch is kept; without it, it is that of the topic's owner.
+    """
+
+    topic: TopicName
+    epoch: int
+    epoch_version: int
+    node: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where the epoch is kept."""
+        return self.node or paths.epoch(self.topic)
 
 
 class Fence:

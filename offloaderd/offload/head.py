@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from offloaderd.model import Position
     from offloaderd.objects.places import Place
     from offloaderd.objects.whole import Get
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.workshop import Workshop
 
 T = TypeVar("T")

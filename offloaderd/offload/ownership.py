@@ -18,7 +18,7 @@ from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
 from offloaderd.offload.budget import until_answered
-from offloaderd.offload.commit import Claim
+from offloaderd.offload.fence import Claim
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:

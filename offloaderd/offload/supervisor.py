@@ -22,8 +22,8 @@ from offloaderd.model import OffloadMethod
 from offloaderd.offload import history, ownership, recovery
 from offloaderd.offload.adoption import adopt_head
 from offloaderd.offload.budget import Backoff, until_answered
-from offloaderd.offload.commit import AttemptLog, Claim
-from offloaderd.offload.fence import Fence
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.fence import Claim, Fence
 from offloaderd.offload.head import HeadKeeper
 from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.kept_map import KeptMap

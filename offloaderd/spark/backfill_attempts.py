@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.head import HeadKeeper
     from offloaderd.offload.workshop import Workshop
 

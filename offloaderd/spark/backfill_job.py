@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from offloaderd.model import Position, TopicName
     from offloaderd.objects.places import Place
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
 
 PATIENCE_S = 300.0
 """How long one request may fail before the executor gives its segment back, to be gone on with elsewhere."""

@@ -16,7 +16,7 @@ from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.offload.budget import Backoff, until_answered
-from offloaderd.offload.commit import Claim
+from offloaderd.offload.fence import Claim
 from offloaderd.offload.signal import race
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from offloaderd.model import LedgerInfo
     from offloaderd.objects.places import Place
     from offloaderd.offload.chain import Run
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.backfill_job import Aim
 

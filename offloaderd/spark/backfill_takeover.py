@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import Step
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.model import Position
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.backfill_eligible import Prospect
     from offloaderd.spark.backfill_job import Aim

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.model import TopicName
-    from offloaderd.offload.commit import AttemptLog, Claim
+    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.backfill_job import Aim, Driver
 

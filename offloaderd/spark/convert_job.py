@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import Position, TopicName
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.spark.backfill_job import Written
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.merging import Goal
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import TopicName
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
     from offloaderd.offload.workshop import Workshop
     from offloaderd.spark.convert_job import Driver, Wish
 

@@ -13,7 +13,8 @@ from offloaderd.metadata.each import each
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext
 from offloaderd.metrics import Metrics
-from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.fence import Claim
 from tests.unit.offload.rig import TOPIC
 
 if TYPE_CHECKING:

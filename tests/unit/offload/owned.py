@@ -9,8 +9,9 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.model import Position
-from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.deletion import empty_trash
+from offloaderd.offload.fence import Claim
 from offloaderd.offload.identity import TopicIdentity
 from offloaderd.offload.recovery import LeftBehind
 from offloaderd.offload.topic import TopicOffloader

@@ -23,7 +23,7 @@ from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.offload.commit import Claim
+    from offloaderd.offload.fence import Claim
 
 
 async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -> None:

@@ -18,7 +18,8 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, StoredPa
 from offloaderd.metrics import Metrics
 from offloaderd.model import Position
 from offloaderd.offload import progress
-from offloaderd.offload.commit import AttemptLog, Claim
+from offloaderd.offload.commit import AttemptLog
+from offloaderd.offload.fence import Claim
 from offloaderd.offload.progress import PAUSE_MIN_S, Progress
 from offloaderd.testing.clock import FakeClock
 from tests.unit.offload.rig import TOPIC

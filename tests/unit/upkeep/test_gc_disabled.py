@@ -19,8 +19,7 @@ from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import Confirmed, TopicName
-from offloaderd.offload.commit import Claim
-from offloaderd.offload.fence import Fence
+from offloaderd.offload.fence import Claim, Fence
 from offloaderd.refusals import RefusalKind
 from offloaderd.upkeep.finds import Kind, Verdict
 from tests.unit.upkeep.site import BUCKET, DAY_S, OURS, PREFIX, TOPIC, Ground, data_key, manifest_key, segment_id

@@ -19,9 +19,8 @@ from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
 from offloaderd.model import Loss, Position
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.commit import Claim
 from offloaderd.offload.damage import SourceKeeper
-from offloaderd.offload.fence import Fence
+from offloaderd.offload.fence import Claim, Fence
 from offloaderd.offload.rest import Rest
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep.scrub import AGAIN_S, Scrubber, ScrubOptions
