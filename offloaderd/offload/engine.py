@@ -23,12 +23,13 @@ from offloaderd.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.event import Event
 from offloaderd.groups import Group
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.offload import asked, deletion, identity, ownership, policies
+from offloaderd.offload import asked, deletion, ownership, policies
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
@@ -89,7 +90,7 @@ class Engine:
         self._looks = 0
         self.rollback = Rollback(shop)
         own = {"trash": self._keep_trash_empty, "history": self._keep_history, "requests": self._keep_asked}
-        own["rollback"], own["identity"] = self.rollback.run, identity.keep
+        own["rollback"], own["identity"] = self.rollback.run, _keep_identity
         self._home = Household(shop=shop, book=book, duties={**own, **(duties or {})}, me=NOBODY)
         self._history = History(shop, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(shop, self.statuses)
@@ -368,3 +369,11 @@ class Engine:
 
     async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
         await deletion.keep_trash_empty(self.shop, offloader)
+
+
+async def _keep_identity(offloader: TopicOffloader) -> None:
+    """Read the topic's head as soon as the bucket answers. Raises IdentityRefused, Fenced."""
+    if offloader.head is not None:
+        await offloader.head.check(offloader.map)
+    with offloader.rest.until():
+        await Event().wait()

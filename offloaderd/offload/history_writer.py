@@ -74,7 +74,7 @@ class HistoryWriter:
             clock=self._clock,
             metrics=self._metrics,
             path=paths.history_attempt(offloader.topic),
-            head=offloader.identity.head,
+            head=offloader.head,
         )
 
     async def run(self) -> None:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from offloaderd.clock import Clock
     from offloaderd.metrics import Metrics
     from offloaderd.offload.fence import Fence
-    from offloaderd.offload.head import HeadKeeper
-    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.troubles import Troubles
     from offloaderd.refusals import RefusalKind
 
@@ -43,8 +41,6 @@ class TopicIdentity:
         self.topic = fence.claim.topic
         self.checked = Event()
         """Set once the bucket was asked under this claim: nothing is deleted or granted before."""
-        self.head: HeadKeeper | None = None
-        """What keeps the topic's head in the bucket; None where nobody does."""
         self.troubles: Troubles | None = None
         """Hears what a check fails with while it is tried again."""
         self._fence = fence
@@ -152,11 +148,3 @@ class TopicIdentity:
             self._metrics.identity_refusals.labels(topic=topic, kind=one.kind).set(1)
         self.refusals = record.refusals
         return self.refusals
-
-
-async def keep(offloader: TopicOffloader) -> None:
-    """Read the topic's head as soon as the bucket answers. Raises IdentityRefused, Fenced."""
-    if offloader.identity.head is not None:
-        await offloader.identity.head.check(offloader.map)
-    with offloader.rest.until():
-        await Event().wait()

@@ -184,7 +184,7 @@ class _TopicRollback:
             clock=self._clock,
             metrics=self._metrics,
             path=paths.rollback_attempt(offloader.topic),
-            head=offloader.identity.head,
+            head=offloader.head,
         )
 
     async def run(self) -> None:

@@ -255,7 +255,7 @@ class Supervisor:
         fence = Fence(store, claim, clock=self._clock, metrics=self._metrics)
         identity = TopicIdentity(fence, clock=self._clock, metrics=self._metrics, before=self.identity)
         self.identity = identity
-        head = identity.head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
+        head = HeadKeeper(self._home.shop, identity, epoch=claim.epoch)
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
             await self._stay_awake(claim, session, identity, head)

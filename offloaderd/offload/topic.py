@@ -69,7 +69,7 @@ class TopicOffloader:
         identity: TopicIdentity,
     ) -> None:
         """Take up a topic where its map ends, with what an earlier owner left behind it."""
-        self.identity, self.claim = identity, log.fence.claim
+        self.identity, self.claim, self.head = identity, log.fence.claim, log.head
         self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
         self.topic: TopicName = self.claim.topic
         self.segment: OpenSegment | None = None
