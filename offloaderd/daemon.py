@@ -293,7 +293,7 @@ class Daemon:
                 group.create_task(guard.keep(), name="certificates"),
                 group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(
-                    gc.keep(lambda: wiring.gc_schedule(self._settings), lambda: engine.placement.leads("gc")),
+                    gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc")),
                     name="garbage collection",
                 ),
             ]

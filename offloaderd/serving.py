@@ -14,6 +14,7 @@ from offloaderd.doctor.examination import examine
 from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.engine import Engine
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.sleep import SleepOptions
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from offloaderd.log_levels import LogLevels
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
-    from offloaderd.offload.grants import Grants
     from offloaderd.offload.registration import Registration
     from offloaderd.offload.workshop import Workshop
     from offloaderd.reload import Reloader
@@ -108,11 +108,11 @@ class Crew:
 
     def _follow_rhythms(self, settings: Settings) -> None:
         """Collection of garbage and the deadline of a drain ask for the settings themselves."""
-        self.engine.placement.options = wiring.placement_options(settings)
+        self.engine.placement.options = settings.placement
         self.engine.dormitory.options = SleepOptions(after_s=settings.offload.sleep_after_s)
-        self.retention.options = wiring.retention_options(settings)
-        self.grants.follow(wiring.grant_options(settings))
-        self.scrubber.follow(wiring.scrub_options(settings))
+        self.retention.options = settings.retention
+        self.grants.follow(settings.grants)
+        self.scrubber.follow(settings.scrub)
         self.upkeep.grace_s = settings.gc.grace_s
 
 
@@ -130,17 +130,17 @@ def assemble(
     """Make all parts; `snapshot` describes the daemon, `reloader` reads its settings again."""
     metadata, objects, metrics = shop.metadata, shop.uplink.objects, shop.uplink.metrics
     book, keeper = PolicyBook(metadata, wiring.policy_levels(settings)), SourceKeeper(metadata, objects, clock, metrics)
-    retention = Retention(shop, ledgers.register, wiring.retention_options(settings), book)
-    grants, scrubber = wiring.grants(settings, shop, ledgers.store, book), wiring.scrubber(settings, shop, keeper)
+    retention = Retention(shop, ledgers.register, settings.retention, book)
+    grants = Grants(shop, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
+    scrubber = wiring.scrubber(settings, shop, keeper)
     engine = Engine(
         shop,
         book,
-        placement=wiring.placement_options(settings),
+        placement=settings.placement,
         sleep=SleepOptions(after_s=settings.offload.sleep_after_s),
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
-    reader = _reader(settings, engine, ledgers, clock, keeper)
-    gc = _collector(settings, shop, ledgers)
+    reader, gc = _reader(settings, engine, ledgers, clock, keeper), _collector(settings, shop, ledgers)
     session_s, around = settings.metadata.session_timeout_s, wiring.surroundings(settings)
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads = _reads(settings, reader, metrics)

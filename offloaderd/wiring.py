@@ -13,9 +13,6 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.objects.s3_options import S3Options
 from offloaderd.objects.settings import named_places
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.placement import PlacementOptions
-from offloaderd.offload.retention import RetentionOptions
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.rules import Surroundings
@@ -25,9 +22,8 @@ from offloaderd.rpc.inspect import InspectService, held
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.section import is_private
 from offloaderd.upkeep.explain import Explainer
-from offloaderd.upkeep.gc import Schedule
 from offloaderd.upkeep.looking import CALLS_BYTES, Looker
-from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 
@@ -36,8 +32,6 @@ if TYPE_CHECKING:
     from offloaderd.access.watched import Watched
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
-    from offloaderd.ledgers.port import LedgerStore
-    from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.offload.damage import SourceKeeper
@@ -81,38 +75,6 @@ def surroundings(settings: Settings) -> Surroundings:
         places=tuple((place.bucket, place.prefix) for place in places(settings)),
         has_source=kind != "none",
         has_brokers=kind == "bookkeeper",
-    )
-
-
-def placement_options(settings: Settings) -> PlacementOptions:
-    """Return how topics move between daemons."""
-    placement = settings.placement
-    return PlacementOptions(
-        settle_s=placement.settle_s,
-        grace_s=placement.grace_s,
-        handovers_max=placement.handovers_max,
-        handover_s=placement.handover_s,
-        keep_s=placement.keep_s,
-    )
-
-
-def retention_options(settings: Settings) -> RetentionOptions:
-    """Return how carefully the source is followed, and how often."""
-    retention = settings.retention
-    return RetentionOptions(
-        follow_lag_s=retention.follow_lag_s,
-        interval_s=retention.interval_s,
-    )
-
-
-def grant_options(settings: Settings) -> GrantOptions:
-    """Return how copies are verified before the source may delete."""
-    grants = settings.grants
-    return GrantOptions(
-        enabled=grants.enabled,
-        daemon_id=settings.daemon.id,
-        readback=grants.readback,
-        interval_s=grants.interval_s,
     )
 
 
@@ -240,11 +202,6 @@ def admin_options(settings: Settings) -> AdminOptions:
     )
 
 
-def grants(settings: Settings, shop: Workshop, store: LedgerStore | None, book: PolicyBook) -> Grants:
-    """Return who lets the source delete; `store` is the embedded one."""
-    return Grants(shop, store if settings.grants.delete_source else None, grant_options(settings), book)
-
-
 def scrubber(settings: Settings, shop: Workshop, keeper: SourceKeeper) -> Scrubber:
     """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
     uplink = shop.uplink
@@ -252,19 +209,11 @@ def scrubber(settings: Settings, shop: Workshop, keeper: SourceKeeper) -> Scrubb
         uplink.objects,
         shop.metadata,
         sites(settings),
-        scrub_options(settings),
+        settings.scrub,
         clock=uplink.clock,
         metrics=uplink.metrics,
         budget=uplink.budget,
         damaged=keeper.keep,
-    )
-
-
-def scrub_options(settings: Settings) -> ScrubOptions:
-    """Return in which rhythm what is stored is read again."""
-    scrub = settings.scrub
-    return ScrubOptions(
-        interval_s=scrub.interval_s, first_s=scrub.first_s, bytes_per_s=scrub.bytes_per_s, off=not scrub.enabled
     )
 
 
@@ -289,12 +238,6 @@ def sites(settings: Settings) -> list[Site]:
     """Return what is looked after: what committed segments say of where they lie has to agree with it."""
     cluster = settings.daemon.cluster
     return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in places(settings)]
-
-
-def gc_schedule(settings: Settings) -> Schedule:
-    """Return what the daemon collects by itself."""
-    gc = settings.gc
-    return Schedule(interval_s=gc.interval_s, grace_s=gc.grace_s, apply=gc.mode == "delete", off=gc.mode == "off")
 
 
 def places(settings: Settings) -> Places:

@@ -35,7 +35,7 @@ from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
 from offloaderd.offload.levels import Levels
 from offloaderd.offload.mark_places import mark_places
-from offloaderd.offload.placement import NOBODY, Placement, PlacementOptions
+from offloaderd.offload.placement import NOBODY, Placement
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.rollback import Rollback
 from offloaderd.offload.selector import Selector
@@ -49,6 +49,7 @@ from offloaderd.patterns import of_topic
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from offloaderd.fleet_settings import PlacementSettings
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.metadata.records.daemon import DaemonNode
@@ -80,7 +81,7 @@ class Engine:
         book: PolicyBook,
         *,
         duties: Mapping[str, Duty] | None = None,
-        placement: PlacementOptions | None = None,
+        placement: PlacementSettings | None = None,
         sleep: SleepOptions | None = None,
     ) -> None:
         """Take what all topics work with, what holds for those that say nothing, and further duties towards each."""

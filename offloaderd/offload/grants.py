@@ -10,7 +10,7 @@ once more right before it. For BookKeeper grants are published only.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.grant_records import Stored
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
+    from offloaderd.upkeep_settings import GrantSettings
 
 log = structlog.get_logger(__name__)
 
@@ -58,36 +59,29 @@ CHECKS_AT_A_TIME = 2
 """Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantOptions:
-    """How copies are verified, and how often to look."""
-
-    enabled: bool
-    daemon_id: str
-    readback: bool
-    interval_s: float
-
-
 class Grants:
-    """The duty towards each topic. `store` is the embedded store if it is to delete by grant, else None.
+    """The duty towards each topic. `store` is the embedded store, if there is one.
 
     `book` says how long the source keeps a ledger all the same; when that changes, so do the grants there are.
     """
 
-    def __init__(self, shop: Workshop, store: LedgerStore | None, options: GrantOptions, book: PolicyBook) -> None:
+    def __init__(
+        self, shop: Workshop, store: LedgerStore | None, options: GrantSettings, book: PolicyBook, *, daemon_id: str
+    ) -> None:
         self._shop = shop
         self._book = book
-        self._store = store
+        self._store = store if options.delete_source else None
         self._options = options
+        self._daemon_id = daemon_id
         self._clock = shop.uplink.clock
         self._metrics = shop.uplink.metrics
         self._checker = CopyChecker(shop, readback=options.readback)
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
         self._versions: WeakKeyDictionary[TopicOffloader, int] = WeakKeyDictionary()
 
-    def follow(self, options: GrantOptions) -> None:
+    def follow(self, options: GrantSettings) -> None:
         """Go on in another rhythm, and with other checks; whether grants are given stays as it is."""
-        self._options = replace(options, enabled=self._options.enabled)
+        self._options = options.model_copy(update={"enabled": self._options.enabled})
         self._checker.readback = options.readback
 
     async def run(self, offloader: TopicOffloader) -> None:
@@ -276,7 +270,7 @@ class Grants:
             segments=granted,
             readback=self._options.readback,
             verified_ms=max(1, self._clock.wall_ms()),
-            daemon_id=self._options.daemon_id,
+            daemon_id=self._daemon_id,
             epoch=offloader.claim.epoch,
             not_before_ms=self._not_before_ms(topic_map, ledger_id, lag_s),
         )

@@ -7,13 +7,13 @@ never an entry, because the claim decides who works (ownership.py) and the epoch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.fleet_settings import PlacementSettings
 from offloaderd.groups import Group
 from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
@@ -31,17 +31,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NOBODY = DaemonNode(daemon_id="", address="", version="", started_ms=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementOptions:
-    """How patient daemons are with each other; config/sections_placement.py says why."""
-
-    settle_s: float = 15.0
-    grace_s: float = 20.0
-    handovers_max: int = 8
-    handover_s: float = 60.0
-    keep_s: float = 600.0
 
 
 def score(daemon_id: str, key: str) -> int:
@@ -69,12 +58,12 @@ def _order(node: DaemonNode, key: str) -> tuple[int, int, str]:
 class Placement:
     """The daemons that are registered, and what follows from it for this one."""
 
-    def __init__(self, store: MetadataStore, clock: Clock, options: PlacementOptions | None = None) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, options: PlacementSettings | None = None) -> None:
         """Take where daemons are registered; `run` must run, as the daemon that `me` says.
 
         `version` grows, and `changed` fires, whenever a ranking may have become another.
         """
-        self.options = options or PlacementOptions()
+        self.options = options or PlacementSettings()
         self.changed = Signal()
         self.me = NOBODY
         self.version = 0

@@ -38,23 +38,12 @@ if TYPE_CHECKING:
     from offloaderd.model import TopicName
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.offload.workshop import Workshop
+    from offloaderd.upkeep_settings import RetentionSettings
 
 log = structlog.get_logger(__name__)
 
 
 _NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionOptions:
-    """How carefully the source is followed, and how often topics are looked at.
-
-    `follow_lag_s` is how long a ledger must have been missing from the source before it counts as deleted, and how long
-    limits that were written into the metadata store must have stood before anything goes by them.
-    """
-
-    follow_lag_s: float = 3600.0
-    interval_s: float = 600.0
 
 
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
@@ -155,7 +144,7 @@ class Retention:
     """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
 
     def __init__(
-        self, shop: Workshop, register: LedgerRegister | None, options: RetentionOptions, book: PolicyBook
+        self, shop: Workshop, register: LedgerRegister | None, options: RetentionSettings, book: PolicyBook
     ) -> None:
         self._shop = shop
         self._book = book

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -36,21 +35,12 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.objects.port import SegmentStore
     from offloaderd.upkeep.stored import Site
+    from offloaderd.upkeep_settings import GcSettings
 
 log = structlog.get_logger(__name__)
 
 FIRST_S = 900.0
 """A daemon that was just started collects about then, though the interval be longer: it may not live that long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """What a daemon collects by itself: `apply` deletes, else it only reports."""
-
-    interval_s: float
-    grace_s: float
-    apply: bool = True
-    off: bool = False
 
 
 class Collector:
@@ -131,22 +121,22 @@ class Collector:
         )
         yield summary
 
-    async def keep(self, current: Callable[[], Schedule], leads: Callable[[], bool]) -> None:
+    async def keep(self, current: Callable[[], GcSettings], leads: Callable[[], bool]) -> None:
         """Collect at an interval, for as long as this daemon is the one who does it; until cancelled.
 
-        The schedule is asked for before and after each pause, so that a collection never goes by one that no longer
-        holds. Two who both think that they collect do no harm. A collection that fails is told, and tried again after
+        The settings are asked for before and after each pause, so that a collection never goes by some that no longer
+        hold. Two who both think that they collect do no harm. A collection that fails is told, and tried again after
         the interval.
         """
         pause_s = min(FIRST_S, current().interval_s)
         while True:
             await self._clock.sleep(self._clock.jitter(pause_s))
-            schedule = current()
-            pause_s = schedule.interval_s
-            if schedule.off or not leads():
+            settings = current()
+            pause_s = settings.interval_s
+            if settings.mode == "off" or not leads():
                 continue
             try:
-                async with aclosing(self.collect(grace_s=schedule.grace_s, apply=schedule.apply)) as finds:
+                async with aclosing(self.collect(grace_s=settings.grace_s, apply=settings.mode == "delete")) as finds:
                     async for _ in finds:
                         pass
             except OffloaderError as error:

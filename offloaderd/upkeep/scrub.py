@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.stored import Site
+    from offloaderd.upkeep_settings import ScrubSettings
 
 log = structlog.get_logger(__name__)
 
@@ -53,16 +54,6 @@ AGAIN_S = 3600.0
 CONFIRM_S = 2.0
 TOLD_MAX = 20
 """Flaws of one segment that are logged one by one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubOptions:
-    """How often each segment is read, how soon after its commit for the first time, and how fast; `off`: never."""
-
-    interval_s: float
-    first_s: float
-    bytes_per_s: float
-    off: bool = False
 
 
 @dataclass(slots=True)
@@ -84,7 +75,7 @@ class Scrubber:
         objects: ObjectReader,
         metadata: MetadataStore,
         sites: Sequence[Site],
-        options: ScrubOptions,
+        options: ScrubSettings,
         *,
         clock: Clock,
         metrics: Metrics,
@@ -108,15 +99,15 @@ class Scrubber:
             read=metrics.scrub_bytes.inc,
         )
 
-    def follow(self, options: ScrubOptions) -> None:
-        """Go on in another rhythm, from each topic's next turn; whether it is off stays as it is."""
-        self._options = replace(options, off=self._options.off)
+    def follow(self, options: ScrubSettings) -> None:
+        """Go on in another rhythm, from each topic's next turn; whether it is on stays as it is."""
+        self._options = options.model_copy(update={"enabled": self._options.enabled})
         self._throttle.bytes_per_s = options.bytes_per_s
 
     async def run(self, owned: TopicOffloader) -> None:
         """Scrub a topic until cancelled. Raises Fenced."""
         progress: _Progress | None = None
-        while not self._options.off:
+        while self._options.enabled:
             try:
                 if progress is None:
                     progress = await self._load(owned)

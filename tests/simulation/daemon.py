@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import Conflict, IdentityRefused, OffloaderError, first_of
+from offloaderd.fleet_settings import PlacementSettings
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
@@ -19,15 +20,14 @@ from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
 from offloaderd.offload.budget import ByteBudget, until_answered
 from offloaderd.offload.engine import Engine
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.known_source import KnownSource
 from offloaderd.offload.ledger_layout import WholeLedgers
 from offloaderd.offload.pace import Pace
-from offloaderd.offload.placement import PlacementOptions
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.registration import Registration
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import race
 from offloaderd.offload.sleep import SleepOptions
 from offloaderd.offload.uploader import Uplink, UploadLimits
@@ -35,9 +35,10 @@ from offloaderd.offload.workshop import Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep.finds import Find, Kind, Summary
-from offloaderd.upkeep.gc import Collector, Schedule
-from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep_settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
 from tests.simulation.loop import Process
@@ -54,7 +55,7 @@ DEPLOYMENT, ANOTHER_DEPLOYMENT = UUID(int=1), UUID(int=2)
 SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
-PLACEMENT = PlacementOptions(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
+PLACEMENT = PlacementSettings(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
 
 
 class SimClock:
@@ -154,7 +155,7 @@ class SimDaemon:
             chunk_bytes=options.layout.block_bytes // 6,
         )
         book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
-        self.retention = Retention(shop, source, RetentionOptions(follow_lag_s=2.0, interval_s=2.0), book)
+        self.retention = Retention(shop, source, RetentionSettings(follow_lag_s=2.0, interval_s=2.0), book)
         self.engine = Engine(
             shop,
             book,
@@ -191,19 +192,15 @@ class SimDaemon:
         grants = Grants(
             shop,
             store,
-            GrantOptions(
-                enabled=options.grants,
-                daemon_id=self.name,
-                readback=options.readback,
-                interval_s=2.0,
-            ),
+            GrantSettings(enabled=options.grants, readback=options.readback, interval_s=2.0),
             book,
+            daemon_id=self.name,
         )
         scrubber = Scrubber(
             self.bucket,
             self.zookeeper,
             SITES,
-            ScrubOptions(interval_s=5.0, first_s=1.0, bytes_per_s=100_000.0, off=not options.scrub),
+            ScrubSettings.model_construct(interval_s=5.0, first_s=1.0, bytes_per_s=100_000, enabled=options.scrub),
             budget=ByteBudget(5000),
             clock=self.clock,
             metrics=self._world.metrics,
@@ -292,7 +289,9 @@ class SimDaemon:
             await until_answered(self.clock, lambda: ensure_deployment(self.zookeeper, made))
             await until_answered(self.clock, self.known.begin)
         async with self.reader, asyncio.TaskGroup() as group:
-            collecting = Schedule(interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s)
+            collecting = GcSettings.model_construct(
+                interval_s=self._world.options.collect_s, grace_s=self._world.options.grace_s
+            )
             loops = [
                 group.create_task(self.registration.run()),
                 group.create_task(self._probe()),

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from offloaderd import stores, wiring, workshops
 from offloaderd.clock import SystemClock
 from offloaderd.config import Settings
-from offloaderd.config.sections import DaemonSettings, MemorySettings
+from offloaderd.config.sections import MemorySettings
 from offloaderd.errors import Transient
 from offloaderd.ledgers.bookkeeper.bookie_options import SaslOptions, TlsOptions
 from offloaderd.ledgers.bookkeeper.settings import BookkeeperSettings
@@ -27,9 +27,7 @@ from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.offload import rewrite
 from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.grants import GrantOptions
 from offloaderd.offload.pool import BufferPool
-from offloaderd.offload.retention import RetentionOptions
 from offloaderd.offload.retention_limits import Limits, limits_of
 from offloaderd.policy.effective import Origin, effective
 from offloaderd.policy.rules import Surroundings
@@ -139,15 +137,12 @@ def test_the_clusters_zookeeper_is_the_daemons_unless_it_is_named() -> None:
 
 
 def test_retention_and_grants() -> None:
-    """Limits of 0 are none; who verifies and how, how long the source keeps ledgers, how often each is looked at."""
+    """Limits of 0 are none; how long the source keeps ledgers."""
     settings = Settings(
         objects=FILES,
-        daemon=DaemonSettings(id="d7"),
-        retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5, follow_lag_s=7, interval_s=8),
-        grants=GrantSettings(enabled=False, deletion_lag_s=9, readback=True, interval_s=10),
+        retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5),
+        grants=GrantSettings(deletion_lag_s=9),
     )
-    assert wiring.retention_options(settings) == RetentionOptions(follow_lag_s=7, interval_s=8)
-    assert wiring.grant_options(settings) == GrantOptions(enabled=False, daemon_id="d7", readback=True, interval_s=10)
     holds = effective(wiring.policy_levels(settings))
     assert holds.values.deletion_lag_s == 9
     assert limits_of(holds) == Limits(TierRetention.LIMITED, None, 5)

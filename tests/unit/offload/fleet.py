@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.fleet_settings import PlacementSettings
 from offloaderd.metadata import paths
 from offloaderd.metadata.enabled import enabled_topics
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.model import TopicName
 from offloaderd.offload.engine import Engine
-from offloaderd.offload.placement import PlacementOptions, ranked
+from offloaderd.offload.placement import ranked
 from offloaderd.offload.registration import Registration
 from offloaderd.offload.sleep import SleepOptions
 from tests.unit.offload.rig import DEADLINE_S, until
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tests.unit.offload.rig import Rig
 
 TOPICS = tuple(TopicName.parse(f"public/default/t{number}") for number in range(12))
-QUICK = PlacementOptions(settle_s=0.2, grace_s=0.15, handovers_max=2, handover_s=2.0, keep_s=60.0)
+QUICK = PlacementSettings(settle_s=0.2, grace_s=0.15, handovers_max=2, handover_s=2.0, keep_s=60.0)
 
 
 @dataclass
@@ -47,7 +48,7 @@ async def fellow(
     rig: Rig,
     name: str,
     *,
-    options: PlacementOptions = QUICK,
+    options: PlacementSettings = QUICK,
     push_only: bool = False,
 ) -> AsyncIterator[Fellow]:
     """Run a registered daemon; at the end it leaves as one that is told to: it drains."""

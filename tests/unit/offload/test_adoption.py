@@ -17,11 +17,12 @@ from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import CopyChecker, Unsound
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.history import left_of
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.workshop import HistoryRules
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.broker_objects import BrokerLedger, metadata_of
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
@@ -445,7 +446,7 @@ async def test_what_the_broker_deletes_leaves_the_map(rig: Rig, brokers: Brokers
     await brokers.ledgers.delete(TOPIC, a)
     del brokers.offloads[a]
     owned = await Owned.claim(rig)
-    retention = Retention(owned.shop, brokers.ledgers, RetentionOptions(follow_lag_s=0.0), owned.book())
+    retention = Retention(owned.shop, brokers.ledgers, RetentionSettings(follow_lag_s=0.0), owned.book())
     await retention.look(owned.offloader, {})
     assert shape(owned.offloader.map)[0] == (b, b, True)
     assert owned.offloader.map.floor == Position(a, 4)
@@ -461,9 +462,7 @@ async def test_no_grant_for_what_a_broker_deletes_itself(rig: Rig, brokers: Brok
     async with rig.engine() as engine:
         await until_offloaded(await enabled(engine), Position(c, 1))
     owned = await Owned.claim(rig)
-    grants = Grants(
-        owned.shop, None, GrantOptions(enabled=True, daemon_id="one", readback=False, interval_s=1.0), owned.book()
-    )
+    grants = Grants(owned.shop, None, GrantSettings(readback=False, interval_s=1.0), owned.book(), daemon_id="one")
     await grants.look(owned.offloader, {})
     known = await grant_records.load_all(owned.shop.metadata, TOPIC, {})
     assert set(known) == {b}

@@ -132,7 +132,7 @@ async def test_an_owner_that_knows_a_grant_hears_that_another_daemon_took_it_bac
     """Grants are not read again and again: the folder's version says that one was revoked, and that it was allowed."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    duty = Grants(owned.shop, None, OPTIONS, owned.book())
+    duty = Grants(owned.shop, None, OPTIONS, owned.book(), daemon_id="one")
     known = await duty.look(owned.offloader, {})
     known = await duty.look(owned.offloader, known)
     async with keeping(rig) as keeper:

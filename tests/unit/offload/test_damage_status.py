@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.engine import Engine
     from offloaderd.offload.topic import TopicOffloader
 
-LATE = replace(OPTIONS, interval_s=86_400.0)
+LATE = OPTIONS.model_copy(update={"interval_s": 86_400.0})
 """An owner that is told of nothing looks tomorrow."""
 
 
@@ -31,7 +30,9 @@ def rig_of(*, sleep_after_s: float = 0.0, grants: bool = True) -> Rig:
 
     async def duty(offloader: TopicOffloader) -> None:
         shop = offloader._shop
-        await Grants(shop, None, replace(LATE, enabled=grants), PolicyBook(shop.metadata, [])).run(offloader)
+        await Grants(
+            shop, None, LATE.model_copy(update={"enabled": grants}), PolicyBook(shop.metadata, []), daemon_id="one"
+        ).run(offloader)
 
     rig.duties = {"grants": duty}
     return rig

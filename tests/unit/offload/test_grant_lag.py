@@ -10,15 +10,16 @@ from offloaderd.metadata.policy_book import node_of
 from offloaderd.metadata.records import level_policy
 from offloaderd.metadata.records.level_policy import LevelPolicy
 from offloaderd.offload import grant_records
-from offloaderd.offload.grants import NEVER_MS, GrantOptions, Grants
+from offloaderd.offload.grants import NEVER_MS, Grants
 from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.upkeep_settings import GrantSettings
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC, turn
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
 
-OPTIONS = GrantOptions(enabled=True, daemon_id="one", readback=False, interval_s=3600.0)
+OPTIONS = GrantSettings(readback=False, interval_s=3600.0)
 
 
 NEVER = 10**6
@@ -31,7 +32,9 @@ async def _owned() -> Owned:
 
 async def _looked(owned: Owned, lag_s: float, store: LedgerStore | None = None) -> dict[int, int]:
     """Look once under a lag; return from when each ledger may go, relative to its offloading, in seconds."""
-    await Grants(owned.shop, store, OPTIONS, owned.book(deletion_lag_s=lag_s)).look(owned.offloader, {})
+    await Grants(owned.shop, store, OPTIONS, owned.book(deletion_lag_s=lag_s), daemon_id="one").look(
+        owned.offloader, {}
+    )
     return await _lags(owned)
 
 
@@ -91,7 +94,7 @@ async def test_a_change_of_the_policy_is_heeded_at_once() -> None:
     """The duty does not wait for its next look, an hour later."""
     owned = await _owned()
     store = owned.rig.tree.connect()
-    grants = Grants(owned.shop, None, OPTIONS, owned.book(deletion_lag_s=1.0))
+    grants = Grants(owned.shop, None, OPTIONS, owned.book(deletion_lag_s=1.0), daemon_id="one")
     async with asyncio.TaskGroup() as group:
         duty = group.create_task(grants.run(owned.offloader))
         await _until(owned, {0: 1, 1: 1})

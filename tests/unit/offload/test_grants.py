@@ -17,9 +17,10 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.offload import grant_records
 from offloaderd.offload.copy_check import Unsound, segments_of
-from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.grants import Grants
+from offloaderd.offload.retention import Retention
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.metadata.segments import made
 from tests.unit.offload.owned import Owned, offload_more, offloaded_topic
 from tests.unit.offload.rig import TOPIC
@@ -32,15 +33,17 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import Step
     from offloaderd.metadata.records.grant import Grant
 
-OPTIONS = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
+OPTIONS = GrantSettings(readback=True, interval_s=1.0)
 
 
 async def _granted(
     owned: Owned, *, store: LedgerStore | None = None, deletion_lag_s: float = 0.0, readback: bool = True
 ) -> dict[int, Grant]:
     """Look once; return the grants that are there afterwards."""
-    options = replace(OPTIONS, readback=readback)
-    await Grants(owned.shop, store, options, owned.book(deletion_lag_s=deletion_lag_s)).look(owned.offloader, {})
+    options = OPTIONS.model_copy(update={"readback": readback})
+    await Grants(owned.shop, store, options, owned.book(deletion_lag_s=deletion_lag_s), daemon_id="one").look(
+        owned.offloader, {}
+    )
     return await grant_records.load_all(owned.rig.tree.connect(), TOPIC)
 
 
@@ -384,7 +387,7 @@ async def test_grants_of_what_is_gone_everywhere_are_dropped() -> None:
     owned = await Owned.claim(rig)
     await _granted(owned)
     await owned.ledgers.delete(TOPIC, 0)
-    await Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book()).mark_now(owned.offloader, [0])
+    await Retention(owned.shop, owned.ledgers, RetentionSettings(), owned.book()).mark_now(owned.offloader, [0])
     assert (await _granted(owned)).keys() == {1}
 
 

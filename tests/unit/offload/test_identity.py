@@ -13,9 +13,10 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.model import TierRetention
 from offloaderd.offload import deletion
-from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.grants import Grants
+from offloaderd.offload.retention import Retention
 from offloaderd.refusals import RefusalKind
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import TOPIC, enabled, offloader_of, turn, until
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tests.unit.offload.rig import Rig
 
 BEHIND = RefusalKind.LIST_BEHIND
-OPTIONS = GrantOptions(enabled=True, daemon_id="one", readback=False, interval_s=60.0)
+OPTIONS = GrantSettings(readback=False, interval_s=60.0)
 
 
 async def _refused(owned: Owned) -> TopicIdentity:
@@ -105,7 +106,7 @@ async def test_nothing_leaves_the_map_while_a_refusal_stands() -> None:
     for ledger_id in listed:
         await rig.ledgers.delete(TOPIC, ledger_id)
     book = owned.book(retention=TierRetention.LIMITED, retention_bytes=1)
-    retention = Retention(owned.shop, None, RetentionOptions(follow_lag_s=0.0), book)
+    retention = Retention(owned.shop, None, RetentionSettings(follow_lag_s=0.0), book)
     await retention.look(owned.offloader, {})
     with pytest.raises(IdentityRefused, match="list-behind"):
         await retention.mark_now(owned.offloader, listed[:1])
@@ -155,7 +156,7 @@ async def test_no_ledger_is_granted_or_deleted_at_the_source_while_a_refusal_sta
     found = await _refused(owned)
     assert rig.ledgers is not None
     before = await rig.ledgers.ledgers(TOPIC)
-    grants = Grants(owned.shop, rig.ledgers, OPTIONS, owned.book(deletion_lag_s=0.0))
+    grants = Grants(owned.shop, rig.ledgers, OPTIONS, owned.book(deletion_lag_s=0.0), daemon_id="one")
     assert await grants.look(owned.offloader, {}) == {}
     assert await rig.tree.connect().children(paths.grants(TOPIC)) == []
     assert await rig.ledgers.ledgers(TOPIC) == before

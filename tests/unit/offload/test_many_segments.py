@@ -19,9 +19,10 @@ from offloaderd.metrics import Metrics
 from offloaderd.model import LedgerEnd
 from offloaderd.offload import grant_records
 from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.record import TopicRecord
 from offloaderd.testing.clock import FakeClock
+from offloaderd.upkeep_settings import GrantSettings
 from tests.unit.offload import many_segments
 from tests.unit.offload.many_segments import LEDGER, as_one_node, as_rebuilt, begun, commit
 from tests.unit.offload.owned import Owned, offloaded_topic
@@ -124,8 +125,8 @@ async def test_a_grant_of_very_many_segments_fits_and_still_says_what_was_verifi
     monkeypatch.setattr(grant_record, "SEGMENTS_BYTES_MAX", 500)
     rig = await offloaded_topic(15, 10, 8)
     owned = await Owned.claim(rig)
-    options = GrantOptions(enabled=True, daemon_id="d", readback=False, interval_s=1)
-    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=3600.0))
+    options = GrantSettings(readback=False, interval_s=1)
+    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=3600.0), daemon_id="one")
     known = await grants.look(owned.offloader, {})
     stored = await grant_records.load_all(owned.shop.metadata, TOPIC)
     large, small = stored[1], stored[0]
@@ -133,7 +134,7 @@ async def test_a_grant_of_very_many_segments_fits_and_still_says_what_was_verifi
     assert large.summary is not None
     assert large.segment_count > 1
     assert large.in_force
-    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0))
+    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
     key = owned.offloader.map.segments[1].keys.manifest
     before = await rig.store.get(key)
     await rig.store.put(key, bytes(len(before)))
@@ -149,8 +150,8 @@ async def test_a_grant_that_finds_no_room_stops_no_other(monkeypatch: pytest.Mon
     """It is told, and tried again; the ledgers behind it are granted meanwhile."""
     rig = await offloaded_topic(15, 10, 8)
     owned = await Owned.claim(rig)
-    options = GrantOptions(enabled=True, daemon_id="d", readback=False, interval_s=1)
-    grants = Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0))
+    options = GrantSettings(readback=False, interval_s=1)
+    grants = Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
     transact = owned.shop.metadata.transact
 
     async def refused(steps: Sequence[Step]) -> None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaderd.fleet_settings import PlacementSettings
 from offloaderd.metadata import paths
 from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import daemon as daemon_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.offload.placement import Placement, PlacementOptions, ranked, score
+from offloaderd.offload.placement import Placement, ranked, score
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_rank_says_the_place_in_the_ranking(names: set[str], key: str) -> None:
 @asynccontextmanager
 async def following(store: MemoryMetadata, name: str, clock: FakeClock) -> AsyncIterator[Placement]:
     """Run a daemon's view of the registrations."""
-    placement = Placement(store, clock, PlacementOptions(settle_s=10))
+    placement = Placement(store, clock, PlacementSettings(settle_s=10))
     placement.become(node(name))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(placement.run())

@@ -15,9 +15,9 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import OffloadMethod, Position, TierRetention
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.finds import Find, Verdict
@@ -27,6 +27,7 @@ from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from offloaderd.upkeep.verify_topic import SegmentReport, TopicVerifier
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.objects.buckets import Buckets
 from tests.unit.offload.owned import Owned, identified
@@ -250,7 +251,7 @@ async def test_what_is_deleted_is_deleted_where_it_lies() -> None:
         await owned.ledgers.delete(TOPIC, info.ledger_id)
     await owned.ledgers.append(TOPIC, payloads(1))
     retention = Retention(
-        owned.shop, owned.ledgers, RetentionOptions(follow_lag_s=0.0), owned.book(retention=TierRetention.FOLLOW)
+        owned.shop, owned.ledgers, RetentionSettings(follow_lag_s=0.0), owned.book(retention=TierRetention.FOLLOW)
     )
     await retention.look(owned.offloader, {})
     assert await owned.empty_trash() == 0
@@ -261,11 +262,11 @@ async def test_what_is_deleted_is_deleted_where_it_lies() -> None:
 async def test_grants_are_for_copies_in_any_place() -> None:
     """Read back where they lie; a copy whose bucket left the settings gets none. The newest ledger always stays."""
     rig, _ = await scattered(HOME, AWAY, HOME)
-    options = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
+    options = GrantSettings(readback=True, interval_s=1.0)
     for places, kept in (((HOME,), [1, 2]), (PLACES, [2])):
         rig.places = places
         owned = await Owned.claim(rig)
-        grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0))
+        grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
         for _ in range(3):  # granted at the first look, deleted when the clock has gone on
             await grants.look(owned.offloader, {})
             await rig.clock.sleep(0.002)

@@ -18,17 +18,12 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import LedgerEnd, Position, TierRetention
 from offloaderd.offload.deletion import empty_trash, keep_trash_empty
-from offloaderd.offload.retention import (
-    Retention,
-    RetentionOptions,
-    checked_marks,
-    missing_ledgers,
-    over_limit,
-)
+from offloaderd.offload.retention import Retention, checked_marks, missing_ledgers, over_limit
 from offloaderd.offload.retention_limits import Limits, limits_of
 from offloaderd.policy.effective import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from offloaderd.upkeep_settings import RetentionSettings
 from tests.patience import PATIENCE_S
 from tests.unit.metadata.segments import made
 from tests.unit.metadata.test_removal import TOPIC as OTHER
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.policy_book import PolicyBook
     from offloaderd.model import TopicName
 
-FOLLOW = RetentionOptions(follow_lag_s=0.0)
+FOLLOW = RetentionSettings(follow_lag_s=0.0)
 
 
 def _following(owned: Owned) -> PolicyBook:
@@ -226,7 +221,7 @@ async def test_a_ledger_must_be_missing_for_the_lag() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     register = Register([1, 2])
-    retention = Retention(owned.shop, register, replace(FOLLOW, follow_lag_s=3600.0), _following(owned))
+    retention = Retention(owned.shop, register, FOLLOW.model_copy(update={"follow_lag_s": 3600.0}), _following(owned))
     absent: dict[int, float] = {}
     await retention.look(owned.offloader, absent)
     assert absent.keys() == {0}
@@ -322,7 +317,7 @@ async def test_limits_that_somebody_wrote_into_the_store_take_nothing_before_the
     for ledger_id in (0, 1):
         await owned.ledgers.delete(TOPIC, ledger_id)
     store, path = rig.tree.connect(), paths.policy(TOPIC)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
+    retention = Retention(owned.shop, owned.ledgers, RetentionSettings(), owned.book())
     hostile = policy_record.encode(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=1))
     await store.replace(path, hostile, (await store.get(path)).version)
     await retention.look(owned.offloader, {})
@@ -339,7 +334,7 @@ async def test_a_clock_that_runs_ahead_deletes_nothing() -> None:
     await owned.ledgers.delete(TOPIC, 0)
     segment = owned.offloader.map.segments[0]
     book = owned.book(retention=TierRetention.LIMITED, retention_age_s=3600.0)
-    aged = Retention(owned.shop, owned.ledgers, RetentionOptions(), book)
+    aged = Retention(owned.shop, owned.ledgers, RetentionSettings(), book)
     wrong = replace(owned.offloader.map, segments=(replace(segment, offloaded_ms=1), *owned.offloader.map.segments[1:]))
     owned.offloader.record.map = wrong
     await aged.look(owned.offloader, {})
@@ -351,7 +346,7 @@ async def test_marking_is_idempotent_and_a_deposed_owner_marks_nothing() -> None
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
+    retention = Retention(owned.shop, owned.ledgers, RetentionSettings(), owned.book())
     assert await retention.mark(owned.offloader, [0], dry_run=True) == [0]
     assert not owned.offloader.map.deleted
     assert await retention.mark_now(owned.offloader, [0]) == [0]
@@ -446,7 +441,7 @@ async def test_an_order_is_carried_out_by_the_duty_whoever_leaves() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
-    retention = Retention(owned.shop, None, RetentionOptions(interval_s=3600.0), owned.book())
+    retention = Retention(owned.shop, None, RetentionSettings(interval_s=3600.0), owned.book())
     with pytest.raises(Transient, match="taken over"):
         await retention.mark(owned.offloader, [0], dry_run=False)
     async with asyncio.TaskGroup() as group:
@@ -477,7 +472,7 @@ async def test_the_duty_goes_on_after_errors_and_ends_when_deposed() -> None:
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
     register = Register(Transient("away"))
-    retention = Retention(owned.shop, register, replace(FOLLOW, interval_s=0.01), _following(owned))
+    retention = Retention(owned.shop, register, FOLLOW.model_copy(update={"interval_s": 0.01}), _following(owned))
 
     async def depose() -> None:
         await turn()

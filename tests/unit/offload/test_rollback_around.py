@@ -10,7 +10,7 @@ import pytest
 from offloaderd.metadata import conversion
 from offloaderd.model import LedgerEnd
 from offloaderd.offload import grant_records
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segment import SegmentOptions
@@ -24,6 +24,7 @@ from offloaderd.upkeep.segment_check import Target, check_blocks, check_tables
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from offloaderd.upkeep.verify_topic import TopicVerifier
+from offloaderd.upkeep_settings import GrantSettings
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC
 from tests.unit.offload.rolling import map_of, rolling, shape, streamed
@@ -40,14 +41,14 @@ async def test_grants_follow_the_copy() -> None:
     """Granted in segments, then rewritten: the grant names the object, and only the copy that is there counts."""
     rig, _ = await streamed(15, 10)
     owned = await Owned.claim(rig)
-    options = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
-    await Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0)).look(owned.offloader, {})
+    options = GrantSettings(readback=True, interval_s=1.0)
+    await Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(owned.offloader, {})
     before = await grant_records.load_all(rig.tree.connect(), TOPIC)
     async with rolling(rig) as work:
         await work.order(0)
         await work.ended()
     owned = await Owned.claim(rig)
-    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0))
+    grants = Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
     known = await grants.look(owned.offloader, {})
     after = await grant_records.load_all(rig.tree.connect(), TOPIC)
     assert known[0].segments == after[0].segments
@@ -62,8 +63,8 @@ async def test_a_grant_that_was_taken_back_stays_so_and_a_bad_copy_gets_none() -
     """Rewritten under a revocation; rewritten, and its object damaged before the grant was looked at again."""
     rig, _ = await streamed(25)
     owned = await Owned.claim(rig)
-    options = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
-    await Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0)).look(owned.offloader, {})
+    options = GrantSettings(readback=True, interval_s=1.0)
+    await Grants(owned.shop, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(owned.offloader, {})
     store = rig.tree.connect()
     await grant_records.revoke(store, TOPIC, 0, reason="no", now_ms=5)
     before = await grant_records.load_all(store, TOPIC)
@@ -73,7 +74,9 @@ async def test_a_grant_that_was_taken_back_stays_so_and_a_bad_copy_gets_none() -
     damaged = (await map_of(rig)).segments[1]
     await rig.store.put(damaged.keys.data, bytes(damaged.object_bytes))
     owned = await Owned.claim(rig)
-    await Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0)).look(owned.offloader, {})
+    await Grants(owned.shop, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(
+        owned.offloader, {}
+    )
     after = await grant_records.load_all(store, TOPIC)
     assert after[0] == before[0]
     assert after[1].segments == before[1].segments

@@ -16,14 +16,15 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics_placement import WAKE_CAUSES
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TierRetention
 from offloaderd.offload import ownership, recovery, sleep
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.rest import Rest
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.offload.sleep import SleepOptions
 from offloaderd.refusals import RefusalKind
 from offloaderd.testing.faults import FaultyStore
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.offload.fleet import TOPICS, epochs, fellow, settled
 from tests.unit.offload.owned import Owned, offloaded_topic
 from tests.unit.offload.rig import (
@@ -558,7 +559,7 @@ async def test_retention_says_when_something_may_be_due(rig: Rig) -> None:
     """Never, unless an age will be over or a ledger has to be missing for a while."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    retention = Retention(owned.shop, None, RetentionOptions(), owned.book())
+    retention = Retention(owned.shop, None, RetentionSettings(), owned.book())
     limits = await retention.look(owned.offloader, {})
     assert retention._patience_s(owned.offloader, limits, {}) == inf
     assert retention._patience_s(owned.offloader, limits, {1: 0.0}) == 0.0
@@ -573,10 +574,8 @@ async def test_grants_say_when_something_may_be_due(rig: Rig) -> None:
     """While a ledger is not granted, and when a grant begins to hold where we delete by it."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    options = GrantOptions(enabled=True, daemon_id="d", readback=False, interval_s=1.0)
-    ours, theirs = (
-        Grants(owned.shop, store, options, owned.book(deletion_lag_s=100.0)) for store in (owned.ledgers, None)
-    )
+    options, book = GrantSettings(readback=False, interval_s=1.0), owned.book(deletion_lag_s=100.0)
+    ours, theirs = (Grants(owned.shop, one, options, book, daemon_id="one") for one in (owned.ledgers, None))
     assert owned.offloader.tailer is not None
     await owned.offloader.tailer.refresh()
     await owned.offloader.record.note_end()

@@ -15,10 +15,11 @@ from offloaderd.metadata import catalog, identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.model import LedgerInfo, Position, TierRetention
-from offloaderd.offload.grants import GrantOptions, Grants
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.grants import Grants
+from offloaderd.offload.retention import Retention
 from offloaderd.offload.source_check import differing
 from offloaderd.refusals import RefusalKind
+from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.offload.owned import Owned, identified, offloaded_topic
 from tests.unit.offload.rig import TOPIC, Rig, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from offloaderd.model import TopicName
 
-FOLLOW = RetentionOptions(follow_lag_s=0.0)
-GRANTS = GrantOptions(enabled=True, daemon_id="one", readback=False, interval_s=60.0)
+FOLLOW = RetentionSettings(follow_lag_s=0.0)
+GRANTS = GrantSettings(readback=False, interval_s=60.0)
 
 
 class Listed(MemoryLedgers):
@@ -131,7 +132,7 @@ async def assert_nothing_is_deleted(rig: Rig) -> None:
             await retention.mark_now(owned.offloader, [0])
     assert rig.ledgers is not None
     there = [info.ledger_id for info in await MemoryLedgers.ledgers(owned.ledgers, TOPIC)]
-    grants = Grants(owned.shop, rig.ledgers, GRANTS, owned.book(deletion_lag_s=0.0))
+    grants = Grants(owned.shop, rig.ledgers, GRANTS, owned.book(deletion_lag_s=0.0), daemon_id="one")
     for _ in range(2):
         with suppress(IdentityRefused, Transient):
             await grants.look(owned.offloader, {})
@@ -365,7 +366,7 @@ async def test_a_ledger_is_granted_only_as_the_one_that_was_offloaded(monkeypatc
         return infos
 
     monkeypatch.setattr(owned.ledgers, "ledgers", listed)
-    grants = Grants(owned.shop, None, GRANTS, owned.book(deletion_lag_s=0.0))
+    grants = Grants(owned.shop, None, GRANTS, owned.book(deletion_lag_s=0.0), daemon_id="one")
     with pytest.raises(IdentityRefused, match="ledger 0 was created at 1 ms"):
         await grants.look(owned.offloader, {})
     assert await rig.tree.connect().children(paths.grants(TOPIC)) == []

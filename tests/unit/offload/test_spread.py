@@ -64,7 +64,7 @@ async def test_a_newcomer_gets_its_share_a_few_at_a_time_when_the_daemons_have_s
 ) -> None:
     """Before the time to settle nothing moves; then at most two at a time are sealed, committed and taken by it."""
     rig = await enabled_rig()
-    async with fellow(rig, "a", options=replace(QUICK, settle_s=1.5)) as a:
+    async with fellow(rig, "a", options=QUICK.model_copy(update={"settle_s": 1.5})) as a:
         await enable_all(a)
         await settled(a)
         opened = [a.engine.find(topic) for topic in TOPICS]
@@ -139,7 +139,7 @@ async def test_a_topic_that_nobody_takes_comes_back_and_is_left_here() -> None:
 async def test_topics_that_their_first_leaves_alone_are_adopted_by_the_next() -> None:
     """A new topic whose first daemon does not move is taken after a grace, by one of the others, and no sooner."""
     rig = await enabled_rig()
-    async with fellow(rig, "a", options=replace(QUICK, grace_s=1.5)) as a:
+    async with fellow(rig, "a", options=QUICK.model_copy(update={"grace_s": 1.5})) as a:
         dead = rig.tree.connect()
         node = DaemonNode(daemon_id="b", address="b:1", version="0", started_ms=1)
         await dead.create(paths.daemon("b"), daemon_record.encode(node), ephemeral=True)
@@ -225,7 +225,7 @@ async def test_a_hand_over_that_cannot_seal_is_cut_short() -> None:
     rig = await enabled_rig()
     faults = Faults()
     rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
-    async with fellow(rig, "a", options=replace(QUICK, handover_s=0.3)) as a:
+    async with fellow(rig, "a", options=QUICK.model_copy(update={"handover_s": 0.3})) as a:
         await enable_all(a)
         await settled(a)
         faults.fail("complete_upload", Transient("slow"), times=-1)

@@ -13,13 +13,14 @@ from offloaderd.metrics import Metrics
 from offloaderd.model import EntryBatch, OfferResult, Position
 from offloaderd.offload.copy_check import Unsound
 from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.read.errors import MapUnknown
 from offloaderd.read.reader import TopicReader
 from offloaderd.rpc.broker import BrokerService
 from offloaderd.rpc.convert import decoded_read_response
 from offloaderd.rpc.read import ReadService
 from offloaderd.rpc.v1 import broker_pb2, read_pb2
+from offloaderd.upkeep_settings import RetentionSettings
 from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until_offloaded
 from tests.unit.offload.test_engine import appended
 from tests.unit.offload.test_triggers import ledger_rig
@@ -59,7 +60,7 @@ class Served:
     def __init__(self, rig: Rig, engine: Engine, reader: TopicReader, register: Listing | None) -> None:
         self.engine = engine
         shop = engine.shop
-        self.retention = Retention(shop, register, RetentionOptions(), engine.book)
+        self.retention = Retention(shop, register, RetentionSettings(), engine.book)
         reads = ReadService(reader, 1, metrics=rig.metrics)
         self.service = BrokerService(engine, reader, reads, self.retention, register)
 

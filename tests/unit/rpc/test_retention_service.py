@@ -16,9 +16,10 @@ from offloaderd.metrics import Metrics
 from offloaderd.model import LedgerEnd, LedgerInfo
 from offloaderd.offload.grants import Grants
 from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
-from offloaderd.offload.retention import Retention, RetentionOptions
+from offloaderd.offload.retention import Retention
 from offloaderd.rpc.retention import RetentionService
 from offloaderd.rpc.v1 import retention_pb2_grpc
+from offloaderd.upkeep_settings import RetentionSettings
 from tests.unit.metadata.segments import made
 from tests.unit.metadata.test_removal import TOPIC as OTHER
 from tests.unit.offload.owned import Owned, offloaded_topic
@@ -67,7 +68,7 @@ class Away:
 @asynccontextmanager
 async def _served(owned: Owned, source: object = None) -> AsyncIterator[tuple[Client, Topics]]:
     topics = Topics(owned)
-    retention = Retention(owned.shop, owned.ledgers, RetentionOptions(), owned.book())
+    retention = Retention(owned.shop, owned.ledgers, RetentionSettings(), owned.book())
     where = cast("LedgerSource", source or owned.ledgers)
     service = RetentionService(cast("Engine", topics), retention, owned.shop.metadata, where, owned.rig.clock)
     async with (
@@ -85,7 +86,7 @@ async def test_ledgers_are_listed_with_what_became_of_them() -> None:
     """Granted ones with who verified them and when, the open one, and how much was deleted in all."""
     rig = await offloaded_topic(10, 10, 5)
     owned = await Owned.claim(rig)
-    await Grants(owned.shop, None, OPTIONS, owned.book(deletion_lag_s=60.0)).look(owned.offloader, {})
+    await Grants(owned.shop, None, OPTIONS, owned.book(deletion_lag_s=60.0), daemon_id="one").look(owned.offloader, {})
     async with _served(owned) as (client, _):
         found = await client.ledgers(TOPIC)
         assert [(one.ledger_id, one.state, one.offloaded_entries, one.at_source) for one in found.ledgers] == [

@@ -11,7 +11,7 @@ from offloaderd.metadata import paths
 from offloaderd.testing import FakeClock
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.upkeep.finds import Find, Verdict
-from offloaderd.upkeep.gc import Schedule
+from offloaderd.upkeep_settings import GcSettings
 from tests.unit.upkeep.site import (
     GRACE_S,
     OURS,
@@ -64,7 +64,7 @@ async def test_collections_come_at_an_interval_and_only_where_one_leads(ground: 
     leads = True
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
-            ground.collector().keep(lambda: Schedule(interval_s=3600.0, grace_s=GRACE_S), lambda: leads)
+            ground.collector().keep(lambda: GcSettings(interval_s=3600.0, grace_s=GRACE_S), lambda: leads)
         )
         await ground.objects.put(data_key(2), b"x", metadata=OURS)
         await ground.age()
@@ -90,12 +90,12 @@ def runs_of(ground: Ground, outcome: str) -> float | None:
 @pytest.mark.parametrize(
     ("schedule", "left"),
     [
-        (Schedule(interval_s=60, grace_s=0, off=True), 1),
-        (Schedule(interval_s=60, grace_s=0, apply=False), 1),
-        (Schedule(interval_s=60, grace_s=0), 0),
+        (GcSettings(interval_s=60, grace_s=0, mode="off"), 1),
+        (GcSettings(interval_s=60, grace_s=0, mode="report"), 1),
+        (GcSettings(interval_s=60, grace_s=0), 0),
     ],
 )
-async def test_what_a_daemon_does_by_itself(ground: Ground, schedule: Schedule, left: int) -> None:
+async def test_what_a_daemon_does_by_itself(ground: Ground, schedule: GcSettings, left: int) -> None:
     """Nothing, say what it would delete, or delete: as it is set."""
     await ground.objects.put(data_key(2), b"x", metadata=OURS)
     async with asyncio.TaskGroup() as group:
@@ -103,4 +103,4 @@ async def test_what_a_daemon_does_by_itself(ground: Ground, schedule: Schedule, 
         await ground.clock.advance(61)
         task.cancel()
     assert len(await ground.keys()) == 3 + left
-    assert runs_of(ground, "ok") == (0 if schedule.off else 1)
+    assert runs_of(ground, "ok") == (0 if schedule.mode == "off" else 1)

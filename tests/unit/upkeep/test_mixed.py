@@ -20,16 +20,17 @@ from offloaderd.model import OffloadMethod, TierRetention
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.offload.grant_records import load_all
-from offloaderd.offload.grants import GrantOptions, Grants
+from offloaderd.offload.grants import Grants
 from offloaderd.offload.retention import Retention
 from offloaderd.upkeep.explain import Explainer, State
 from offloaderd.upkeep.finds import Find, Kind, Summary, Verdict
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc import Collector
 from offloaderd.upkeep.looking import Looker
-from offloaderd.upkeep.scrub import Scrubber, ScrubOptions
+from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import KINDS
 from offloaderd.upkeep.verify import Report, Verifier, Wish
+from offloaderd.upkeep_settings import GrantSettings, ScrubSettings
 from tests.unit.offload.owned import Owned
 from tests.unit.offload.rig import TOPIC, turn
 from tests.unit.offload.test_retention import FOLLOW, Register
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.verified import SegmentVerified
 
-OPTIONS = GrantOptions(enabled=True, daemon_id="one", readback=True, interval_s=1.0)
+OPTIONS = GrantSettings(readback=True, interval_s=1.0)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ async def test_the_scrub_reads_whole_ledgers(mixed: Mixed) -> None:
     segment = await first_whole(mixed)
     await mixed.flip(segment.keys.data, segment.object_bytes // 2)
     owned = await Owned.claim(rig)
-    options = ScrubOptions(interval_s=3600.0, first_s=0.0, bytes_per_s=1e9)
+    options = ScrubSettings.model_construct(interval_s=3600.0, first_s=0.0, bytes_per_s=10**9)
     told: list[tuple[int, ...]] = []
 
     async def damaged(_: object, ledgers: Sequence[int], __: str) -> None:
@@ -156,7 +157,13 @@ async def test_whole_ledgers_are_granted(mixed: Mixed, readback: bool) -> None:
     damaged = await first_whole(mixed)
     await mixed.flip(damaged.keys.index, 30)
     owned = await Owned.claim(mixed.rig)
-    grants = Grants(owned.shop, None, replace(OPTIONS, readback=readback), owned.book(deletion_lag_s=0.0))
+    grants = Grants(
+        owned.shop,
+        None,
+        OPTIONS.model_copy(update={"readback": readback}),
+        owned.book(deletion_lag_s=0.0),
+        daemon_id="one",
+    )
     await grants.look(owned.offloader, {})
     found = await load_all(mixed.rig.tree.connect(), TOPIC)
     assert found.keys() == {0, 1, 2, 3, 4, 5} - {damaged.begin.ledger_id}

@@ -23,8 +23,9 @@ from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.fence import Claim, Fence
 from offloaderd.offload.rest import Rest
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.upkeep.scrub import AGAIN_S, Scrubber, ScrubOptions
+from offloaderd.upkeep.scrub import AGAIN_S, Scrubber
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep_settings import ScrubSettings
 from tests.unit.read.build import sample
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
@@ -77,7 +78,7 @@ def scrubber(
     ground: Ground,
     *,
     objects: ObjectReader | None = None,
-    rate: float = 1e9,
+    rate: int = 10**9,
     damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
 ) -> Scrubber:
     """Return a scrubber that is due an hour after a commit, and then every week."""
@@ -85,7 +86,7 @@ def scrubber(
         objects or ground.objects,
         ground.metadata,
         [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
-        ScrubOptions(interval_s=WEEK_S, first_s=HOUR_S, bytes_per_s=rate),
+        ScrubSettings.model_construct(interval_s=WEEK_S, first_s=HOUR_S, bytes_per_s=rate),
         clock=ground.clock,
         metrics=ground.metrics,
         damaged=damaged,
@@ -287,7 +288,7 @@ async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
         store,
         ground.metadata,
         [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
-        ScrubOptions(interval_s=WEEK_S, first_s=0, bytes_per_s=1e9),
+        ScrubSettings.model_construct(interval_s=WEEK_S, first_s=0, bytes_per_s=10**9),
         clock=ground.clock,
         metrics=ground.metrics,
         budget=budget,
@@ -303,7 +304,7 @@ async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
 
 async def test_the_rate_is_kept(ground: Ground) -> None:
     """All that is read, whatever it is, is at most so many bytes a second."""
-    async with scrubbing(ground, scrubber(ground, rate=1.0)):
+    async with scrubbing(ground, scrubber(ground, rate=1)):
         await ground.clock.advance(HOUR_S)
         before = metric(ground, "bytes_total")
         await ground.clock.advance(HOUR_S)
@@ -365,6 +366,6 @@ async def test_a_record_that_cannot_be_read_begins_anew(ground: Ground) -> None:
 async def test_what_is_off_does_nothing(ground: Ground) -> None:
     """And ends."""
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    options = ScrubOptions(interval_s=1, first_s=0, bytes_per_s=1, off=True)
+    options = ScrubSettings.model_construct(interval_s=1, first_s=0, bytes_per_s=1, enabled=False)
     idle = Scrubber(ground.objects, ground.metadata, [site], options, clock=ground.clock, metrics=ground.metrics)
     await idle.run(cast("TopicOffloader", Owner(ground, await ground.map(), 0)))
