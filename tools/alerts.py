@@ -11,10 +11,9 @@ RULES = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "aler
 HEAD = """\
 # Alerts
 
-Generated from `deploy/prometheus/alerts.rules.yml` by `make docs`. page: somebody should come now; ticket: in working
-hours. Names with a colon are recorded by `recording.rules.yml`; what only you know is in `site.rules.yml`, both beside
-it. What can go wrong beyond these, and what the daemon does about it: [failures.md](failures.md). How to set this up:
-[monitoring.md](monitoring.md).
+Generated from `deploy/prometheus/alerts.rules.yml` by `make docs`. page: act now; ticket: in working hours. Names
+with a colon are recorded by `recording.rules.yml`; your own values are in `site.rules.yml`, both beside it. Failures
+by symptom and log event: [failures.md](failures.md). Setting this up: [monitoring.md](monitoring.md).
 """
 
 PARTS = (("It means", "means"), ("Look at", "look"), ("Do", "do"))
@@ -31,3 +30,9 @@ def alerts_page() -> str:
             lines += [f"- **{title}:** {rule['annotations'][part]}" for title, part in PARTS]
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def alert_names() -> set[str]:
+    """Return the names of all alerts."""
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"] for group in groups for rule in group["rules"]}

@@ -19,6 +19,7 @@ from tools.alerts import alerts_page
 from tools.api import api_page
 from tools.dashboard import dashboard
 from tools.decisions import decisions_page
+from tools.failures import failures_page
 from tools.invariants import page as invariants_page
 from tools.notebook import notebook_page
 from tools.pips import page as pips_page
@@ -95,6 +96,7 @@ GENERATED = {
     "docs/alerts.md": alerts_page,
     "docs/api.md": api_page,
     "docs/decisions/README.md": decisions_page,
+    "docs/failures.md": failures_page,
     "configs/offloaderd.toml": settings_file,
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,

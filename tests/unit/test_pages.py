@@ -103,3 +103,12 @@ def test_what_is_mentioned_may_be_a_part() -> None:
             check(words, whole=False)
     assert list(commands("echo 1 # offloadctl nothing")) == []
     assert list(commands("a | offloadctl x > f && offloaderd y")) == [["offloadctl", "x"], ["offloaderd", "y"]]
+
+
+def test_log_events_that_lead_to_a_failure_are_logged() -> None:
+    """Each event of the index and of the table of other events of docs/failures.md is one of the package's."""
+    text = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?m)^\| `([a-z_]+\.[a-z_]+)` \|", text)
+    source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "offloaderd").rglob("*.py"))
+    assert len(named) > 100
+    assert [event for event in named if f'"{event}"' not in source] == []
