@@ -15,7 +15,7 @@ from offloaderd.metadata.records.policy import TopicPolicy, own
 from offloaderd.offload import policies as stored
 from offloaderd.offload.selection import Outcome, Rules, outcome
 from offloaderd.patterns import Scope, of_topic
-from offloaderd.policy.fields import differences
+from offloaderd.policy.policies import differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

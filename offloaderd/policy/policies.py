@@ -1,22 +1,160 @@
 """What may be said of how topics are offloaded, read and kept; whoever says nothing (None) leaves it to the next level.
 
 The names and meanings are those of PIP-76, PIP-17 and PIP-73 as Pulsar's code has them (`OffloadPoliciesImpl`). What
-says "off" is not what says nothing: a threshold or lag of OFF ends the search, None goes on with it.
+says "off" is not what says nothing: a threshold or lag of OFF ends the search, None goes on with it. There is one table
+for every way in (the API, the command line, a broker's configuration), so that all say the same of a value. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+import re
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from offloaderd.errors import InvalidInput
 from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.read_options import ReadPriority
+from offloaderd.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 OFF = -1
 """What any negative threshold or lag stands for: no threshold, never delete."""
+KiB, MiB, TiB = 2**10, 2**20, 2**40
+MINUTE_S, DAY_S = 60, 86_400
+INT_MAX = 2**63 - 1
+TIME_MAX_S = 3650 * DAY_S
+"""Ten years; more is a forgotten unit."""
+
+
+class Kind(StrEnum):
+    """What sort of value it is."""
+
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    WORD = "word"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One value: its names, its unit, its range, and how a person writes it.
+
+    `pulsar` is its name there, `scale` how many bytes or seconds one of Pulsar's units is. `low` is allowed if not
+    `above`; with `off` any negative number is too, and means that there is none. A text matches `shape`, which `form`
+    says in words.
+    """
+
+    name: str = ""
+    option: str
+    kind: Kind
+    pulsar: str = ""
+    scale: Fraction = Fraction(1)
+    low: int = 0
+    above: bool = False
+    high: int = INT_MAX
+    off: bool = False
+    words: type[StrEnum] | None = None
+    shape: str = ""
+    form: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name here, and in Pulsar if it has one there."""
+        return f"{self.name} ({self.pulsar})" if self.pulsar else self.name
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be, in our spelling; none of what is no word."""
+        return tuple(self.words or ())
+
+    @property
+    def allowed(self) -> str:
+        """The range, with the unit, in words."""
+        if self.kind is Kind.WORD:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is Kind.TEXT:
+            return self.form
+        unit = "bytes" if self.kind is Kind.BYTES else "seconds"
+        low = f"more than {self.low}" if self.above else str(self.low)
+        return f"{low} to {self.high} {unit}" + (", or negative for none" if self.off else "")
+
+    def flaw(self, value: object) -> str | None:
+        """Say what is wrong with a value that was given; None for nothing."""
+        return None if self._fits(value) else f"{self.label}: {value!r} is not {self.allowed}"
+
+    def _fits(self, value: object) -> bool:
+        if self.kind is Kind.WORD:
+            return self._word(value) is not None
+        if self.kind is Kind.TEXT:
+            return isinstance(value, str) and re.fullmatch(self.shape, value) is not None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return False
+        if self.kind is Kind.BYTES and not isinstance(value, int):
+            return False
+        if self.off and value < 0:
+            return True
+        return (value > self.low if self.above else value >= self.low) and value <= self.high
+
+    def settled(self, value: object) -> object:
+        """Return a sound value in its one spelling: any negative number is OFF, a word the value that it names."""
+        if self.kind is Kind.WORD:
+            return self._word(value)
+        if self.off and isinstance(value, int | float) and value < 0:
+            return type(value)(OFF)
+        return float(value) if self.kind is Kind.SECONDS and isinstance(value, int) else value
+
+    def read(self, text: str, *, scale: Fraction = Fraction(1)) -> object:
+        """Read a value as a person writes it: `256M`, `2h`, a word. `scale` is the unit of a bare number.
+
+        Raises InvalidInput.
+        """
+        value: object = text.strip() if self.kind in {Kind.WORD, Kind.TEXT} else self._number(text, scale)
+        if not self._fits(value):
+            raise InvalidInput(f"{self.label}: {text!r} is not {self.allowed}")
+        return self.settled(value)
+
+    def _word(self, value: object) -> StrEnum | None:
+        """Return what a word stands for, also one that Pulsar or a PIP spells otherwise; None for no such word."""
+        if self.words is None or not isinstance(value, str):
+            return None
+        parse: Callable[[str], StrEnum] = getattr(self.words, "parse", self.words)
+        try:
+            return parse(value)
+        except (InvalidInput, ValueError):
+            return None
+
+    def _number(self, text: str, scale: Fraction) -> int | float | None:
+        if self.off and text.strip().lower() in {"off", "never"}:
+            return OFF if self.kind is Kind.BYTES else float(OFF)
+        negative = self.off and text.strip().startswith("-")
+        number = text.strip()[1:] if negative else text
+        try:
+            read = parse_bytes if self.kind is Kind.BYTES else parse_seconds
+            value = read(number, bare=scale)
+        except ValueError:
+            return None
+        return -value if negative else value
+
+
+def _value(kind: Kind, option: str, pulsar: str = "", scale: Fraction = Fraction(1), **more: Any) -> Any:  # noqa: ANN401 - of any type
+    """Return an attribute of OffloadPolicies that says nothing by default, with what is known of its values."""
+    return field(default=None, metadata={"row": Field(kind=kind, option=option, pulsar=pulsar, scale=scale, **more)})
+
+
+_word, _text = partial(_value, Kind.WORD), partial(_value, Kind.TEXT)
+_bytes, _seconds = partial(_value, Kind.BYTES), partial(_value, Kind.SECONDS, high=TIME_MAX_S)
+_MBYTE, _MINUTE, _MILLI = Fraction(MiB), Fraction(MINUTE_S), Fraction(1, 1000)
+_BUCKET = r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", "3 to 63 lower-case letters, digits, dots and dashes"
+_PREFIX = (
+    r"([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,499})?",
+    "up to 500 characters without control characters, no slash at the start",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +166,27 @@ class OffloadPolicies:
     not at all; a limit of None is none.
     """
 
-    method: OffloadMethod | None = None
-    segment_bytes_max: int | None = None
-    segment_age_max_s: float | None = None
-    segment_age_min_s: float | None = None
-    threshold_bytes: int | None = None
-    threshold_s: float | None = None
-    deletion_lag_s: float | None = None
-    read_priority: ReadPriority | None = None
-    bucket: str | None = None
-    prefix: str | None = None
-    history_order: HistoryOrder | None = None
-    outage: OutagePolicy | None = None
-    retention: TierRetention | None = None
-    retention_age_s: float | None = None
-    retention_bytes: int | None = None
+    method: OffloadMethod | None = _word("method", "offloadMethod", words=OffloadMethod)
+    segment_bytes_max: int | None = _bytes(
+        "segment-size", "maxSizePerOffloadSegmentMbytes", _MBYTE, low=1, high=5 * TiB
+    )
+    segment_age_max_s: float | None = _seconds(
+        "segment-age", "maxOffloadSegmentRolloverTimeMinutes", _MINUTE, above=True
+    )
+    segment_age_min_s: float | None = _seconds("segment-age-min", "minOffloadSegmentRolloverTimeMinutes", _MINUTE)
+    threshold_bytes: int | None = _bytes("threshold-size", "managedLedgerOffloadThresholdInBytes", off=True)
+    threshold_s: float | None = _seconds("threshold-age", "managedLedgerOffloadThresholdInSeconds", off=True)
+    deletion_lag_s: float | None = _seconds("deletion-lag", "managedLedgerOffloadDeletionLagInMillis", _MILLI, off=True)
+    read_priority: ReadPriority | None = _word(
+        "read-priority", "managedLedgerOffloadedReadPriority", words=ReadPriority
+    )
+    bucket: str | None = _text("bucket", "managedLedgerOffloadBucket", shape=_BUCKET[0], form=_BUCKET[1])
+    prefix: str | None = _text("prefix", shape=_PREFIX[0], form=_PREFIX[1])
+    history_order: HistoryOrder | None = _word("history-order", words=HistoryOrder)
+    outage: OutagePolicy | None = _word("outage", words=OutagePolicy)
+    retention: TierRetention | None = _word("retention", words=TierRetention)
+    retention_age_s: float | None = _seconds("retain-age", above=True)
+    retention_bytes: int | None = _bytes("retain-size", low=1)
 
     def said(self) -> Mapping[str, Any]:
         """Return what it says, by name, in the order of the fields."""
@@ -55,7 +199,9 @@ class OffloadPolicies:
         return self.method is not None and self.method is not OffloadMethod.NONE
 
 
-NAMES = tuple(field.name for field in fields(OffloadPolicies))
+FIELDS: Mapping[str, Field] = {one.name: replace(one.metadata["row"], name=one.name) for one in fields(OffloadPolicies)}
+"""What is known of each value, by name, in the order in which `OffloadPolicies` has them."""
+NAMES = tuple(FIELDS)
 
 DEFAULTS = OffloadPolicies(
     method=OffloadMethod.STREAMING,
@@ -73,3 +219,36 @@ DEFAULTS = OffloadPolicies(
     retention=TierRetention.KEEP,
 )
 """What holds where nobody says anything. Thresholds are off as in Pulsar: closed ledgers go by hand alone."""
+
+
+def shown(name: str, value: object) -> str:
+    """Return a value as a person reads it, `off` for none."""
+    if value is None or value == "":
+        return "-"
+    if FIELDS[name].off and isinstance(value, int | float) and value < 0:
+        return "off"
+    if FIELDS[name].kind is Kind.SECONDS and isinstance(value, float):
+        return _time(value)
+    if FIELDS[name].kind is Kind.BYTES and isinstance(value, int):
+        return _size(value)
+    return str(value)
+
+
+def _time(value: float) -> str:
+    for unit, factor in (("d", DAY_S), ("h", 3600), ("min", MINUTE_S)):
+        if value and value % factor == 0:
+            return f"{value / factor:g} {unit}"
+    return f"{value:g} s"
+
+
+def _size(value: int) -> str:
+    for unit, factor in (("TiB", TiB), ("GiB", 2**30), ("MiB", MiB), ("KiB", KiB)):
+        if value and value % factor == 0:
+            return f"{value // factor} {unit}"
+    return f"{value} B"
+
+
+def differences(before: OffloadPolicies, after: OffloadPolicies) -> list[str]:
+    """Say which values differ, each with the old and the new one."""
+    changed = [name for name in FIELDS if getattr(before, name) != getattr(after, name)]
+    return [f"{name}: {shown(name, getattr(before, name))} -> {shown(name, getattr(after, name))}" for name in changed]

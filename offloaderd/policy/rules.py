@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.errors import InvalidInput
 from offloaderd.model import OffloadMethod, TierRetention
 from offloaderd.policy.effective import Effective, Level, Origin
-from offloaderd.policy.fields import FIELDS, shown
-from offloaderd.policy.policies import NAMES, OffloadPolicies
+from offloaderd.policy.policies import FIELDS, NAMES, OffloadPolicies, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""AdminService's messages: what may be asked is checked here, what is answered is built here. No I/O."""
+"""Messages of AdminService and of policies: what may be asked is checked here, what is answered is built. No I/O.
+
+What is wrong with a policy's value is said by `policy.rules`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from offloaderd.offload.states import SegmentState, state_of
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.rpc.convert import filled
-from offloaderd.rpc.policy_messages import given_policies, policies_message
-from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 
 if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.selection import Selection
     from offloaderd.model import Loss
     from offloaderd.offload.status import TopicStatus
+    from offloaderd.policy.effective import Effective
+    from offloaderd.policy.policies import OffloadPolicies
 
 
 DAMAGED_MAX = 100
@@ -103,3 +107,20 @@ def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
 def lost_range(loss: Loss) -> admin_pb2.LostRange:
     """Return a loss as a message."""
     return filled(admin_pb2.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
+
+
+def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:
+    """Return the values that are set, by name, as they were given."""
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
+    """Return what a policy says as a message."""
+    return policy_pb2.OffloadPolicies(**policies.said())
+
+
+def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
+    """Return who said each value that there is."""
+    said = effective.values.said()
+    levels = {name: effective.said_at(name) for name in NAMES if name in said}
+    return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

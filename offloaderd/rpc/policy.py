@@ -18,8 +18,8 @@ from offloaderd.offload import policies as stored
 from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
+from offloaderd.rpc.admin_messages import given_policies, origins, policies_message
 from offloaderd.rpc.convert import filled
-from offloaderd.rpc.policy_messages import given_policies, origins, policies_message
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.cli.ctl.quantities import DURATION, SIZE, duration_param
 from offloaderd.config import check
-from offloaderd.policy.fields import FIELDS
+from offloaderd.policy.policies import FIELDS
 from offloaderd.units import DURATIONS, SIZES, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from offloaderd.cli.ctl.policies import BROKER, changed
 from offloaderd.cli.program import OK, USAGE
 from offloaderd.model import OffloadMethod
 from offloaderd.policy import broker_conf
-from offloaderd.policy.fields import shown
+from offloaderd.policy.policies import shown
 from offloaderd.rpc.message_json import picked
 from offloaderd.rpc.v1 import policy_pb2
 

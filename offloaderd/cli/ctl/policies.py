@@ -6,6 +6,7 @@ unit that is in its name. All that is wrong with a command line is told at once.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from fractions import Fraction
 from functools import wraps
@@ -18,7 +19,7 @@ from offloaderd.cli.ctl import options
 from offloaderd.cli.ctl.quantities import warn_of_small_segments
 from offloaderd.cli.ctl.topics import topics
 from offloaderd.errors import InvalidInput
-from offloaderd.policy.fields import FIELDS, Kind, shown
+from offloaderd.policy.policies import FIELDS, Kind, shown
 from offloaderd.rpc.message_json import picked
 from offloaderd.rpc.v1 import policy_pb2
 
@@ -58,14 +59,7 @@ HELP = {
     "retention_bytes": "With --retention limited: delete the oldest segments beyond this size.",
 }
 METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
-PULSAR_UNITS = {
-    "segment_bytes_max": "MBYTES",
-    "segment_age_max_s": "MINUTES",
-    "segment_age_min_s": "MINUTES",
-    "threshold_bytes": "BYTES",
-    "threshold_s": "SECONDS",
-    "deletion_lag_s": "MILLIS",
-}
+PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
 
 
@@ -81,7 +75,8 @@ def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, field in reversed(list(FIELDS.items())):
         metavar = "|".join(field.choices) if field.kind is Kind.WORD else METAVARS[field.kind]
         if name in PULSAR_FLAGS:
-            unit = PULSAR_UNITS.get(name, metavar)
+            named = PULSAR_UNIT.search(field.pulsar)
+            unit = named[0].upper() if named is not None else metavar
             text = f"The same as --{field.option}, as in pulsar-admin."
             wrapped = click.option(*PULSAR_FLAGS[name], f"pulsar_{name}", metavar=unit, help=text)(wrapped)
         wrapped = click.option(f"--{field.option}", name, metavar=metavar, help=HELP[name])(wrapped)

@@ -13,7 +13,7 @@ from offloaderd.cli.ctl.quantities import DURATION, SIZE, Parsed, duration_param
 from offloaderd.errors import Transient
 from offloaderd.model import OutagePolicy, TierRetention
 from offloaderd.patterns import Scope, TopicPattern
-from offloaderd.policy.fields import FIELDS
+from offloaderd.policy.policies import FIELDS
 from offloaderd.rpc.message_json import as_json
 from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 

@@ -12,7 +12,7 @@ from offloaderd.cli.ctl.offload import as_json, ask, code_of, followed, sentence
 from offloaderd.cli.ctl.quantities import Parsed, with_hint
 from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.model import Position, TopicName
-from offloaderd.policy.fields import Field, Kind
+from offloaderd.policy.policies import Field, Kind
 
 if TYPE_CHECKING:
     from offloaderd.cli.ctl.options import Session

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from offloaderd.errors import InvalidInput
 from offloaderd.model import OffloadMethod
-from offloaderd.policy.fields import FIELDS, Kind, differences, shown
-from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
+from offloaderd.policy.policies import DEFAULTS, FIELDS, NAMES, Kind, OffloadPolicies, differences, shown
 from offloaderd.read_options import ReadPriority
 from tests.unit.policy.test_effective import VALUES
 
