@@ -30,7 +30,7 @@ from offloaderd.offload.budget import Backoff, until_answered
 from offloaderd.offload.chain import Run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
     from offloaderd.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
     from offloaderd.offload.commit import AttemptLog
@@ -115,14 +115,10 @@ class Adoption:
             self._left.add(info.ledger_id)  # neither tier has it
             raise
 
-    def claims(self, ledger_id: int) -> bool:
-        """Say whether a ledger is to be adopted, so that nobody begins to read it."""
-        return ledger_id in self._found
-
-    def follows(self, taken: Position) -> bool:
-        """Say whether a ledger that is to be adopted comes directly behind an entry."""
-        step = self._topic.record.chain.next_after(taken) if self._found else None
-        return isinstance(step, Run) and step.first_entry_id == 0 and self.claims(step.ledger_id)
+    @property
+    def claimed(self) -> Collection[int]:
+        """The ledgers that are to be adopted, so that nobody begins to read them."""
+        return self._found.keys()
 
     def due(self) -> LedgerInfo | None:
         """Return the ledger that is to be adopted now: the next one, with nothing open before it."""

@@ -29,7 +29,7 @@ class OldestEntry:
         """Which entry it is, None when all that is known is offloaded."""
         topic = self._topic
         if topic.tailer is None:
-            begin = topic.builder.begin if topic.builder is not None else None
+            begin = topic.progress.begin if topic.progress is not None else None
             return begin or topic.feed.first()
         plan = topic.map.unfinished
         after = topic.map.standing if plan is None else topic.map.history_end or Position(plan.first, -1)

@@ -26,13 +26,15 @@ class Assignment:
     """One attempt to bring to its end. `after` is the position that its first entry directly follows.
 
     `resumed`: an earlier owner began it. `opened_s` is since when it counts as open, by the monotonic clock; `notes`
-    are facts for its trace.
+    are facts for its trace. `claimed_s` is since when its owner has the topic, if that counts as a recovery that lasts
+    until the first progress.
     """
 
     attempt: Attempt
     after: Position
     resumed: bool
     opened_s: float
+    claimed_s: float | None = None
     notes: Mapping[str, bool] = field(default_factory=dict)
 
 

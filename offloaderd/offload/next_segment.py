@@ -64,7 +64,7 @@ class NextSegment:
             return OffloadMethod.NONE
         attempt = self._topic.attempt
         begun = attempt is not None and attempt.begin.ledger_id == run.ledger_id
-        if run.first_entry_id == 0 and not begun and self._topic.adoption.claims(run.ledger_id):
+        if run.first_entry_id == 0 and not begun and run.ledger_id in self._topic.adoption.claimed:
             return OffloadMethod.NONE
         whole = policy.method is OffloadMethod.LEDGER_BASED and run.first_entry_id == 0
         if whole and self._shop.ledgers is not None and not self._has_vanished(run.ledger_id):
@@ -83,16 +83,6 @@ class NextSegment:
             return self.method_of(step) is not OffloadMethod.NONE
         topic = self._topic
         return topic.policy.method is not OffloadMethod.NONE and not history.waits(topic.map, topic.policy)
-
-    def ends_here(self, taken: Position) -> bool:
-        """Say whether a segment of streaming has to end with the entry at `taken`, as another method follows it."""
-        method = self._topic.policy.method
-        if self._topic.adoption.follows(taken):
-            return True
-        if method is not OffloadMethod.LEDGER_BASED or self._shop.ledgers is None:
-            return method is OffloadMethod.NONE
-        end = self._topic.record.chain.end_of(taken.ledger_id)
-        return end is not None and end.entries == taken.entry_id + 1
 
     def reachable(self, target: Position | None) -> Position | None:
         """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none.
@@ -188,7 +178,7 @@ class NextSegment:
     async def _first_entry(self) -> Position | None:
         """Wait for the first entry of the next segment; None when stopping."""
         topic = self._topic
-        while not topic.may_stop():
+        while not topic.at(topic.feed.position).may_stop:
             if self._may_adopt() and (info := topic.adoption.due()) is not None:
                 await topic.adoption.adopt(info)
                 continue

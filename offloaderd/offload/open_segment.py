@@ -7,15 +7,14 @@ deposed cannot record the latter, so whatever it still sends is what its success
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from offloaderd import __version__
 from offloaderd.errors import InvalidInput, first_of
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.groups import Group
-from offloaderd.metadata.records.attempt import Seal, stored_part
+from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.offload.ledger_segment import LedgerBuilder
 from offloaderd.offload.progress import Progress
 from offloaderd.offload.sealing import Sealer
@@ -24,13 +23,11 @@ from offloaderd.offload.uploader import SegmentFailed, SegmentUpload
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable
 
-    from offloaderd.format.values import LedgerPart
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.model import EntryBatch, LedgerEnd, LedgerInfo, Loss, Position
+    from offloaderd.metadata.records.attempt import Attempt, Seal
+    from offloaderd.model import EntryBatch, Position
     from offloaderd.offload.commit import AttemptLog
     from offloaderd.offload.feed import Reservation
     from offloaderd.offload.sealing import Prove
@@ -42,27 +39,8 @@ _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
 
-class SegmentView(Protocol):
-    """What a segment's seal says of the topic around it."""
-
-    @property
-    def map(self) -> TopicMap:
-        """All that is committed, as far as whoever writes the segment knows."""
-        ...
-
-    def known_ends(
-        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
-    ) -> tuple[tuple[int, LedgerEnd], ...]:
-        """Return how ledgers ended, as far as known: the one that offloading stands in, and those of the segment."""
-        ...
-
-    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
-        """Return the losses between what is offloaded and the end of the segment, which holds `parts`."""
-        ...
-
-
 class OpenSegment:
-    """One attempt that is being worked on. `continued` says that an earlier owner began it."""
+    """One attempt that is being worked on. `continued`: an earlier owner began it; `rereadable` as of its feed."""
 
     def __init__(
         self,
@@ -73,8 +51,10 @@ class OpenSegment:
         troubles: Troubles,
         opened_s: float,
         continued: bool,
+        rereadable: bool,
     ) -> None:
         self.continued = continued
+        self._rereadable = rereadable
         self.opened_s = opened_s
         """Since when it is open, by the monotonic clock."""
         self.reason = "continued"
@@ -102,13 +82,6 @@ class OpenSegment:
     def attempt(self) -> Attempt:
         """Its record."""
         return self.progress.attempt
-
-    def count_committed(self) -> None:
-        """Count it as a part of its topic."""
-        metrics = self._shop.uplink.metrics
-        metrics.segments.labels(state="offloaded").inc()
-        metrics.segment_bytes.observe(self.builder.object_bytes)
-        metrics.segment_entries.observe(self.builder.entries)
 
     @property
     def sealed(self) -> Seal:
@@ -141,14 +114,14 @@ class OpenSegment:
     async def _open(self) -> None:
         """Have an upload, or go on with the one that there is. Raises SegmentFailed when that cannot be trusted.
 
-        The recorded parts count as sent where their entries can be read again if it should come to that; a topic
-        without a source is given its entries anew from the begin of the segment, and they are compared.
+        The recorded parts count as sent where their entries can be read again if it should come to that; else they
+        are given anew from the begin of the segment, and compared.
         """
         attempt = self.attempt
         if not attempt.upload_id and not attempt.proven:
             await self.progress.note_upload(await self.upload.open(began_before=self.continued))
             return
-        trusted = attempt.whole or self._shop.source is not None
+        trusted = attempt.whole or self._rereadable
         await self.upload.go_on(attempt, trusted=trusted)
         if trusted:
             try:
@@ -207,29 +180,6 @@ class OpenSegment:
             )
             return False
         return seal is not None
-
-    async def decide_end(self, record: SegmentView, infos: Mapping[int, LedgerInfo]) -> None:
-        """No more entries: record the seal, before a part is cut that would be larger with more.
-
-        Raises Fenced, SegmentFailed.
-
-        `infos` is what the source says of the topic's ledgers.
-        """
-        data_bytes, part_count = self.builder.planned()
-        ledgers = self.builder.ledgers(infos.get)
-        seal = Seal(
-            sealed_ms=self._clock.wall_ms(),
-            epoch=self._claim.epoch,
-            software_version=__version__,
-            data_bytes=data_bytes,
-            part_count=part_count,
-            ledgers=ledgers,
-            losses=record.losses_before(ledgers),
-            ends=record.known_ends(ledgers, infos),
-            past=await self._shop.pasts.before(record.map, self.attempt.begin, infos, self.upload.find),
-        )
-        with self.trace.step("seal", reason=self.reason, entries=self.builder.entries):
-            await self.progress.note_seal(seal)
 
     async def finish(self, prove: Prove | None = None, *, draft: bool = False) -> CommittedSegment:
         """Make the objects complete and verified; returns what is to be committed. Raises SegmentFailed.

@@ -116,7 +116,7 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
 
 def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
     """Describe an offloader at a monotonic time, which is also a wall time."""
-    builder = topic.builder
+    progress = topic.progress
     paused = topic.policy.paused
     entries, size = lag_of(topic)
     stalled = topic.troubles.stalled or out_of_reach(topic, entries)
@@ -133,11 +133,11 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         lag_entries=entries if known else None,
         lag_bytes=size if known else None,
         lag_seconds=None if not known else topic.oldest.age_s(now_s, wall_ms) if entries else 0.0,
-        open_segment_id=str(builder.segment_id) if builder else "",
-        open_segment_entries=builder.entries if builder else 0,
-        open_segment_bytes=builder.payload_bytes if builder else 0,
+        open_segment_id=str(progress.attempt.segment_id) if progress else "",
+        open_segment_entries=progress.entries if progress else 0,
+        open_segment_bytes=progress.payload_bytes if progress else 0,
         open_segment_age_s=topic.open_segment_age_s,
-        open_segment_continued=topic.segment is not None and topic.segment.continued,
+        open_segment_continued=progress is not None and progress.resumed,
         buffer_bytes=topic.buffer.used_bytes,
         segments=topic.map.segments,
         segments_committed=len(topic.map.segments),
@@ -227,9 +227,9 @@ def is_known(topic: TopicOffloader, entries: int) -> bool:
 def lag_of(topic: TopicOffloader) -> tuple[int, int]:
     """Entries and payload bytes that are known to be confirmed and not yet offloaded."""
     if topic.tailer is None:
-        builder = topic.builder
+        progress = topic.progress
         pending = topic.buffer.pending_after(topic.taken)
-        taken = (builder.entries, builder.payload_bytes) if builder else (0, 0)
+        taken = (progress.entries, progress.payload_bytes) if progress else (0, 0)
         spill = topic.outage.spill
         spilled = (spill.entries, spill.payload_bytes) if spill is not None else (0, 0)
         return pending[0] + taken[0] + spilled[0], pending[1] + taken[1] + spilled[1]

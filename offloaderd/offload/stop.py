@@ -11,6 +11,7 @@ from offloaderd.offload.chain import Run
 from offloaderd.offload.states import SegmentState, follow, state_of
 
 if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import Position
     from offloaderd.offload.feed import Gap
     from offloaderd.offload.open_segment import OpenSegment
@@ -23,11 +24,23 @@ class SegmentProgress:
     def __init__(self, segment: OpenSegment) -> None:
         self._segment = segment
         self.state = state_of(segment.attempt)
+        self.open = True
+        """Whether it is neither a part of its topic nor given up yet."""
 
     def reach(self, state: SegmentState) -> None:
         """Go on to another state. One whose objects were found finished is verified already, and is so again."""
         if self.state is not SegmentState.VERIFIED or state in {SegmentState.COMMITTED, SegmentState.FAILED}:
             self.state = follow(self.state, state)
+
+    @property
+    def attempt(self) -> Attempt:
+        """Its record."""
+        return self._segment.attempt
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier owner began it."""
+        return self._segment.continued
 
     @property
     def opened_s(self) -> float:
@@ -50,9 +63,19 @@ class SegmentProgress:
         return self._segment.builder.payload_bytes
 
     @property
+    def begin(self) -> Position | None:
+        """The first of them."""
+        return self._segment.builder.begin
+
+    @property
     def end(self) -> Position | None:
         """The last of them."""
         return self._segment.builder.end
+
+    @property
+    def part_count(self) -> int:
+        """How many parts of it are cut."""
+        return self._segment.builder.part_count
 
     @property
     def full(self) -> bool:

@@ -316,7 +316,7 @@ class Supervisor:
         if self.asleep is not None:
             before = self.asleep.record
             offloader.lag.watch(before.confirmed)
-            offloader.filling.entries, offloader.filling.payload_bytes = before.taken_entries, before.taken_bytes
+            offloader.writer.moved = before.taken_entries, before.taken_bytes
         offloader.outage.follow(effective.values.outage)
         self._lay_down.clear()
         self.offloader, self.asleep, self.error = offloader, None, None

@@ -7,10 +7,7 @@ and its entries begin the next attempt. One that an earlier owner left behind is
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
-
-import structlog
 
 from offloaderd.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.event import Event
@@ -22,27 +19,28 @@ from offloaderd.offload.age import OldestEntry
 from offloaderd.offload.asked import ByHand
 from offloaderd.offload.budget import Backoff
 from offloaderd.offload.buffer import TailingBuffer
-from offloaderd.offload.filling import Filling
+from offloaderd.offload.chain import Run
+from offloaderd.offload.committer import Assignment
 from offloaderd.offload.handle import OffloadHandle, SegmentResult
 from offloaderd.offload.lag import LagTracker
+from offloaderd.offload.live_segment import LiveCommitter, LiveFacts
 from offloaderd.offload.next_segment import NextSegment
-from offloaderd.offload.open_segment import OpenSegment
 from offloaderd.offload.outage import Outage
 from offloaderd.offload.record import TopicRecord
 from offloaderd.offload.requests import Requests
 from offloaderd.offload.rest import Rest
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.source_check import SourceCheck
-from offloaderd.offload.states import state_of
 from offloaderd.offload.status import TopicStatus, describe
+from offloaderd.offload.stop import LiveStop
 from offloaderd.offload.tailer import tailer_of
 from offloaderd.offload.tailing_feed import TailingFeed
 from offloaderd.offload.troubles import Troubles
 from offloaderd.offload.uploader import SegmentFailed
+from offloaderd.offload.view import TopicView
+from offloaderd.offload.writer import SegmentWriter
 
 if TYPE_CHECKING:
-    import asyncio
-
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
@@ -50,10 +48,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.identity import TopicIdentity
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
-    from offloaderd.offload.segment import SegmentBuilder
+    from offloaderd.offload.stop import SegmentProgress
     from offloaderd.offload.workshop import Workshop
-
-log = structlog.get_logger(__name__)
 
 
 class TopicOffloader:
@@ -72,7 +68,6 @@ class TopicOffloader:
         self.identity, self.claim, self.head = identity, log.fence.claim, log.head
         self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
         self.topic: TopicName = self.claim.topic
-        self.segment: OpenSegment | None = None
         self.changed = Signal()
         self.policy_changed = Signal()
         self.grants_changed = Event()
@@ -93,12 +88,9 @@ class TopicOffloader:
         taken = topic_map.standing or START
         if left.attempt is not None and left.attempt.parts and shop.source is not None:
             taken = left.attempt.parts[-1].end
-        self.filling = Filling(self, clock=self._clock, metrics=self._metrics)
-        self._claimed_s: float | None = self._clock.monotonic()  # until there has been progress
+        self._claimed_s = self._clock.monotonic()
         self._last_result: SegmentResult | None = None
-        self.buffer = TailingBuffer(
-            shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self.filling.press
-        )
+        self.buffer = TailingBuffer(shop.pool, resume=taken, rereadable=shop.source is not None, on_pressure=self.press)
         self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
         self.requests = Requests(self.feed.changed, policy)
         self.outage = Outage(self, shop)
@@ -107,6 +99,9 @@ class TopicOffloader:
         self.feed.source = self.tailer
         if self.tailer is None:
             self.lag.watch(None)
+        committer = LiveCommitter(self.record, log, self.troubles, clock=self._clock, metrics=self._metrics)
+        self.writer = SegmentWriter(shop, log, committer, troubles=self.troubles, views=self)
+        self._facts = LiveFacts(self.record, self.ledger_infos, shop.pasts)
         self.handle = OffloadHandle(
             self.buffer,
             push_only=shop.source is None,
@@ -129,12 +124,13 @@ class TopicOffloader:
     @property
     def attempt(self) -> Attempt | None:
         """The open segment's record."""
-        return self.segment.attempt if self.segment is not None else self.next.left
+        return self.progress.attempt if self.progress is not None else self.next.left
 
     @property
-    def builder(self) -> SegmentBuilder | None:
-        """What is in the open segment."""
-        return self.segment.builder if self.segment is not None else None
+    def progress(self) -> SegmentProgress | None:
+        """How far the open segment is."""
+        found = self.writer.progress
+        return found if found is not None and found.open else None
 
     @property
     def map(self) -> TopicMap:
@@ -154,12 +150,12 @@ class TopicOffloader:
     @property
     def taken(self) -> Position:
         """Newest entry that is in the open segment or committed; START when there is none."""
-        return max(self.feed.position, (self.builder.end if self.builder is not None else None) or START)
+        return max(self.feed.position, (self.progress.end if self.progress is not None else None) or START)
 
     @property
     def moved(self) -> tuple[int, int]:
         """How many entries, and bytes of payload, went into segments since the claim; history apart."""
-        return self.filling.entries, self.filling.payload_bytes
+        return self.writer.moved
 
     @property
     def newest(self) -> Position | None:
@@ -170,7 +166,7 @@ class TopicOffloader:
     @property
     def open_segment_age_s(self) -> float:
         """Age of the open segment since its first entry, in seconds; 0 when there is none."""
-        return self._clock.monotonic() - self.segment.opened_s if self.segment is not None else 0.0
+        return self._clock.monotonic() - self.progress.opened_s if self.progress is not None else 0.0
 
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
@@ -265,37 +261,78 @@ class TopicOffloader:
                     return
                 backoff.reset()
             except SegmentFailed as error:
-                await self._give_up(error)
+                self._failed(error)
                 await backoff.wait(Transient(str(error)))
-
-    def may_stop(self) -> bool:
-        """Say whether stopping now loses nothing that was accepted."""
-        left = self.buffer.take(self.taken, 1) or not self.outage.overflow_is_empty
-        return self.stopping and not (self.handle.push_only and left)
 
     async def _one_segment(self, attempt: Attempt) -> bool:
         """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
-        continued = attempt is self.next.left
-        self.segment = segment = OpenSegment(
-            self._shop,
-            self._log,
-            attempt,
-            troubles=self.troubles,
+        resumed = attempt is self.next.left
+        work = Assignment(
+            attempt=attempt,
+            after=self.feed.position,
+            resumed=resumed,
             opened_s=self._opened_s(attempt),
-            continued=continued,
+            claimed_s=self._claimed_s if resumed else None,
         )
-        with segment.trace as trace:
-            if not continued:
-                await self._log.begin(attempt)
-                self._metrics.segments.labels(state="assigned").inc()
-            if not await segment.store(partial(self._fill, segment)):
-                return False
-            await self._log.check_head(self.map, attempt.segment_id)
-            finished = await segment.finish()
-            with trace.step("commit"):
-                await self.record.commit(finished, dict(segment.sealed.ends))
-        self._committed(segment)
+        written = await self.writer.run(work, self.feed, LiveStop(), self._facts)
+        if written is None:
+            return False
+        done, now_s = written.described.range, self._clock.monotonic()
+        for sample in self.lag.durable(done.end):
+            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s)
+        self._last_result = SegmentResult(attempt.segment_id, done)
+        self._committed(done.end)
         return True
+
+    def _committed(self, end: Position) -> None:
+        """The topic is offloaded up to `end`: bring up what depends on it."""
+        self.next.committed()
+        self.requests.committed(end)
+        self.feed.committed(end)
+        self.changed.notify()
+
+    def _failed(self, error: SegmentFailed) -> None:
+        """The attempt was given up: its entries begin the next one."""
+        self.next.failed(str(error))
+        self.feed.restart(self.map.standing or START)
+        if self.tailer is not None:
+            self.tailer.nudge()
+        self.changed.notify()
+
+    def at(self, cursor: Position) -> TopicView:
+        """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
+        seen = self.tailer is None or self.tailer.looked_s is not None
+        waiting = bool(self.buffer.take(cursor, 1))
+        left = waiting or not self.outage.overflow_is_empty
+        return TopicView(
+            self.requests.now(),
+            policy=self.policy,
+            chain=self.record.chain,
+            adoptable=self.adoption.claimed,
+            whole_ledgers=self._shop.ledgers is not None,
+            more_may_come=not seen or (self.newest is not None and self.newest > cursor),
+            waiting=waiting,
+            buffer_bytes=self.buffer.used_bytes,
+            may_stop=self.stopping and not (self.handle.push_only and left),
+        )
+
+    def press(self) -> bool:
+        """Have the segment sealed soon, because memory is short; says whether that, or a seal that is, frees some.
+
+        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
+        takes yet.
+        """
+        self.requests.free_memory()
+        attempt, progress = self.attempt, self.progress
+        end = attempt.end if attempt is not None else None
+        if end is not None and self.taken < end:
+            return False
+        if progress is not None and progress.entries:
+            return True
+        first = self.feed.first()
+        if attempt is not None or first is None:
+            return first is not None
+        return self.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
 
     def _opened_s(self, attempt: Attempt) -> float:
         """Since when a segment counts as open; by a wrong clock at most as long as it may be.
@@ -305,74 +342,12 @@ class TopicOffloader:
         age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
         return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
 
-    async def _fill(self, segment: OpenSegment, parts: asyncio.TaskGroup) -> bool:
-        """Take entries to a segment's end and send them; False when stopping leaves it to the next owner."""
-        if segment.continued:
-            self._go_on(segment)
-        return await self.filling.fill(segment, parts)
-
-    def _go_on(self, segment: OpenSegment) -> None:
-        """Take up what an earlier owner left, which has to begin where the topic does."""
-        builder = segment.builder
-        begin = builder.begin or self.feed.first()
-        if begin != segment.attempt.begin:
-            raise SegmentFailed(f"the segment was to begin at {segment.attempt.begin}, its first entry is {begin}")
-        self.feed.restart(self.taken)
-        self._metrics.segments_continued.inc()
-        log.info(
-            "segment.continued",
-            topic=str(self.topic),
-            segment_id=str(builder.segment_id),
-            parts=segment.upload.stored_count,
-            entries=builder.entries,
-            state=state_of(segment.attempt),
-            epoch=self.claim.epoch,
-        )
-
-    def went_on(self) -> None:
-        """There was progress since the topic was claimed."""
-        if self._claimed_s is not None:
-            if self.next.left is not None:
-                self._metrics.recovery_seconds.observe(self._clock.monotonic() - self._claimed_s)
-            self._claimed_s = None
-
-    def _committed(self, segment: OpenSegment) -> None:
-        """A segment is part of the topic: bring up what depends on it."""
-        self.went_on()
-        builder, end = segment.builder, segment.builder.range.end
-        self.segment = None
-        self.next.committed()
-        self.requests.committed(end)
-        self.feed.committed(end)
-        now = self._clock.monotonic()
-        for sample in self.lag.durable(end):
-            self._metrics.time_to_durable_seconds.observe(now - sample.seen_s)
-        segment.count_committed()
-        self._last_result = SegmentResult(builder.segment_id, builder.range)
-        log.info(
-            "segment.committed",
-            topic=str(self.topic),
-            segment_id=str(builder.segment_id),
-            range=str(builder.range),
-            entries=builder.entries,
-            payload_bytes=builder.payload_bytes,
-            object_bytes=builder.object_bytes,
-            reason=segment.reason,
-            duration_s=round(now - segment.opened_s, 3),
-            epoch=self.claim.epoch,
-        )
-        self.changed.notify()
-
     def adopted(self, end: Position) -> None:
         """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
-        self.went_on()
-        self.next.committed()
-        self.requests.committed(end)
-        self.feed.committed(end)
         self.lag.durable(end)
+        self._committed(end)
         if self.tailer is not None:
             self.tailer.nudge()
-        self.changed.notify()
 
     async def ledger_infos(self) -> dict[int, LedgerInfo]:
         """What is known of the topic's ledgers, as fresh as the source can say."""
@@ -380,21 +355,3 @@ class TopicOffloader:
             return self.closed_ledgers
         await self.troubles.until_answered(self.tailer.refresh, "source")
         return {**self.closed_ledgers, **self.record.chain.ledgers}
-
-    async def _give_up(self, error: SegmentFailed) -> None:
-        """The attempt failed: its objects go to the trash, its entries begin the next one."""
-        assert self.segment is not None  # noqa: S101 - only an open segment fails
-        attempt = self.segment.attempt
-        found = {"segment_id": str(attempt.segment_id), "state": state_of(attempt)}
-        log.error("segment.failed", topic=str(self.topic), **found, error=str(error))
-        self._metrics.segments.labels(state="failed").inc()
-        self._metrics.uploads_aborted.labels(reason="failed").inc()
-        self.troubles.met(error)
-        await self._log.give_up(attempt, str(error))
-        self.record.trash_due = True
-        self.segment = None
-        self.next.failed(str(error))
-        self.feed.restart(self.map.standing or START)
-        if self.tailer is not None:
-            self.tailer.nudge()
-        self.changed.notify()

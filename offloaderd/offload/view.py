@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from offloaderd.model import Position
+from offloaderd.model import START
 from offloaderd.offload.chain import LedgerChain
 from offloaderd.offload.roll import RollPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from offloaderd.model import Position
 
 
 class Requested(NamedTuple):
@@ -25,7 +27,7 @@ class Requested(NamedTuple):
 
 
 _ANY = RollPolicy(segment_bytes_max=0, segment_age_max_s=0.0)
-_NO_LEDGERS = LedgerChain(Position(-1, -1), end=None)
+_NO_LEDGERS = LedgerChain(START, end=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,13 @@ class SegmentWriter:
     ) -> None:
         self.progress: SegmentProgress | None = None
         """Of the segment that is being written, or was written last."""
-        self._shop = shop
+        self.moved = (0, 0)
+        """How many entries, and bytes of payload, were taken into all segments."""
+        self.shop = shop
+        self.committer = committer
+        self.views = views
         self._attempts = attempts
-        self._committer = committer
         self._troubles = troubles
-        self._views = views
-        self._topic = attempts.fence.claim.topic
-        self._clock = shop.uplink.clock
 
     async def run(self, work: Assignment, feed: EntryFeed, stop: StopRule, facts: SealFacts) -> VerifiedSegment | None:
         """Bring an attempt to its commit; None when stopping leaves it to the next owner. Closes the feed.
@@ -74,28 +74,32 @@ class SegmentWriter:
         Raises SegmentFailed once the attempt was given up, Fenced, and what the feed raises.
         """
         segment = OpenSegment(
-            self._shop,
+            self.shop,
             self._attempts,
             work.attempt,
             troubles=self._troubles,
             opened_s=work.opened_s,
             continued=work.resumed,
+            rereadable=feed.rereadable,
         )
         self.progress = progress = SegmentProgress(segment)
-        one = _OneSegment(self._shop, self._committer, self._views, segment, progress, feed, stop, facts)
+        one = _OneSegment(self, segment, progress, feed, stop, facts, work.claimed_s)
         try:
             with segment.trace as trace:
                 trace.say(**work.notes)
                 if not work.resumed:
-                    await self._committer.begin(work.attempt)
+                    await self.committer.begin(work.attempt)
                 if (written := await one.written(work.after)) is None:
                     return None
-                await self._committer.commit(written)
+                await self.committer.commit(written)
+                one.went_on()
         except SegmentFailed as error:
             progress.reach(SegmentState.FAILED)
-            await self._committer.give_up(segment.attempt, str(error))
+            await self.committer.give_up(segment.attempt, str(error))
+            progress.open = False
             raise
         progress.reach(SegmentState.COMMITTED)
+        progress.open = False
         return written
 
 
@@ -103,14 +107,13 @@ class SegmentWriter:
 class _OneSegment:
     """One attempt, from its record to verified objects."""
 
-    shop: Workshop
-    committer: Committer
-    views: Views
+    writer: SegmentWriter
     segment: OpenSegment
     progress: SegmentProgress
     feed: EntryFeed
     stop: StopRule
     facts: SealFacts
+    claimed_s: float | None
     held: Reservation | None = None
     """What the feed has reserved to read the entries that are not in a part yet."""
 
@@ -119,15 +122,15 @@ class _OneSegment:
         segment = self.segment
         if not await segment.store(partial(self._fill, after)):
             return None
-        await self.committer.before_complete(segment.attempt)
+        await self.writer.committer.before_complete(segment.attempt)
         described: list[SegmentManifest] = []
 
         async def before_manifest(made: SegmentManifest) -> None:
             self.progress.reach(SegmentState.COMPLETED)
-            await self.committer.before_manifest(made)
+            await self.writer.committer.before_manifest(made)
             described.append(made)
 
-        draft = self.committer.manifest is ObjectKind.DRAFT
+        draft = self.writer.committer.manifest is ObjectKind.DRAFT
         committed = await segment.finish(before_manifest, draft=draft)
         self.progress.reach(SegmentState.VERIFIED)
         return VerifiedSegment(
@@ -166,7 +169,7 @@ class _OneSegment:
     def _resumed(self) -> None:
         """Count and tell that an earlier owner's attempt is brought to its end."""
         segment = self.segment
-        self.shop.uplink.metrics.segments_continued.inc()
+        self.writer.shop.uplink.metrics.segments_continued.inc()
         log.info(
             "segment.continued",
             topic=segment.topic,
@@ -182,10 +185,12 @@ class _OneSegment:
 
         It ends earlier when the rest cannot come any more.
         """
-        clock, required = self.shop.uplink.clock, self.segment.attempt.end
+        clock, required = self.writer.shop.uplink.clock, self.segment.attempt.end
+        if required is not None and not self.segment.continued:
+            self.segment.reason = "ledger"
         while True:
             # From the look at the topic to the wait nothing awaits: a change in between would be missed.
-            view, now_s = self.views.at(cursor), clock.monotonic()
+            view, now_s = self.writer.views.at(cursor), clock.monotonic()
             if self._is_at_end(cursor, view, now_s):
                 return True
             if required is not None and view.requested.stopping and self.segment.attempt.seal is None:
@@ -198,7 +203,7 @@ class _OneSegment:
                 case Gap() as gap if self.progress.entries:
                     if self._ends_before(gap):
                         return True
-                    await self.committer.record_loss(gap)
+                    await self.writer.committer.record_loss(gap)
                 case Gap() | Lost() | End():
                     if required is None:
                         self.segment.reason = "end"
@@ -217,8 +222,6 @@ class _OneSegment:
             if stopped is not None:
                 self.segment.reason = stopped.reason
             return stopped is not None
-        if cursor >= required and not self.segment.continued:
-            self.segment.reason = "ledger"
         return cursor >= required
 
     def _ends_before(self, gap: Gap) -> bool:
@@ -248,8 +251,20 @@ class _OneSegment:
                 break
             elif batch.last > required:
                 piece = batch.between(batch.first_entry_id, required.entry_id)
-            cursor = self.segment.add(piece, limit).last
+            before = self.progress.payload_bytes
+            moved = self.segment.add(piece, limit)
+            entries, payload_bytes = self.writer.moved
+            self.writer.moved = entries + len(moved.payloads), payload_bytes + self.progress.payload_bytes - before
+            self.went_on()
+            cursor = moved.last
         return cursor
+
+    def went_on(self) -> None:
+        """There is progress: what an earlier owner left is recovered."""
+        if self.claimed_s is not None:
+            uplink = self.writer.shop.uplink
+            uplink.metrics.recovery_seconds.observe(uplink.clock.monotonic() - self.claimed_s)
+            self.claimed_s = None
 
     def _begins_with(self, first: Position) -> None:
         """Raise SegmentFailed unless the first entry is the one that the record says."""
@@ -274,7 +289,7 @@ class _OneSegment:
         around = await self.facts.around(segment.attempt.begin, ledgers, infos, segment.upload.find)
         data_bytes, part_count = builder.planned()
         seal = Seal(
-            sealed_ms=self.shop.uplink.clock.wall_ms(),
+            sealed_ms=self.writer.shop.uplink.clock.wall_ms(),
             epoch=segment.epoch,
             software_version=__version__,
             data_bytes=data_bytes,

@@ -204,7 +204,7 @@ async def test_while_a_segment_is_open(rig: Rig, brokers: Brokers) -> None:
     await brokers.ledgers.append(TOPIC, first)
     async with rig.engine() as engine:
         topic = await enabled(engine)
-        await until(lambda: topic.builder is not None and topic.builder.entries == 5)
+        await until(lambda: topic.progress is not None and topic.progress.entries == 5)
         await brokers.ledgers.roll(TOPIC)
         second = payloads(6, seed=1)
         (a,) = await ids(brokers)
@@ -231,7 +231,7 @@ async def test_attempt_of_a_crashed_owner(rig: Rig, brokers: Brokers, count: int
     async def crash() -> None:
         async with rig.engine() as engine:
             topic = await enabled(engine)
-            await until(lambda: topic.builder is not None and topic.builder.entries == count)
+            await until(lambda: topic.progress is not None and topic.progress.entries == count)
             await rig.clock.sleep(0.1)
             raise Crashed
 

@@ -67,7 +67,7 @@ async def test_what_is_in_the_open_segment_counts_until_it_is_committed() -> Non
     await rig.ledgers.append(TOPIC, stamped(rig, 500.0))
     async with rig.engine() as engine:
         topic = await looked(await enabled(engine))
-        await until(lambda: topic.builder is not None and topic.builder.entries == 5)
+        await until(lambda: topic.progress is not None and topic.progress.entries == 5)
         age_s = topic.status().lag_seconds
         assert age_s is not None
         assert age_s >= 500.0

@@ -32,7 +32,9 @@ async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -
     owned = await Owned.claim(rig)
     shop, topic = owned.shop, owned.offloader
     attempt = shop.attempt(Position(5, 0), shop.layout, shop.places.home, epoch=topic.claim.epoch)
-    segment = OpenSegment(shop, topic._log, attempt, troubles=topic.troubles, opened_s=0.0, continued=False)
+    segment = OpenSegment(
+        shop, topic._log, attempt, troubles=topic.troubles, opened_s=0.0, continued=False, rereadable=True
+    )
     await topic._log.begin(attempt)
 
     async def send_and_fail(parts: asyncio.TaskGroup) -> None:

@@ -12,7 +12,7 @@ from offloaderd.errors import Closed, Conflict, NotFound
 from offloaderd.metadata import catalog
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, Position, RollReason, TopicName
-from offloaderd.offload import filling
+from offloaderd.offload import writer
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.testing.faults import FaultyMetadata
@@ -176,7 +176,7 @@ async def test_memory_pressure_seals_the_segment_of_a_push_only_topic() -> None:
 
 async def test_pressure_waits_until_a_commit_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast a broker fills the buffer, a segment takes half of what is there before it is sealed early."""
-    monkeypatch.setattr(filling, "TAKE_BYTES", 1000)
+    monkeypatch.setattr(writer, "TAKE_BYTES", 1000)
     rig = Rig(buffer_bytes=1_000_000, policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
     async with rig.engine(push_only=True) as engine:
         topic = await enabled(engine)
@@ -252,7 +252,7 @@ async def test_a_changed_policy_takes_effect_on_the_open_segment() -> None:
     everything = await appended(rig, payloads(10))
     async with rig.engine() as engine:
         topic = await enabled(engine)
-        await until(lambda: topic.builder is not None)
+        await until(lambda: topic.progress is not None)
         await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_age_max_s=0.05))
         await until_offloaded(topic, everything[-1][0])
         assert rig.metrics.segment_rolls.labels(reason=RollReason.AGE)._value.get() == 1

@@ -122,7 +122,7 @@ async def test_no_manifest_is_put_before_the_head_was_read() -> None:
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
         topic.requests.seal_to(Position(1, 9))
-        await until(lambda: topic.segment is not None and topic.segment.attempt.seal is not None)
+        await until(lambda: topic.progress is not None and topic.progress.attempt.seal is not None)
         for _ in range(300):
             await turn()
         away = False

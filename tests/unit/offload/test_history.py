@@ -181,7 +181,7 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         await until(lambda: topic.tailer is not None and topic.tailer.looked_s is not None)
         await asyncio.sleep(0.05)  # noqa: TID251 - nothing may happen in it
         assert waits(topic.map, topic.policy)
-        assert (topic.segment, topic.offloaded, topic.buffer.used_bytes) == (None, None, 0)
+        assert (topic.progress, topic.offloaded, topic.buffer.used_bytes) == (None, None, 0)
         status = topic.status()
         assert (status.lag_entries, status.lag_bytes) == (200, 20_000)
         assert left_of(topic.map) == (180, 18_000)

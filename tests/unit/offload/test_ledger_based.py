@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from offloaderd.format import manifest, v1
 from offloaderd.metadata import catalog
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod
-from offloaderd.offload import filling
+from offloaderd.offload import writer
 from offloaderd.offload.roll import RollPolicy
 from tests.unit.offload.rig import (
     TOPIC,
@@ -193,13 +193,13 @@ async def test_a_large_entry_has_a_block_of_its_own() -> None:
 
 async def test_a_restart_goes_on_with_a_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopping does not wait for the ledger's end: the next owner goes on behind the parts that are stored."""
-    monkeypatch.setattr(filling, "TAKE_BYTES", 2000)
+    monkeypatch.setattr(writer, "TAKE_BYTES", 2000)
     rig = Rig(policy=LEDGER_BASED, upload_bytes=700, buffer_bytes=40_000)
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=3000)
     everything = await appended(rig, payloads(3010))
     async with rig.engine("one") as engine:
         topic = await enabled(engine)
-        await until(lambda: topic.builder is not None and topic.builder.part_count > 5)
+        await until(lambda: topic.progress is not None and topic.progress.part_count > 5)
         topic.stop()
         assert topic.offloaded is None
     async with rig.engine("two") as engine:

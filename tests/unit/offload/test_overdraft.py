@@ -13,21 +13,20 @@ from offloaderd.clock import SystemClock
 from offloaderd.errors import Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metrics import Metrics
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
-from offloaderd.offload import filling, tailing_feed
+from offloaderd.offload import tailing_feed, writer
 from offloaderd.offload.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.requests import Requests
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.signal import Signal
 from offloaderd.offload.tailing_feed import TailingFeed
+from offloaderd.offload.topic import TopicOffloader
 from tests.unit.offload.lives import life, until_found
 from tests.unit.offload.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.offload.topic import TopicOffloader
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(3)]
 ENTRIES = 500
@@ -111,7 +110,7 @@ async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_
 async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken more memory than there is, then its pusher goes away: after a while another may, and is finished."""
     monkeypatch.setattr(tailing_feed, "OVERDRAW_S", 0.2)
-    monkeypatch.setattr(filling, "LOOK_S", 0.05)
+    monkeypatch.setattr(writer, "LOOK_S", 0.05)
     rig = await sealed_everywhere(push_only=True)
     rig.buffer_bytes = BUFFER_BYTES
     async with rig.engine("two", push_only=True) as engine, asyncio.TaskGroup() as group:
@@ -154,9 +153,8 @@ def test_pressing_helps_where_a_segment_can_end(
         feed=TailingFeed(buffer, SystemClock(), resume=taken),
         taken=taken,
         attempt=SimpleNamespace(end=end) if built else None,
-        builder=SimpleNamespace(entries=built) if built else None,
+        progress=SimpleNamespace(entries=built) if built else None,
         next=SimpleNamespace(method_of=lambda run: method),
         requests=Requests(Signal(), RollPolicy(segment_bytes_max=1, segment_age_max_s=1)),
     )
-    found = filling.Filling(topic, clock=SystemClock(), metrics=Metrics())
-    assert found.press() is helps
+    assert TopicOffloader.press(topic) is helps

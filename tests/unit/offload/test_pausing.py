@@ -67,7 +67,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         assert topic.status().state == "paused"
         await until(lambda: topic.newest == behind)
         assert topic.offloaded == before
-        assert topic.segment is None
+        assert topic.progress is None
         assert await say(rig, None) == [pausing.Standing(TOPIC, None, True)]
         await until(lambda: topic.taken == behind)
         await topic.request_roll()

@@ -40,7 +40,7 @@ async def test_a_stall_at_the_source_is_over_with_the_first_entries(monkeypatch:
             topic.troubles.met(Transient("the bookies did not answer"), "source")
         assert engine.statuses()[0].state == "stalled"
         begin.set()
-        await until(lambda: topic.builder is not None and topic.builder.entries > 0)
+        await until(lambda: topic.progress is not None and topic.progress.entries > 0)
         status = engine.statuses()[0]
         assert (status.state, status.stalled_reason) == ("offloading", "")
         assert not topic.map.segments

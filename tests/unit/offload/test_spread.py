@@ -68,7 +68,7 @@ async def test_a_newcomer_gets_its_share_a_few_at_a_time_when_the_daemons_have_s
         await enable_all(a)
         await settled(a)
         opened = [a.engine.find(topic) for topic in TOPICS]
-        await until(lambda: all(one is not None and one.builder is not None for one in opened))
+        await until(lambda: all(one is not None and one.progress is not None for one in opened))
         moving, move = [], a.engine._spread._move
 
         async def counted(topic: TopicName, supervisor: Supervisor) -> None:

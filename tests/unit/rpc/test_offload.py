@@ -122,7 +122,7 @@ async def test_the_end_of_a_ledger_that_was_declared_closed_is_sealed_at_once() 
         assert topic.map.ends[1].entries == 5
         for request in (closed, batch(0, payloads(1), ledger_id=2)):
             await call.write(request)
-        await until(lambda: topic.builder is not None and topic.builder.entries == 1)
+        await until(lambda: topic.progress is not None and topic.progress.entries == 1)
         assert topic.requests.includes(Position(1, 4)) is False
         assert topic.offloaded == Position(1, 4)
         call.cancel()
