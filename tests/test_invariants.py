@@ -1,4 +1,4 @@
-"""Every guard of a promise has a test that fails when the guard is taken away (docs/invariants.md)."""
+"""Every guard of a promise has a test that fails when the guard is taken away (docs/proof/invariants.md)."""
 
 from __future__ import annotations
 

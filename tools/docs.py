@@ -100,9 +100,9 @@ GENERATED = {
     "configs/offloaderd.toml": settings_file,
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
-    "docs/invariants.md": invariants_page,
+    "docs/proof/invariants.md": invariants_page,
     "docs/notebook.md": notebook_page,
-    "docs/pips.md": pips_page,
+    "docs/proof/pips.md": pips_page,
 }
 
 

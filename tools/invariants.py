@@ -162,7 +162,7 @@ def _judge(done: subprocess.CompletedProcess[str] | None) -> tuple[Verdict, str]
 
 
 def page() -> str:
-    """Return docs/invariants.md."""
+    """Return docs/proof/invariants.md."""
     lines = [
         "# Promises, and what keeps them",
         "",

@@ -107,7 +107,7 @@ def _functions(path: Path) -> frozenset[str]:
 
 
 def page() -> str:
-    """Return docs/pips.md."""
+    """Return docs/proof/pips.md."""
     table = rows()
     counts = ", ".join(f"{sum(row.status == one for row in table)} {one}" for one in Status)
     lines = [

@@ -113,9 +113,9 @@ def test_panels_by_topic_show_a_few_of_them() -> None:
 
 def test_every_metric_that_pages_name_exists() -> None:
     """Runbooks and pages lead to metrics that can be asked for."""
-    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+    pages = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
     endings = ("_bucket", "_sum", "_count")
-    tests = {"offloaderd_deleted_at_the_source_is_kept_here"}  # the end of a test's name, in docs/pips.md
+    tests = {"offloaderd_deleted_at_the_source_is_kept_here"}  # the end of a test's name, in docs/proof/pips.md
     for page in pages:
         named = set(re.findall(r"(?<![\w:])offloaderd_[a-z0-9_]+[a-z0-9](?![\w:]*:)", page.read_text()))
         unknown = {name for name in named if name not in EXPORTED and not name.endswith(endings)} - tests
