@@ -1,19 +1,19 @@
 """Budgets shared by all topics: bytes in transfer, turns at something, and retries of what failed.
 
-Bytes are handed out in the order of asking, and never all to one, so one topic cannot starve the others. A turn is left
-to others during the pause before a next try.
+A turn is left to others during the pause before a next try.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
+from offloaderd.core.limits import Admission
 from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
+    import asyncio
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from offloaderd.clock import Clock
@@ -21,82 +21,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Asked(NamedTuple):
-    wanted: int
-    holder: Hashable
-    turn: asyncio.Future[None]
+class ByteBudget(Admission):
+    """A limit on bytes held at once, by all topics together."""
 
+    @property
+    def limit_bytes(self) -> int:
+        """What may be held."""
+        return self.limit
 
-class ByteBudget:
-    """A limit on bytes held at once; asking for more than all of it is granted when nothing else is held.
-
-    A `holder` that holds something gets more only if as much again is left for others: one whose requests fail, and
-    which gives nothing back, cannot take all.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self._queue: deque[_Asked] = deque()
-        self._held: Counter[Hashable] = Counter()
-
-    def _fits(self, wanted: int) -> bool:
-        return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
-
-    def _may_have(self, wanted: int, holder: Hashable) -> bool:
-        """Whether it is the holder's turn as soon as there is room; if not, others go first."""
-        held = self._held[holder] if holder is not None else 0
-        return held == 0 or held + 2 * wanted <= self.limit_bytes
-
-    async def acquire(self, wanted: int, holder: Hashable = None) -> None:
-        """Take `wanted` bytes, waiting for one's turn. Cancellation leaves nothing taken."""
-        asked = _Asked(wanted, holder, asyncio.get_running_loop().create_future())
-        self._queue.append(asked)
-        self._grant()
-        if asked.turn.done():
-            return
-        try:
-            await asked.turn
-        except asyncio.CancelledError:
-            if asked.turn.done() and not asked.turn.cancelled():
-                self.release(wanted, holder)
-            else:
-                self._queue = deque(one for one in self._queue if one is not asked)
-                self._grant()
-            raise
-
-    def take_now(self, wanted: int, holder: Hashable = None) -> bool:
-        """Take bytes if the holder may have them at this moment; says whether it did."""
-        if self._queue or not self._fits(wanted) or not self._may_have(wanted, holder):
-            return False
-        self.used_bytes += wanted
-        self._held[holder] += wanted
-        return True
-
-    def follow(self, limit_bytes: int) -> None:
-        """Go on under another limit; what is held beyond a lower one is given back in its time."""
-        self.limit_bytes = limit_bytes
-        self._grant()
-
-    def release(self, held: int, holder: Hashable = None) -> None:
-        """Give back what was taken."""
-        self.used_bytes -= held
-        self._held[holder] -= held
-        if self._held[holder] <= 0:
-            del self._held[holder]
-        self._grant()
-
-    def _grant(self) -> None:
-        for asked in list(self._queue):
-            if asked.turn.cancelled():
-                self._queue.remove(asked)
-            elif self._may_have(asked.wanted, asked.holder):
-                if not self._fits(asked.wanted):
-                    return
-                self._queue.remove(asked)
-                self.used_bytes += asked.wanted
-                self._held[asked.holder] += asked.wanted
-                asked.turn.set_result(None)
+    @property
+    def used_bytes(self) -> int:
+        """What is held."""
+        return self.used
 
 
 class Pauses(NamedTuple):

@@ -9,11 +9,10 @@ requests fail leaves them to the others.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from offloaderd.core.limits import Admission
 from offloaderd.errors import OutcomeUnknown, Throttled
 
 if TYPE_CHECKING:
@@ -23,34 +22,33 @@ CEILING = 16
 """Parts at a time where no setting says otherwise: as many as the default memory for uploads holds."""
 
 
-class Pace:
+class Pace(Admission):
     """The places for parts on their way, of all topics; `changed` hears of each new limit."""
 
     def __init__(self, ceiling: int = CEILING, *, changed: Callable[[int], None] | None = None) -> None:
+        super().__init__(ceiling)
         self.ceiling = ceiling
-        self.limit = ceiling
-        self.in_flight = 0
         self._changed = changed
         self._cuts = 0
         self._worked = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
         self._tell()
+
+    @property
+    def in_flight(self) -> int:
+        """How many places are held."""
+        return self.used
 
     @asynccontextmanager
     async def one_part(self) -> AsyncIterator[None]:
         """Hold a place for the request inside, waiting for one's turn."""
-        await self._enter()
-        try:
+        async with self.held():
             yield
-        finally:
-            self.in_flight -= 1
-            self._grant()
 
-    def follow(self, ceiling: int) -> None:
+    def follow(self, limit: int) -> None:
         """Go on under another ceiling; a higher one is reached step by step, as after a refusal."""
-        self.ceiling = ceiling
-        if self.limit > ceiling:
-            self.limit = ceiling
+        self.ceiling = limit
+        if self.limit > limit:
+            self.limit = limit
             self._tell()
 
     def mark(self) -> int:
@@ -76,27 +74,6 @@ class Pace:
             self.limit += 1
             self._tell()
             self._grant()
-
-    async def _enter(self) -> None:
-        if not self._queue and self.in_flight < self.limit:
-            self.in_flight += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.in_flight -= 1
-            self._grant()
-            raise
-
-    def _grant(self) -> None:
-        while self._queue and self.in_flight < self.limit:
-            turn = self._queue.popleft()
-            if not turn.cancelled():
-                self.in_flight += 1
-                turn.set_result(None)
 
     def _tell(self) -> None:
         if self._changed is not None:

@@ -40,11 +40,8 @@ class Unpacking:
     @asynccontextmanager
     async def room(self, size_bytes: int, holder: str | None = None) -> AsyncIterator[None]:
         """Hold room for what is unpacked, once it is there."""
-        await self._unpacked.acquire(size_bytes, holder)
-        try:
+        async with self._unpacked.held(size_bytes, holder):
             yield
-        finally:
-            self._unpacked.release(size_bytes, holder)
 
     def wait(self, before_bytes: int, now_bytes: int, holder: str | None = None) -> None:
         """Count what the chunks of one read hold now, and held before. Raises Throttled when there is no room."""

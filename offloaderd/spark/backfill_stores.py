@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd import wiring, workshops
+from offloaderd.core.limits import TokenBucket
 from offloaderd.errors import BucketMissing, Denied, InvalidConfig
-from offloaderd.ledgers.bookkeeper.limits import Bucket
 from offloaderd.ledgers.embedded_reader import EmbeddedReader
 from offloaderd.metadata.identity import deployment
 from offloaderd.metadata.policy_book import PolicyBook
@@ -24,7 +24,7 @@ from offloaderd.sources import Ledgers, open_ledgers
 from offloaderd.stores import bucket_store, check_places, metadata_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Hashable
 
     from offloaderd.clock import Clock
     from offloaderd.config import Settings
@@ -79,16 +79,15 @@ class RatedPace(Pace):
 
     def __init__(self, ceiling: int, *, bytes_per_s: float, part_bytes: int, clock: Clock) -> None:
         super().__init__(ceiling)
-        self._bucket = Bucket(bytes_per_s, clock)
+        self._bucket = TokenBucket(bytes_per_s, clock)
         self._part_bytes = part_bytes
         self._clock = clock
 
-    async def _enter(self) -> None:
-        wait_s = self._bucket.wait_s()
-        self._bucket.take(self._part_bytes)
-        if wait_s > 0:
+    async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
+        """Take a place at the rate, waiting for one's turn."""
+        if wait_s := self._bucket.take(self._part_bytes):
             await self._clock.sleep(wait_s)
-        await super()._enter()
+        await super().acquire(wanted, holder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

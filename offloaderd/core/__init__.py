@@ -1,0 +1,1 @@
+"""What every package may use: limits and retries; knows errors and time, and nothing else of ours."""

@@ -1,0 +1,177 @@
+"""Limits that are shared: what is held at a time, what happens in a second, what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Hashable
+
+    from offloaderd.clock import Clock
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+BURST_S = 1.0
+SLACK_S = 1e-6
+"""What sums of durations may lack."""
+
+
+class _Asked(NamedTuple):
+    wanted: int
+    holder: Hashable
+    turn: asyncio.Future[None]
+
+
+class Admission:
+    """A limit on what is held at once, given in the order of asking; more than all of it when nothing else is held.
+
+    A `holder` that holds something gets more only if as much again is left for others: one whose requests fail, and
+    which gives nothing back, cannot take all.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._queue: deque[_Asked] = deque()
+        self._held: Counter[Hashable] = Counter()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held, nor waited for."""
+        return not self.used
+
+    async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
+        """Take `wanted`, waiting for one's turn. Cancellation leaves nothing taken."""
+        if self.take_now(wanted, holder):
+            return
+        asked = _Asked(wanted, holder, asyncio.get_running_loop().create_future())
+        self._queue.append(asked)
+        self._grant()
+        try:
+            await asked.turn
+        except asyncio.CancelledError:
+            if asked.turn.done() and not asked.turn.cancelled():
+                self.release(wanted, holder)
+            else:
+                self._queue = deque(one for one in self._queue if one is not asked)
+                self._grant()
+            raise
+
+    def take_now(self, wanted: int = 1, holder: Hashable = None) -> bool:
+        """Take it if the holder may have it at this moment; says whether it did."""
+        if self._queue or not self._fits(wanted) or not self._may_have(wanted, holder):
+            return False
+        self._take(wanted, holder)
+        return True
+
+    def release(self, held: int = 1, holder: Hashable = None) -> None:
+        """Give back what was taken."""
+        self._take(-held, holder)
+        self._grant()
+
+    @asynccontextmanager
+    async def held(self, wanted: int = 1, holder: Hashable = None) -> AsyncIterator[None]:
+        """Hold `wanted` inside, waiting for one's turn."""
+        await self.acquire(wanted, holder)
+        try:
+            yield
+        finally:
+            self.release(wanted, holder)
+
+    def follow(self, limit: int) -> None:
+        """Have another limit; what is held beyond a lower one is given back in its time."""
+        self.limit = limit
+        self._grant()
+
+    def _fits(self, wanted: int) -> bool:
+        return self.used == 0 or self.used + wanted <= self.limit
+
+    def _may_have(self, wanted: int, holder: Hashable) -> bool:
+        """Whether it is the holder's turn as soon as there is room; if not, others go first."""
+        held = self._held[holder] if holder is not None else 0
+        return held == 0 or held + 2 * wanted <= self.limit
+
+    def _take(self, wanted: int, holder: Hashable) -> None:
+        self.used += wanted
+        if holder is not None:
+            self._held[holder] += wanted
+            if self._held[holder] <= 0:
+                del self._held[holder]
+
+    def _grant(self) -> None:
+        number = 0
+        while number < len(self._queue):
+            asked = self._queue[number]
+            if not asked.turn.cancelled():
+                if not self._may_have(asked.wanted, asked.holder):
+                    number += 1
+                    continue
+                if not self._fits(asked.wanted):
+                    return
+                self._take(asked.wanted, asked.holder)
+                asked.turn.set_result(None)
+            del self._queue[number]
+
+
+class TokenBucket:
+    """At most `per_s` in a second, 0 for no limit; `burst_s` of what was not used may go at once.
+
+    It counts time: `_free_s` is when all that was taken so far will have been paid for.
+    """
+
+    __slots__ = ("_burst_s", "_clock", "_free_s", "per_s")
+
+    def __init__(self, per_s: float, clock: Clock, *, burst_s: float = BURST_S) -> None:
+        self.per_s = per_s
+        self._clock = clock
+        self._burst_s = burst_s
+        self._free_s = clock.monotonic() - burst_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until what was taken has been paid for."""
+        return max(0.0, self._free_s - self._clock.monotonic())
+
+    @property
+    def full(self) -> bool:
+        """Whether it is as good as a new one."""
+        return self._free_s <= self._clock.monotonic() - self._burst_s
+
+    def take(self, amount: float) -> float:
+        """Take an amount, or give one back with a negative one; returns what `wait_s` was before."""
+        wait_s = self.wait_s
+        if self.per_s:
+            self._free_s = max(self._free_s, self._clock.monotonic() - self._burst_s) + amount / self.per_s
+        return wait_s
+
+    def take_now(self, amount: float) -> bool:
+        """Take an amount if it need not be waited for; says whether it did."""
+        now_s, before_s = self._clock.monotonic(), self._free_s
+        self.take(amount)
+        if self._free_s <= now_s + SLACK_S:
+            return True
+        self._free_s = before_s
+        return False
+
+    async def ready(self) -> None:
+        """Wait until what was taken has been paid for, by others meanwhile as well."""
+        while wait_s := self.wait_s:
+            await self._clock.sleep(wait_s)
+
+
+class Bounded(OrderedDict[K, V]):
+    """At most `most` entries: one more, and that which was set longest ago is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._most:
+            self.popitem(last=False)
