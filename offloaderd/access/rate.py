@@ -13,6 +13,8 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from offloaderd.core.limits import TokenBucket
+
 if TYPE_CHECKING:
     from offloaderd.clock import Clock
 
@@ -28,22 +30,20 @@ class CallRate:
     def __init__(self, per_s: int, clock: Clock) -> None:
         self._per_s = per_s
         self._clock = clock
-        self._kinds: defaultdict[str, OrderedDict[str, tuple[float, float]]] = defaultdict(OrderedDict)
+        self._kinds: defaultdict[str, OrderedDict[str, TokenBucket]] = defaultdict(OrderedDict)
 
     def take(self, kind: str, name: str) -> bool:
         """Count one call; whether it is within the limit. Kinds are few."""
         if not self._per_s:
             return True
-        now_s, buckets = self._clock.monotonic(), self._kinds[kind]
-        while buckets and now_s - next(iter(buckets.values()))[1] >= 1:
+        buckets = self._kinds[kind]
+        while buckets and next(iter(buckets.values())).full:
             buckets.popitem(last=False)
         if name not in buckets and len(buckets) >= NAMES_MAX:
             name = SHARED
-        left, then_s = buckets.pop(name, (float(self._per_s), now_s))
-        left = min(float(self._per_s), left + (now_s - then_s) * self._per_s)
-        within = left >= 1
-        buckets[name] = (left - 1 if within else left, now_s)
-        return within
+        bucket = buckets[name] = buckets.get(name) or TokenBucket(self._per_s, self._clock)
+        buckets.move_to_end(name)
+        return bucket.take_now(1)
 
 
 def network_of(peer: str) -> str:

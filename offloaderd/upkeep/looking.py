@@ -6,9 +6,10 @@ a throttle stay below its rate together, whatever the sizes of what they read.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+from offloaderd.core.limits import TokenBucket
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.objects.whole import read_apart, sure
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from offloaderd.clock import Clock
+    from offloaderd.core.limits import Admission
     from offloaderd.objects.port import ObjectInfo, ObjectReader
-    from offloaderd.offload.budget import ByteBudget
 
 T = TypeVar("T")
 
@@ -30,27 +31,6 @@ PATIENCE_S = 15.0
 """No try begins later than this after the first: the store may take long to answer that it fails."""
 
 
-class Throttle:
-    """At most so many bytes a second, 0 for no limit. What was not used in the past gives no right to a burst."""
-
-    def __init__(self, bytes_per_s: float, clock: Clock) -> None:
-        self.bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._free_s = clock.monotonic()
-
-    async def ready(self) -> None:
-        """Wait until what was read is paid for."""
-        wait_s = self._free_s - self._clock.monotonic()
-        while wait_s > 0:
-            await self._clock.sleep(wait_s)
-            wait_s = self._free_s - self._clock.monotonic()
-
-    def spent(self, count: int) -> None:
-        """Note that bytes were read."""
-        if self.bytes_per_s > 0:
-            self._free_s = max(self._free_s, self._clock.monotonic()) + count / self.bytes_per_s
-
-
 class Looker:
     """Asks the store, again after Transient, and counts what it read. Raises what the store raises in the end."""
 
@@ -59,15 +39,15 @@ class Looker:
         objects: ObjectReader,
         *,
         clock: Clock,
-        throttle: Throttle | None = None,
-        budget: ByteBudget | None = None,
+        throttle: TokenBucket | None = None,
+        budget: Admission | None = None,
         read: Callable[[int], None] | None = None,
     ) -> None:
         """Read `objects`; `read` hears of every byte."""
         self.read_bytes = 0
         self._objects = objects
         self._clock = clock
-        self._throttle = throttle or Throttle(0, clock)
+        self._throttle = throttle or TokenBucket(0, clock)
         self._budget = budget
         self._heard = read
 
@@ -110,21 +90,16 @@ class Looker:
     async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:
         """Give bytes of an object, fewer where it ends; they are to be forgotten at the end. Raises NotFound."""
         await self._throttle.ready()
-        if self._budget is not None:
-            await self._budget.acquire(length)
-        try:
+        async with self._budget.held(length) if self._budget is not None else nullcontext():
             try:
                 data = await self._patiently(lambda: self._objects.get(key, first, length))
             except InvalidInput:
                 data = b""  # the object ends before that byte
             self._spent(len(data))
             yield data
-        finally:
-            if self._budget is not None:
-                self._budget.release(length)
 
     def _spent(self, count: int) -> None:
-        self._throttle.spent(count)
+        self._throttle.take(count)
         self._count(count)
 
     def _count(self, count: int) -> None:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.limits import TokenBucket
 from offloaderd.errors import Fenced, NewerRecord, NotFound, OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
 from offloaderd.upkeep.flaws import Kind, Level
-from offloaderd.upkeep.looking import Looker, Throttle
+from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.segment_check import Target, check_inside, check_tables
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.clock import Clock
+    from offloaderd.core.limits import Admission
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.offload.budget import ByteBudget
     from offloaderd.offload.topic import TopicOffloader
     from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.stored import Site
@@ -79,7 +80,7 @@ class Scrubber:
         *,
         clock: Clock,
         metrics: Metrics,
-        budget: ByteBudget | None = None,
+        budget: Admission | None = None,
         damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
         self._metadata = metadata
@@ -90,7 +91,7 @@ class Scrubber:
         self._metrics = metrics
         self._damaged = damaged
         self._turns = asyncio.Semaphore(1)
-        self._throttle = Throttle(options.bytes_per_s, clock)
+        self._throttle = TokenBucket(options.bytes_per_s, clock, burst_s=0)
         self._looker = Looker(
             objects,
             clock=clock,
@@ -102,7 +103,7 @@ class Scrubber:
     def follow(self, options: ScrubSettings) -> None:
         """Go on in another rhythm, from each topic's next turn; whether it is on stays as it is."""
         self._options = options.model_copy(update={"enabled": self._options.enabled})
-        self._throttle.bytes_per_s = options.bytes_per_s
+        self._throttle.per_s = options.bytes_per_s
 
     async def run(self, owned: TopicOffloader) -> None:
         """Scrub a topic until cancelled. Raises Fenced."""

@@ -150,7 +150,7 @@ class Site:
             "read.readers_max": crew.reads.readers_max,
             "retention.follow_lag_s": crew.retention.options.follow_lag_s,
             "retention.interval_s": crew.retention.options.interval_s,
-            "scrub.bytes_per_s": crew.scrubber._throttle.bytes_per_s,
+            "scrub.bytes_per_s": crew.scrubber._throttle.per_s,
             "scrub.first_s": scrub.first_s,
             "scrub.interval_s": scrub.interval_s,
             "tls.reload_s": self.guard._settings.tls.reload_s,

@@ -146,14 +146,15 @@ async def opened(
     """Open what is needed. Raises what the stores raise."""
     from offloaderd import wiring  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.core.limits import TokenBucket  # noqa: PLC0415
     from offloaderd.stores import bucket_store  # noqa: PLC0415
-    from offloaderd.upkeep.looking import Looker, Throttle  # noqa: PLC0415
+    from offloaderd.upkeep.looking import Looker  # noqa: PLC0415
     from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
 
     clock = SystemClock()
     objects = bucket_store(settings, clock)
     await stack.enter_async_context(objects)
-    looker = Looker(objects, clock=clock, throttle=Throttle(rate or 0, clock))
+    looker = Looker(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
     return Verifier(objects, wiring.sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
 
 

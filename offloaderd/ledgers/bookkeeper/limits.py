@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.core.limits import Bounded, TokenBucket
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,27 +23,8 @@ if TYPE_CHECKING:
     from offloaderd.metrics import Metrics
     from offloaderd.model import TopicName
 
-BURST_S = 1.0
 TOPICS_MAX = 10_000
 """Topics whose buckets are kept; a bucket that is idle for longer than its burst is as good as a new one."""
-
-
-class Bucket:
-    """One rate. It counts time: `_free_at` is when all that was reserved so far will have been paid for."""
-
-    def __init__(self, per_s: float, clock: Clock) -> None:
-        self._per_s = per_s
-        self._clock = clock
-        self._free_at = clock.monotonic() - BURST_S
-
-    def take(self, amount: float) -> None:
-        """Reserve an amount, or give one back with a negative one."""
-        earliest = self._clock.monotonic() - BURST_S
-        self._free_at = max(self._free_at, earliest) + amount / self._per_s
-
-    def wait_s(self) -> float:
-        """Seconds until what was reserved before this call has been paid for; 0 or less: none."""
-        return self._free_at - self._clock.monotonic()
 
 
 class Scope:
@@ -49,28 +32,21 @@ class Scope:
 
     def __init__(self, name: str, bytes_per_s: float, requests_per_s: float, clock: Clock) -> None:
         self.name = name
-        self._bytes = Bucket(bytes_per_s, clock) if bytes_per_s else None
-        self._requests = Bucket(requests_per_s, clock) if requests_per_s else None
+        self._bytes = TokenBucket(bytes_per_s, clock)
+        self._requests = TokenBucket(requests_per_s, clock)
 
     def reserve(self, expected_bytes: int) -> float:
         """Reserve one request; returns the seconds to wait for its turn."""
-        waits = [0.0]
-        for bucket, amount in ((self._bytes, expected_bytes), (self._requests, 1)):
-            if bucket is not None:
-                waits.append(bucket.wait_s())
-                bucket.take(amount)
-        return max(waits)
+        return max(self._bytes.take(expected_bytes), self._requests.take(1))
 
     def settle(self, more_bytes: int) -> None:
         """Take what a request brought beyond what was expected; less than that gives back."""
-        if self._bytes is not None:
-            self._bytes.take(more_bytes)
+        self._bytes.take(more_bytes)
 
     def give_back(self, expected_bytes: int) -> None:
         """Undo a reservation whose request was never sent."""
         self.settle(-expected_bytes)
-        if self._requests is not None:
-            self._requests.take(-1)
+        self._requests.take(-1)
 
 
 class Turn:
@@ -106,7 +82,7 @@ class Limits:
     def __init__(self, options: SourceOptions, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
         self._metrics = metrics
-        self._topics: dict[TopicName, Scope] = {}
+        self._topics: Bounded[TopicName, Scope] = Bounded(TOPICS_MAX)
         self.follow(options)
 
     def follow(self, options: SourceOptions) -> None:
@@ -124,8 +100,5 @@ class Limits:
     def _of_topic(self, topic: TopicName) -> list[Scope]:
         if not any(self._topic_rates):
             return []
-        scope = self._topics.pop(topic, None) or Scope("topic", *self._topic_rates, self._clock)
-        self._topics[topic] = scope  # the newest last
-        if len(self._topics) > TOPICS_MAX:
-            del self._topics[next(iter(self._topics))]
+        scope = self._topics[topic] = self._topics.get(topic) or Scope("topic", *self._topic_rates, self._clock)
         return [scope]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.limits import TokenBucket
 from offloaderd.errors import BucketMissing, Denied, Transient
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import Survey
@@ -17,7 +18,7 @@ from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import verify
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
-from offloaderd.upkeep.looking import Looker, Throttle
+from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Report, Verifier, Wish
 from tests.unit.format import builders
@@ -422,13 +423,13 @@ async def test_the_rate_is_kept() -> None:
     now = [100.0]
     clock.sleep = sleep  # type: ignore[method-assign]
     clock.monotonic = lambda: now[0]  # type: ignore[method-assign]
-    throttle = Throttle(1000, clock)
+    throttle = TokenBucket(1000, clock, burst_s=0)
     for count in (500, 4000, 1):
         await throttle.ready()
-        throttle.spent(count)
+        throttle.take(count)
     assert times == [0.5, 4.0]
     now[0] += 1000
     await throttle.ready()
-    throttle.spent(1000)
+    throttle.take(1000)
     await throttle.ready()
     assert times == [0.5, 4.0, 1.0]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.ledgers.bookkeeper.limits import BURST_S, Limits
+from offloaderd.core.limits import BURST_S
+from offloaderd.ledgers.bookkeeper.limits import Limits
 from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
 from offloaderd.metrics import Metrics
