@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from offloaderd.core.limits import Bounded
 from offloaderd.errors import InvalidInput, OffloaderError
 from offloaderd.model import LedgerOffload, Position
 from offloaderd.offload.adoption import DRIVER_DEFAULT, located
@@ -46,7 +47,7 @@ class Copies:
     def __init__(self, shop: Workshop) -> None:
         self._shop = shop
         self._checker = CopyChecker(shop, readback=False)
-        self._theirs: dict[tuple[TopicName, int, str, UUID], CommittedSegment] = {}
+        self._theirs: Bounded[tuple[TopicName, int, str, UUID], CommittedSegment] = Bounded(KNOWN_MAX)
 
     async def verified(self, topic_map: TopicMap, wanted: ClosedLedger) -> int:
         """Return how many segments hold the ledger, all of them looked at now. Raises Unsound, Transient, Denied."""
@@ -77,8 +78,6 @@ class Copies:
         known = self._theirs.get(key)
         if known is None:
             known = await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
-            while len(self._theirs) >= KNOWN_MAX:
-                del self._theirs[next(iter(self._theirs))]
             self._theirs[key] = known
         return known
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.limits import Bounded
 from offloaderd.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.metadata import catalog
 from offloaderd.objects import look
@@ -49,7 +50,7 @@ class SourceKeeper:
         self._objects = objects
         self._clock = clock
         self._metrics = metrics
-        self._told: dict[tuple[TopicName, UUID], float] = {}
+        self._told: Bounded[tuple[TopicName, UUID], float] = Bounded(KNOWN_MAX)
         self._waiting: dict[tuple[TopicName, UUID], tuple[CommittedSegment, OffloaderError | str]] = {}
         self._news = asyncio.Event()
 
@@ -71,10 +72,7 @@ class SourceKeeper:
         known_s = self._told.get(key)
         if segment.foreign or len(self._waiting) >= KNOWN_MAX or (known_s is not None and now_s - known_s < AGAIN_S):
             return
-        self._told.pop(key, None)
         self._told[key] = now_s
-        while len(self._told) > KNOWN_MAX:
-            del self._told[next(iter(self._told))]
         self._waiting[key] = segment, error
         self._news.set()
 

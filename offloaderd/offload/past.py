@@ -7,12 +7,12 @@ it has written; the first segment after a claim has that manifest read once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.limits import Bounded
 from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.values import Past
@@ -104,17 +104,11 @@ class Pasts:
     """Remembers what segments say of what lies behind them, so that their manifests need not be read."""
 
     def __init__(self) -> None:
-        self._behind: OrderedDict[UUID, Past | None] = OrderedDict()
+        self._behind: Bounded[UUID, Past | None] = Bounded(REMEMBERED_MAX)
 
     def note(self, manifest: SegmentManifest) -> None:
         """A segment has, or will have, this manifest."""
-        self._remember(manifest.segment_id, past_behind(manifest))
-
-    def _remember(self, segment_id: UUID, behind: Past | None) -> None:
-        self._behind[segment_id] = behind
-        self._behind.move_to_end(segment_id)
-        while len(self._behind) > REMEMBERED_MAX:
-            self._behind.popitem(last=False)
+        self._behind[manifest.segment_id] = past_behind(manifest)
 
     async def before(
         self,
@@ -143,5 +137,5 @@ class Pasts:
                 described = None
             if described is None:
                 log.warning("segment.past_unknown", topic=str(topic_map.topic), key=key)
-            self._remember(before.segment_id, None if described is None else past_behind(described))
+            self._behind[before.segment_id] = None if described is None else past_behind(described)
         return past_of(topic_map, begin, infos, self._behind[before.segment_id])

@@ -7,11 +7,11 @@ id would be a key to the ledger of whatever topic it belongs to; here the caller
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.limits import Bounded
 from offloaderd.errors import NotFound, Transient
 from offloaderd.ledgers.port import ShadowTopics
 from offloaderd.offload.closed_ledger import is_held
@@ -37,7 +37,7 @@ class ShadowSources:
     def __init__(self, register: object) -> None:
         """`register` is Pulsar's list, if it can be read."""
         self._register = register if isinstance(register, ShadowTopics) else None
-        self._known: OrderedDict[TopicName, TopicName | None] = OrderedDict()
+        self._known: Bounded[TopicName, TopicName | None] = Bounded(KNOWN_MAX)
 
     async def source_of(self, stored: TopicMap, ledger_id: int) -> TopicName | None:
         """Return the topic whose ledger a broker reads by its shadow's name, None for a ledger of the topic itself.
@@ -63,7 +63,4 @@ class ShadowSources:
                 raise
             return self._known[topic]
         self._known[topic] = source
-        self._known.move_to_end(topic)
-        if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
         return source

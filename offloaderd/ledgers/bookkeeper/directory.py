@@ -10,7 +10,6 @@ Metadata of closed ledgers is remembered without a watch: only its bookies can c
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from offloaderd import domains
+from offloaderd.core.limits import Bounded
 from offloaderd.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.ledgers import pulsar, pulsar_migration, pulsar_names
 from offloaderd.ledgers.bookkeeper import ledger_metadata
@@ -177,7 +177,7 @@ class Directory:
         self._topics_root = options.managed_ledgers_root.rstrip("/")
         self._flag_path = pulsar_migration.flag_path(options.managed_ledgers_root)
         self._path: Callable[[int], str] | None = None
-        self._closed: OrderedDict[str, LedgerMetadata] = OrderedDict()
+        self._closed: Bounded[str, LedgerMetadata] = Bounded(CLOSED_MAX)
         self._odd: set[str] = set()
         self._following: set[str] = set()
         self._topic_path = lru_cache(PATHS_MAX)(lambda topic: f"{self._topics_root}/{topic.managed_ledger}")
@@ -258,8 +258,6 @@ class Directory:
             raise NotFound(f"ledger {ledger_id} is not in BookKeeper", hint="it has been deleted") from None
         if metadata.closed:
             self._closed[path] = metadata
-            if len(self._closed) > CLOSED_MAX:
-                self._closed.popitem(last=False)
         return metadata
 
     async def cursors(self, topic: TopicName) -> Sequence[str]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.limits import Bounded
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
@@ -34,7 +36,7 @@ class Lengths:
     """Where the last read of a ledger ended, so that the next one can be seen to follow it."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, tuple[int, int]] = {}
+        self._ends: Bounded[int, tuple[int, int]] = Bounded(LENGTHS_MAX)
 
     def before(self, ledger_id: int, entry_id: int) -> int | None:
         """Return the ledger's bytes before an entry, None when that is not known."""
@@ -45,10 +47,7 @@ class Lengths:
 
     def ended(self, ledger_id: int, entry_id: int, length: int) -> None:
         """Remember the length up to and including an entry; the ledgers that were read last are kept."""
-        self._ends.pop(ledger_id, None)
         self._ends[ledger_id] = (entry_id, length)
-        if len(self._ends) > LENGTHS_MAX:
-            del self._ends[next(iter(self._ends))]
 
 
 class RangeRead:
