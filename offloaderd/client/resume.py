@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.client.errors import TimedOut, Unreachable
+from offloaderd.core.retry import doubled
 from offloaderd.errors import Closed, OffloaderError, Transient, Unauthenticated
 from offloaderd.rpc.errors import CallTooLong
 
@@ -34,11 +35,11 @@ class Resume:
         self._address = client.address
         self._begun = False
         self._since_s: float | None = None
-        self._pause_s = PAUSE_FIRST_S
+        self._pauses = 0
 
     def worked(self) -> None:
         """Note progress."""
-        self._begun, self._since_s, self._pause_s = True, None, PAUSE_FIRST_S
+        self._begun, self._since_s, self._pauses = True, None, 0
 
     def opening(self) -> None:
         """Note whom the stream is opened at."""
@@ -67,5 +68,5 @@ class Resume:
             self._since_s = now_s
         if self._resume_s is not None and now_s - self._since_s >= self._resume_s:
             raise error
-        await self._clock.sleep(self._clock.jitter(self._pause_s))
-        self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s)
+        self._pauses += 1
+        await self._clock.sleep(self._clock.jitter(doubled(PAUSE_FIRST_S, PAUSE_MAX_S, self._pauses)))

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from offloaderd.core.limits import Admission
+from offloaderd.core.retry import doubled
 from offloaderd.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
@@ -127,10 +128,8 @@ class Backoff:
     def pause_s(self, error: Exception) -> float:
         """Seconds to wait before the next try, counting this failure."""
         kind = next(one for one in type(error).__mro__ if one in PAUSES)
-        pauses = PAUSES[kind]
-        pause = min(pauses.most_s, pauses.first_s * 2 ** min(self._tries[kind], 16))
         self._tries[kind] += 1
-        return self._pace.jitter(pause)
+        return self._pace.jitter(doubled(*PAUSES[kind], self._tries[kind]))
 
     async def wait(self, error: Exception) -> None:
         """Wait before the next try."""

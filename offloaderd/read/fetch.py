@@ -1,54 +1,25 @@
 """Getting bytes out of the bucket: exact ranges, and retries of what may pass.
 
-Transient errors are tried again a bounded number of times with jittered, growing pauses; everything else is final.
 An object that ends too early is corrupt: it was stored longer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import CorruptData, InvalidInput, Transient
+from offloaderd.core.retry import retried
+from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from offloaderd.clock import Clock
+    from offloaderd.core.retry import RetryPolicy
     from offloaderd.objects.port import ObjectReader
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often to try, and how long to pause: `pause_s` doubles up to `pause_max_s`; each pause is jittered.
-
-    No try begins later than `patience_s` after the first: a store may take long to answer that it fails, and whoever
-    reads has a deadline before which he wants to hear of which object.
-    """
-
-    tries_max: int = 5
-    pause_s: float = 0.1
-    pause_max_s: float = 2.0
-    patience_s: float = 15.0
-
-
-async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: RetryPolicy) -> T:
-    """Return what `call` returns, calling again after Transient. Raises the last error."""
-    pause_s = policy.pause_s
-    until_s = clock.monotonic() + policy.patience_s
-    for tries in range(1, policy.tries_max + 1):
-        try:
-            return await call()
-        except Transient:
-            if tries == policy.tries_max or clock.monotonic() >= until_s:
-                raise
-        await clock.sleep(clock.jitter(pause_s))
-        pause_s = min(2 * pause_s, policy.pause_max_s)
-    raise AssertionError("tries_max must be at least 1")
 
 
 class Fetcher:

@@ -11,10 +11,10 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
 
+from offloaderd.core.retry import retried
 from offloaderd.errors import InvalidInput, NotFound, Transient
 from offloaderd.model import START, Position
 from offloaderd.read.errors import TopicNotFound
-from offloaderd.read.fetch import retried
 from offloaderd.read.follow import Newsroom
 from offloaderd.read.plan import SourceLedger, TopicView
 from offloaderd.read.segment import SegmentOptions, SegmentReader

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Self, cast
 
 import structlog
 
+from offloaderd.core.retry import RetryPolicy
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.verify import framed_block
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
-from offloaderd.read.fetch import Fetcher, RetryPolicy
+from offloaderd.read.fetch import Fetcher
 from offloaderd.read.ledger_object import LedgerObjects
 from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks

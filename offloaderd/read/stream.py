@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.retry import doubled
 from offloaderd.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.format.frames import FramedEntries
 from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position
@@ -300,7 +301,7 @@ class Stream:
             self._source_tries += 1
             retry = reader.options.segments.retry
             if self._source_tries < retry.tries_max:
-                pause_s = min(retry.pause_s * 2 ** (self._source_tries - 1), retry.pause_max_s)
+                pause_s = doubled(retry.pause_s, retry.pause_max_s, self._source_tries)
                 await reader.clock.sleep(reader.clock.jitter(pause_s))
                 return
         if run.tier is Tier.SOURCE and isinstance(error, CorruptData):

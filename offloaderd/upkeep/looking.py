@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.core.limits import TokenBucket
-from offloaderd.errors import InvalidInput, Transient
+from offloaderd.core.retry import retried
+from offloaderd.errors import InvalidInput
 from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from offloaderd.clock import Clock
     from offloaderd.core.limits import Admission
@@ -24,11 +25,6 @@ T = TypeVar("T")
 
 CALLS_BYTES = 16 * 1024 * 1024
 """What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
-TRIES = 5
-PAUSE_S = 0.1
-PAUSE_MAX_S = 2.0
-PATIENCE_S = 15.0
-"""No try begins later than this after the first: the store may take long to answer that it fails."""
 
 
 class Looker:
@@ -61,7 +57,7 @@ class Looker:
     async def head(self, key: str) -> ObjectInfo:
         """Return what the store says of an object. Raises NotFound."""
         await self._throttle.ready()
-        return await self._patiently(lambda: self._objects.head(key))
+        return await retried(lambda: self._objects.head(key), clock=self._clock)
 
     async def table(self, key: str, decode: Callable[[bytes], T]) -> T:
         """Return what `decode`, which is pure, makes of an index or a manifest. Raises NotFound, and what it raises."""
@@ -73,7 +69,7 @@ class Looker:
 
         async def read() -> T:
             await self._throttle.ready()
-            return await self._patiently(lambda: read_apart(decode, get))
+            return await retried(lambda: read_apart(decode, get), clock=self._clock)
 
         return await sure(read)
 
@@ -92,7 +88,7 @@ class Looker:
         await self._throttle.ready()
         async with self._budget.held(length) if self._budget is not None else nullcontext():
             try:
-                data = await self._patiently(lambda: self._objects.get(key, first, length))
+                data = await retried(lambda: self._objects.get(key, first, length), clock=self._clock)
             except InvalidInput:
                 data = b""  # the object ends before that byte
             self._spent(len(data))
@@ -106,15 +102,3 @@ class Looker:
         self.read_bytes += count
         if self._heard is not None:
             self._heard(count)
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        pause_s, until_s = PAUSE_S, self._clock.monotonic() + PATIENCE_S
-        for _ in range(TRIES - 1):
-            try:
-                return await ask()
-            except Transient:
-                if self._clock.monotonic() >= until_s:
-                    raise
-                await self._clock.sleep(self._clock.jitter(pause_s))
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
-        return await ask()

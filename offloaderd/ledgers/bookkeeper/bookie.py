@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.retry import doubled
 from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.ledgers.bookkeeper import v3
 from offloaderd.ledgers.bookkeeper.connection import (
@@ -267,7 +268,7 @@ class Bookie:
     def _failed(self, error: OffloaderError) -> None:
         self._failures += 1
         self._failure = error
-        longest = min(self._options.backoff_max_s, self._options.backoff_min_s * 2 ** min(self._failures - 1, 32))
+        longest = doubled(self._options.backoff_min_s, self._options.backoff_max_s, self._failures)
         self._avoided_until = self._clock.monotonic() + self._clock.jitter(longest)
         if self._failures == 1:
             log.warning("bookie.avoided", bookie=self.bookie_id, error=str(error))

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.retry import doubled
 from offloaderd.errors import Closed, CorruptData, OffloaderError
 from offloaderd.ledgers.bookkeeper.hunt import Found, Hunt, LedgerAt, conclusion
 from offloaderd.ledgers.bookkeeper.status import BadAnswer, Reaction, Unsupported, reaction_to
@@ -220,6 +221,6 @@ class Hunter:
         if hunt.round > self._options.rounds and not moved:
             raise conclusion(hunt)
         if not moved or hunt.round > 1:
-            pause = min(PAUSE_MAX_S, self._options.pause_min_s * 2 ** (hunt.round - 1))
+            pause = doubled(self._options.pause_min_s, PAUSE_MAX_S, hunt.round)
             await self._clock.sleep(self._clock.jitter(pause))
         hunt.begin_round()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from offloaderd.core.retry import doubled
 from offloaderd.errors import CorruptData, OffloaderError, Transient
 from offloaderd.event import Event
 from offloaderd.ledgers.bookkeeper.hunt import checker_for
@@ -169,7 +170,7 @@ class LedgerTail:
         self._asked_s: float | None = None
         self._quiet_polls = 0
         self._moved_s = asker.clock.monotonic()
-        self._broker_pause_s = ADMIN_PAUSE_MIN_S
+        self._broker_asked = 0
         self._broker_at_s = 0.0
         self._stored = -1
         self._suspected: dict[str, tuple[int, int]] = {}
@@ -292,7 +293,7 @@ class LedgerTail:
         self._quiet_polls = 0 if moved else self._quiet_polls + 1
         if moved:
             self._moved_s = self._asker.clock.monotonic()
-            self._broker_pause_s, self._broker_at_s = ADMIN_PAUSE_MIN_S, 0.0
+            self._broker_asked, self._broker_at_s = 0, 0.0
 
     async def _ask_broker(self) -> None:
         """Ask the broker for what a quiet writer has confirmed, ever more rarely while that brings nothing."""
@@ -303,8 +304,8 @@ class LedgerTail:
             self.edge = Edge.NEXT_WRITE  # entries stay hidden: its writer tells its LAC no more
         if self._asker.broker is None or now < self._broker_at_s:
             return
-        self._broker_at_s = now + self._broker_pause_s
-        self._broker_pause_s = min(2 * self._broker_pause_s, ADMIN_PAUSE_MAX_S)
+        self._broker_asked += 1
+        self._broker_at_s = now + doubled(ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S, self._broker_asked)
         try:
             position = await self._asker.broker.last_confirmed(self._topic)
         except OffloaderError as error:

@@ -10,11 +10,12 @@ from functools import partial
 import pytest
 
 from offloaderd.clock import SystemClock
+from offloaderd.core.retry import RetryPolicy
 from offloaderd.errors import Transient
 from offloaderd.objects import whole as turns
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
-from offloaderd.read.fetch import Fetcher, RetryPolicy
+from offloaderd.read.fetch import Fetcher
 from offloaderd.upkeep.looking import Looker
 from tests.patience import PATIENCE_S
 

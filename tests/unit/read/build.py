@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.clock import SystemClock
+from offloaderd.core.retry import RetryPolicy
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v2
 from offloaderd.format.chunks import checksums, sparse_positions
@@ -24,7 +25,6 @@ from offloaderd.objects import keys
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.policy.effective import Effective, Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.read.fetch import RetryPolicy
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segment import SegmentOptions
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from offloaderd.core.retry import RetryPolicy, retried
 from offloaderd.errors import Transient
-from offloaderd.read.fetch import RetryPolicy, retried
 from tests.unit.read.build import FastClock
 
 

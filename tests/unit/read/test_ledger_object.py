@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offloaderd.core.retry import RetryPolicy
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, block_spans
@@ -18,7 +19,6 @@ from offloaderd.metrics import Metrics
 from offloaderd.model import Position
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.read import ledger_object
-from offloaderd.read.fetch import RetryPolicy
 from offloaderd.read.plan import Tier
 from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
 from offloaderd.read_options import ReadPriority
