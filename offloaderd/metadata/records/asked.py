@@ -35,12 +35,8 @@ class Asked:
 
 def encode(value: Asked) -> bytes:
     """Return the node's content."""
-    record = asked_pb2.AskedRecord(
-        wanted=value.wanted[:WORDS_MAX],
-        asked_ms=value.asked_ms,
-        asked_by=value.asked_by[:WORDS_MAX],
-        reason=value.reason[:WORDS_MAX],
-    )
+    words = {name: getattr(value, name)[:WORDS_MAX] for name in ("wanted", "asked_by", "reason")}
+    record = codec.filled(asked_pb2.AskedRecord, value, **words)
     if value.target is not None:
         record.ledger_id, record.entry_id = value.target
     if value.stood is not None:
@@ -55,13 +51,12 @@ def decode(data: bytes, *, path: str) -> Asked:
     for ledger, entry in pairs:
         if record.HasField(ledger) != record.HasField(entry):  # type: ignore[arg-type]
             codec.corrupt(path, "a position", "half of one")
-    return Asked(
+    return codec.read(
+        Asked,
+        record,
         wanted=codec.present(path, "what was wanted", record.wanted),
         target=codec.position(path, record.ledger_id, record.entry_id) if record.HasField("ledger_id") else None,
         stood=codec.position(path, record.stood_ledger_id, record.stood_entry_id)
         if record.HasField("stood_ledger_id")
         else None,
-        asked_ms=record.asked_ms,
-        asked_by=record.asked_by,
-        reason=record.reason,
     )

@@ -28,28 +28,10 @@ class DaemonNode:
 
 def encode(value: DaemonNode) -> bytes:
     """Return the node's content."""
-    return records_pb2.DaemonRecord(
-        daemon_id=value.daemon_id,
-        address=value.address,
-        version=value.version,
-        started_ms=value.started_ms,
-        draining=value.draining,
-        impaired=value.impaired,
-        session_id=value.session_id,
-        process=value.process,
-    ).SerializeToString(deterministic=True)
+    return codec.content(records_pb2.DaemonRecord, value)
 
 
 def decode(data: bytes, *, path: str) -> DaemonNode:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.DaemonRecord, data, path)
-    return DaemonNode(
-        daemon_id=codec.present(path, "a daemon's id", record.daemon_id),
-        address=record.address,
-        version=record.version,
-        started_ms=record.started_ms,
-        draining=record.draining,
-        impaired=record.impaired,
-        session_id=record.session_id,
-        process=record.process,
-    )
+    return codec.read(DaemonNode, record, daemon_id=codec.present(path, "a daemon's id", record.daemon_id))

@@ -19,9 +19,7 @@ class Epoch:
 
 def encode(value: Epoch) -> bytes:
     """Return the node's content."""
-    return records_pb2.EpochRecord(
-        epoch=value.epoch, daemon_id=value.daemon_id, claimed_ms=value.claimed_ms
-    ).SerializeToString(deterministic=True)
+    return codec.content(records_pb2.EpochRecord, value)
 
 
 def decode(data: bytes, *, path: str) -> Epoch:
@@ -29,4 +27,4 @@ def decode(data: bytes, *, path: str) -> Epoch:
     record = codec.parse(records_pb2.EpochRecord, data, path)
     if not record.epoch:
         codec.corrupt(path, "an epoch of 1 or more", record.epoch)
-    return Epoch(epoch=record.epoch, daemon_id=record.daemon_id, claimed_ms=record.claimed_ms)
+    return codec.read(Epoch, record)

@@ -32,17 +32,14 @@ class Floor:
 
 def encode(value: Floor) -> bytes:
     """Return the node's content."""
-    message = records_pb2.FloorRecord(
+    return codec.content(
+        records_pb2.FloorRecord,
+        value,
         ledger_id=value.position.ledger_id,
         entry_id=value.position.entry_id,
         ledger_entries=value.end.entries if value.end is not None else None,
         next_ledger_id=value.end.next_ledger_id if value.end is not None else None,
-        deleted_ms=value.deleted_ms,
-        segments=value.segments,
-        object_bytes=value.object_bytes,
-        reason=value.reason,
     )
-    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> Floor:
@@ -57,12 +54,4 @@ def decode(data: bytes, *, path: str) -> Floor:
             codec.corrupt(path, f"a ledger that ends at {position} or later, and a later one behind it", end)
     elif record.HasField("next_ledger_id"):
         codec.corrupt(path, "the entries of a ledger that has a successor", "none")
-    return Floor(
-        position=position,
-        end=end,
-        deleted_ms=record.deleted_ms,
-        segments=record.segments,
-        object_bytes=record.object_bytes,
-        reason=record.reason,
-        unknown=codec.unknown(record),
-    )
+    return codec.read(Floor, record, position=position, end=end)

@@ -9,14 +9,8 @@ from offloaderd.model import START, Loss, Position
 
 def encode(value: Loss) -> bytes:
     """Return the node's content."""
-    return records_pb2.LossRecord(
-        after_ledger_id=value.after.ledger_id,
-        after_entry_id=value.after.entry_id,
-        before_ledger_id=value.before.ledger_id,
-        before_entry_id=value.before.entry_id,
-        entries=value.entries,
-        noticed_ms=value.noticed_ms,
-    ).SerializeToString(deterministic=True)
+    positions = codec.halves("after", value.after) | codec.halves("before", value.before)
+    return codec.content(records_pb2.LossRecord, value, **positions)
 
 
 def decode(data: bytes, *, path: str) -> Loss:

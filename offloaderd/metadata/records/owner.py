@@ -20,17 +20,10 @@ class Owner:
 
 def encode(value: Owner) -> bytes:
     """Return the node's content."""
-    return records_pb2.OwnerRecord(
-        daemon_id=value.daemon_id, address=value.address, session_id=value.session_id, epoch=value.epoch
-    ).SerializeToString(deterministic=True)
+    return codec.content(records_pb2.OwnerRecord, value)
 
 
 def decode(data: bytes, *, path: str) -> Owner:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.OwnerRecord, data, path)
-    return Owner(
-        daemon_id=codec.present(path, "a daemon's id", record.daemon_id),
-        address=record.address,
-        session_id=record.session_id,
-        epoch=record.epoch,
-    )
+    return codec.read(Owner, record, daemon_id=codec.present(path, "a daemon's id", record.daemon_id))

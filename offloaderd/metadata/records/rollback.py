@@ -44,17 +44,8 @@ class RollbackOrder:
 def encode(value: RollbackOrder) -> bytes:
     """Return the node's content."""
     kept = sorted(value.failures.items())[:FAILURES_MAX]
-    message = rollback_pb2.RollbackOrderRecord(
-        to_ledger_id=value.to_ledger_id,
-        ordered_ms=value.ordered_ms,
-        ended_ms=value.ended_ms,
-        stopped=value.stopped,
-        failures=[
-            rollback_pb2.RollbackFailure(ledger_id=ledger_id, reason=reason[:REASON_CHARS_MAX])
-            for ledger_id, reason in kept
-        ],
-    )
-    return codec.written(message, value.unknown)
+    failures = [rollback_pb2.RollbackFailure(ledger_id=one, reason=reason[:REASON_CHARS_MAX]) for one, reason in kept]
+    return codec.content(rollback_pb2.RollbackOrderRecord, value, failures=failures)
 
 
 def decode(data: bytes, *, path: str) -> RollbackOrder:
@@ -62,11 +53,4 @@ def decode(data: bytes, *, path: str) -> RollbackOrder:
     record = codec.parse(rollback_pb2.RollbackOrderRecord, data, path)
     if record.to_ledger_id < 0 or any(one.ledger_id < 0 for one in record.failures):
         codec.corrupt(path, "ledger ids of 0 or more", "a negative one")
-    return RollbackOrder(
-        to_ledger_id=record.to_ledger_id,
-        ordered_ms=record.ordered_ms,
-        ended_ms=record.ended_ms,
-        stopped=record.stopped,
-        failures={one.ledger_id: one.reason for one in record.failures},
-        unknown=codec.unknown(record),
-    )
+    return codec.read(RollbackOrder, record, failures={one.ledger_id: one.reason for one in record.failures})

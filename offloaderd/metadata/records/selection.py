@@ -31,11 +31,8 @@ class Selection:
 
 def encode(value: Selection) -> bytes:
     """Return the node's content."""
-    return records_pb2.SelectionRecord(
-        pattern=value.pattern.text,
-        policy=policy_record.to_record(value.policy),
-        created_ms=value.created_ms,
-    ).SerializeToString(deterministic=True)
+    policy = policy_record.to_record(value.policy)
+    return codec.content(records_pb2.SelectionRecord, value, pattern=value.pattern.text, policy=policy)
 
 
 def decode(data: bytes, *, path: str) -> Selection:

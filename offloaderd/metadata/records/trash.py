@@ -38,28 +38,10 @@ class Trash:
 
 def encode(value: Trash) -> bytes:
     """Return the node's content."""
-    return records_pb2.TrashRecord(
-        segment_id=str(value.segment_id),
-        upload_id=value.upload_id,
-        reason=value.reason,
-        decided_ms=value.decided_ms,
-        bucket=value.bucket,
-        prefix=value.prefix,
-        ledger_id=value.ledger_id,
-        readable=value.readable,
-    ).SerializeToString(deterministic=True)
+    return codec.content(records_pb2.TrashRecord, value)
 
 
 def decode(data: bytes, *, path: str) -> Trash:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.TrashRecord, data, path)
-    return Trash(
-        segment_id=codec.segment_id(path, record.segment_id),
-        upload_id=record.upload_id,
-        reason=record.reason,
-        decided_ms=record.decided_ms,
-        bucket=record.bucket if record.HasField("bucket") else None,
-        prefix=record.prefix if record.HasField("prefix") else None,
-        ledger_id=record.ledger_id if record.HasField("ledger_id") else None,
-        readable=record.readable if record.HasField("readable") else None,
-    )
+    return codec.read(Trash, record, segment_id=codec.segment_id(path, record.segment_id))
