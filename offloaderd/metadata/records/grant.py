@@ -131,54 +131,30 @@ def fitted(value: Grant) -> Grant:
 
 def encode(value: Grant) -> bytes:
     """Return the node's content."""
-    message = records_pb2.GrantRecord(
-        ledger_id=value.ledger_id,
-        entries=value.entries,
-        segments=[
-            records_pb2.GrantedSegment(
-                segment_id=str(segment.segment_id),
-                first_entry_id=segment.first_entry_id,
-                last_entry_id=segment.last_entry_id,
-                objects=[
-                    records_pb2.GrantedObject(key=one.key, size_bytes=one.size_bytes, crc32c=one.crc32c, etag=one.etag)
-                    for one in segment.objects
-                ],
-            )
-            for segment in value.segments
-        ],
-        readback=value.readback,
-        verified_ms=value.verified_ms,
-        daemon_id=value.daemon_id,
-        epoch=value.epoch,
-        not_before_ms=value.not_before_ms,
-        revoked_ms=value.revoked_ms,
-        revoked_reason=value.revoked_reason,
-        source_deleted_ms=value.source_deleted_ms,
-        damaged=value.damaged,
-    )
-    if value.summary is not None:
-        message.format = FORMAT_SUMMARY
-        message.summary.segments = value.summary.segments
-        message.summary.segments_sha256 = value.summary.segments_sha256
-        message.summary.objects_sha256 = value.summary.objects_sha256
-    return codec.written(message, value.unknown)
+    segments = [
+        codec.filled(
+            records_pb2.GrantedSegment,
+            segment,
+            objects=[codec.filled(records_pb2.GrantedObject, one) for one in segment.objects],
+        )
+        for segment in value.segments
+    ]
+    if value.summary is None:
+        return codec.content(records_pb2.GrantRecord, value, segments=segments)
+    summary = codec.filled(records_pb2.GrantSummary, value.summary)
+    return codec.content(records_pb2.GrantRecord, value, segments=segments, summary=summary, format=FORMAT_SUMMARY)
 
 
 def decode(data: bytes, *, path: str) -> Grant:
     """Read a node's content; raises CorruptData, also for a grant whose segments do not hold the whole ledger."""
     record = codec.parse(records_pb2.GrantRecord, data, path, known=FORMAT_SUMMARY)
     segments = tuple(
-        GrantedSegment(
+        codec.read(
+            GrantedSegment,
+            found,
             segment_id=codec.segment_id(path, found.segment_id),
-            first_entry_id=found.first_entry_id,
-            last_entry_id=found.last_entry_id,
             objects=tuple(
-                GrantedObject(
-                    key=codec.present(path, "an object's key", one.key),
-                    size_bytes=one.size_bytes,
-                    crc32c=one.crc32c if one.HasField("crc32c") else None,
-                    etag=one.etag,
-                )
+                codec.read(GrantedObject, one, key=codec.present(path, "an object's key", one.key))
                 for one in found.objects
             ),
         )
@@ -193,22 +169,7 @@ def decode(data: bytes, *, path: str) -> Grant:
             expected = segment.last_entry_id + 1
         if expected != record.entries:
             codec.corrupt(path, f"segments that hold {record.entries} entries", expected)
-    return Grant(
-        ledger_id=record.ledger_id,
-        entries=record.entries,
-        segments=segments,
-        summary=summary,
-        readback=record.readback,
-        verified_ms=record.verified_ms,
-        daemon_id=record.daemon_id,
-        epoch=record.epoch,
-        not_before_ms=record.not_before_ms,
-        revoked_ms=record.revoked_ms,
-        revoked_reason=record.revoked_reason,
-        source_deleted_ms=record.source_deleted_ms,
-        damaged=record.damaged,
-        unknown=codec.unknown(record),
-    )
+    return codec.read(Grant, record, segments=segments, summary=summary)
 
 
 def _summary(record: records_pb2.GrantRecord, path: str) -> Summary | None:
@@ -221,4 +182,4 @@ def _summary(record: records_pb2.GrantRecord, path: str) -> Summary | None:
     sizes = {len(found.segments_sha256), len(found.objects_sha256)}
     if record.segments or not found.segments or sizes != {sha256().digest_size}:
         codec.corrupt(path, "a summary of segments with two hashes, and no segments beside it", "another")
-    return Summary(segments=found.segments, segments_sha256=found.segments_sha256, objects_sha256=found.objects_sha256)
+    return codec.read(Summary, found)

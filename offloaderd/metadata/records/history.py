@@ -115,29 +115,14 @@ class HistoryRange:
 
 def encode(value: HistoryPlan) -> bytes:
     """Return the plan's node's content."""
-    message = history_pb2.HistoryPlanRecord(
+    return codec.content(
+        history_pb2.HistoryPlanRecord,
+        value,
         boundary_ledger_id=value.boundary,
         first_ledger_id=value.first,
-        last_ledger_id=value.last.ledger_id,
-        last_entry_id=value.last.entry_id,
-        order=value.order.value,
-        worker=value.worker.value,
-        planned_ms=value.planned_ms,
-        epoch=value.epoch,
-        daemon_id=value.daemon_id,
-        entries=value.entries,
-        payload_bytes=value.payload_bytes,
-        segment_bytes=value.segment_bytes,
-        ranges=value.ranges,
-        probes=value.probes,
-        split_ms=value.split_ms,
-        doubtful_ledgers=value.doubtful_ledgers,
-        done_ms=value.done_ms,
-        holder=value.holder,
-        holder_until_ms=value.holder_until_ms,
-        method="" if value.method is OffloadMethod.STREAMING else value.method.value,
+        **codec.halves("last", value.last),
+        method="" if value.method is OffloadMethod.STREAMING else value.method,
     )
-    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> HistoryPlan:
@@ -154,27 +139,15 @@ def decode(data: bytes, *, path: str) -> HistoryPlan:
     except (InvalidInput, ValueError):
         known = f"{record.order!r}, {record.worker!r} and {record.method!r}"
         codec.corrupt(path, "a known order, worker and method", known)
-    return HistoryPlan(
+    return codec.read(
+        HistoryPlan,
+        record,
         boundary=boundary.ledger_id,
         first=first.ledger_id,
         last=last,
         order=order,
         worker=worker,
-        planned_ms=record.planned_ms,
-        epoch=record.epoch,
-        daemon_id=record.daemon_id,
-        entries=record.entries,
-        payload_bytes=record.payload_bytes,
-        segment_bytes=record.segment_bytes,
-        ranges=record.ranges,
-        probes=record.probes,
-        split_ms=record.split_ms,
-        doubtful_ledgers=record.doubtful_ledgers,
-        done_ms=record.done_ms,
-        holder=record.holder,
-        holder_until_ms=record.holder_until_ms,
         method=method,
-        unknown=codec.unknown(record),
     )
 
 
@@ -194,19 +167,12 @@ def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
 
 
 def _to_message(value: HistoryRange) -> history_pb2.HistoryRangeRecord:
-    message = history_pb2.HistoryRangeRecord(
-        begin_ledger_id=value.begin.ledger_id,
-        begin_entry_id=value.begin.entry_id,
-        end_ledger_id=value.end.ledger_id,
-        end_entry_id=value.end.entry_id,
-        entries=value.entries,
-        payload_bytes=value.payload_bytes,
+    message = codec.filled(
+        history_pb2.HistoryRangeRecord,
+        value,
+        **codec.halves("begin", value.begin),
+        **codec.halves("end", value.end),
         state=_TO_WIRE[value.state],
-        holder=value.holder,
-        epoch=value.epoch,
-        lease_until_ms=value.lease_until_ms,
-        segment_id=str(value.segment_id) if value.segment_id is not None else "",
-        tries=value.tries,
         last_error=value.last_error[:ERROR_CHARS_MAX],
     )
     message.MergeFromString(value.unknown)
@@ -219,17 +185,5 @@ def _from_message(message: history_pb2.HistoryRangeRecord, path: str) -> History
     state = _FROM_WIRE.get(message.state)
     if end < begin or state is None:
         codec.corrupt(path, "a range in a known state", f"{begin}..{end} in state {message.state}")
-    return HistoryRange(
-        begin=begin,
-        end=end,
-        entries=message.entries,
-        payload_bytes=message.payload_bytes,
-        state=state,
-        holder=message.holder,
-        epoch=message.epoch,
-        lease_until_ms=message.lease_until_ms,
-        segment_id=codec.segment_id(path, message.segment_id) if message.segment_id else None,
-        tries=message.tries,
-        last_error=message.last_error,
-        unknown=codec.unknown(message),
-    )
+    segment_id = codec.segment_id(path, message.segment_id) if message.segment_id else None
+    return codec.read(HistoryRange, message, begin=begin, end=end, state=state, segment_id=segment_id)

@@ -141,53 +141,27 @@ class TopicIdentityRecord:
 
 def encode(value: TopicIdentityRecord) -> bytes:
     """Return the content of a topic's node."""
-    message = identity_pb2.TopicIdentityRecord(
-        refusals=[
-            identity_pb2.RefusalRecord(
-                kind=one.kind,
-                found=one.found[:TEXT_CHARS_MAX],
-                evidence=one.evidence,
-                since_ms=one.since_ms,
-                epoch=one.epoch,
-            )
-            for one in value.refusals
-        ],
-        accepted=[_acceptance(one) for one in value.accepted],
-    )
-    return codec.written(message, value.unknown)
+    refusals = [
+        codec.filled(identity_pb2.RefusalRecord, one, found=one.found[:TEXT_CHARS_MAX]) for one in value.refusals
+    ]
+    accepted = _acceptances(value.accepted)
+    return codec.content(identity_pb2.TopicIdentityRecord, value, refusals=refusals, accepted=accepted)
 
 
 def decode(data: bytes, *, path: str) -> TopicIdentityRecord:
     """Read a topic's node; raises CorruptData."""
     record = codec.parse(identity_pb2.TopicIdentityRecord, data, path)
-    return TopicIdentityRecord(
-        refusals=tuple(
-            Refusal(
-                kind=codec.present(path, "a refusal's kind", one.kind),
-                found=one.found,
-                evidence=one.evidence,
-                since_ms=one.since_ms,
-                epoch=one.epoch,
-            )
-            for one in record.refusals
-        ),
-        accepted=_accepted(path, record.accepted),
-        unknown=codec.unknown(record),
+    refusals = tuple(
+        codec.read(Refusal, one, kind=codec.present(path, "a refusal's kind", one.kind)) for one in record.refusals
     )
+    return codec.read(TopicIdentityRecord, record, refusals=refusals, accepted=_accepted(path, record.accepted))
 
 
 def encode_deployment(value: Deployment) -> bytes:
     """Return the content of the deployment's node."""
-    message = identity_pb2.DeploymentRecord(
-        deployment_id=str(value.deployment_id),
-        made_ms=value.made_ms,
-        made_by=value.made_by,
-        accepted=[_acceptance(one) for one in value.accepted],
-    )
-    if value.source is not None:
-        message.source.kind = value.source.kind
-        message.source.instance_id, message.source.cluster = value.source.instance_id, value.source.cluster
-    return codec.written(message, value.unknown)
+    source = None if value.source is None else codec.filled(identity_pb2.SourceIdentity, value.source)
+    accepted = _acceptances(value.accepted)
+    return codec.content(identity_pb2.DeploymentRecord, value, source=source, accepted=accepted)
 
 
 def decode_deployment(data: bytes, *, path: str) -> Deployment:
@@ -196,28 +170,17 @@ def decode_deployment(data: bytes, *, path: str) -> Deployment:
     source = None
     if record.HasField("source"):
         kind = codec.present(path, "a source's kind", record.source.kind)
-        source = SourceIdentity(kind=kind, instance_id=record.source.instance_id, cluster=record.source.cluster)
-    return Deployment(
-        deployment_id=codec.segment_id(path, record.deployment_id),
-        made_ms=record.made_ms,
-        made_by=record.made_by,
-        source=source,
-        accepted=_accepted(path, record.accepted),
-        unknown=codec.unknown(record),
-    )
+        source = codec.read(SourceIdentity, record.source, kind=kind)
+    deployment_id = codec.segment_id(path, record.deployment_id)
+    accepted = _accepted(path, record.accepted)
+    return codec.read(Deployment, record, deployment_id=deployment_id, source=source, accepted=accepted)
 
 
-def _acceptance(one: Acceptance) -> identity_pb2.AcceptanceRecord:
-    return identity_pb2.AcceptanceRecord(kind=one.kind, evidence=one.evidence, by=one.by, at_ms=one.at_ms)
+def _acceptances(values: Iterable[Acceptance]) -> list[identity_pb2.AcceptanceRecord]:
+    return [codec.filled(identity_pb2.AcceptanceRecord, one) for one in values]
 
 
 def _accepted(path: str, records: Iterable[identity_pb2.AcceptanceRecord]) -> tuple[Acceptance, ...]:
     return tuple(
-        Acceptance(
-            kind=codec.present(path, "an acceptance's kind", one.kind),
-            evidence=one.evidence,
-            by=one.by,
-            at_ms=one.at_ms,
-        )
-        for one in records
+        codec.read(Acceptance, one, kind=codec.present(path, "an acceptance's kind", one.kind)) for one in records
     )

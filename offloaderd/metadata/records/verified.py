@@ -131,23 +131,15 @@ def encode(value: Verified) -> bytes:
     chars = min(FLAW_CHARS_MAX, FLAWS_BYTES_MAX // (4 * max(1, flawed)))  # a character has at most 4 bytes
     message = verified_pb2.VerifiedRecord(
         segments=[
-            verified_pb2.VerifiedSegment(
-                segment_id=str(segment_id),
-                verified_ms=one.verified_ms,
-                level=one.level,
-                flaws=one.flaws,
-                flaw=one.flaw[:chars],
-            )
+            codec.filled(verified_pb2.VerifiedSegment, one, segment_id=segment_id, flaw=one.flaw[:chars])
             for segment_id, one in sorted(value.segments.items(), key=lambda one: one[0])
         ],
         runs=[
-            verified_pb2.VerifiedRun(
-                begin_ledger_id=one.range.begin.ledger_id,
-                begin_entry_id=one.range.begin.entry_id,
-                end_ledger_id=one.range.end.ledger_id,
-                end_entry_id=one.range.end.entry_id,
-                verified_ms=one.verified_ms,
-                level=one.level,
+            codec.filled(
+                verified_pb2.VerifiedRun,
+                one,
+                **codec.halves("begin", one.range.begin),
+                **codec.halves("end", one.range.end),
             )
             for one in value.runs
         ],
@@ -160,23 +152,18 @@ def encode(value: Verified) -> bytes:
 def decode(data: bytes, *, path: str) -> Verified:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(verified_pb2.VerifiedRecord, data, path)
-    segments = {
-        codec.segment_id(path, one.segment_id): SegmentVerified(
-            verified_ms=one.verified_ms, level=one.level, flaws=one.flaws, flaw=one.flaw
-        )
-        for one in record.segments
-    }
+    segments = {codec.segment_id(path, one.segment_id): codec.read(SegmentVerified, one) for one in record.segments}
     cursor = None
     if record.HasField("cursor"):
         cursor = Cursor(codec.segment_id(path, record.cursor.segment_id), record.cursor.blocks)
     runs = tuple(
-        Run(
+        codec.read(
+            Run,
+            one,
             range=SegmentRange(
                 codec.position(path, one.begin_ledger_id, one.begin_entry_id),
                 codec.position(path, one.end_ledger_id, one.end_entry_id),
             ),
-            verified_ms=one.verified_ms,
-            level=one.level,
         )
         for one in record.runs
     )
