@@ -161,26 +161,20 @@ def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> St
 
 def encode(value: Attempt) -> bytes:
     """Return the node's content; equal attempts give equal bytes."""
-    message = records_pb2.AttemptRecord(
-        segment_id=str(value.segment_id),
-        begin_ledger_id=value.begin.ledger_id,
-        begin_entry_id=value.begin.entry_id,
-        assigned_ms=value.assigned_ms,
-        epoch=value.epoch,
+    layout = value.layout
+    return codec.content(
+        records_pb2.AttemptRecord,
+        value,
+        **codec.halves("begin", value.begin),
         status=_TO_WIRE[value.status],
-        upload_id=value.upload_id,
-        driver=value.driver,
         driver_properties=value.driver_properties,
-        tries=value.tries,
-        last_error=value.last_error,
-        block_bytes=value.layout.block_bytes if value.layout else 0,
-        part_bytes=value.layout.part_bytes if value.layout else 0,
-        preamble=isinstance(value.layout, SegmentLayout) and value.layout.preamble,
-        ledger=_ledger_to_message(value.layout) if isinstance(value.layout, LedgerLayout) else None,
+        block_bytes=layout.block_bytes if layout else 0,
+        part_bytes=layout.part_bytes if layout else 0,
+        preamble=isinstance(layout, SegmentLayout) and layout.preamble,
+        ledger=codec.filled(records_pb2.AttemptLedger, layout) if isinstance(layout, LedgerLayout) else None,
         parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
         seal=_seal_to_message(value.seal) if value.seal else None,
     )
-    return codec.written(message, value.unknown)
 
 
 def decode(data: bytes, *, path: str) -> Attempt:
@@ -194,31 +188,16 @@ def decode(data: bytes, *, path: str) -> Attempt:
         seal = _seal_from_message(record.seal) if record.HasField("seal") else None
     except Broken as error:
         codec.corrupt(path, error.expected, error.found)
-    return Attempt(
+    return codec.read(
+        Attempt,
+        record,
         segment_id=codec.segment_id(path, record.segment_id),
         begin=codec.position(path, record.begin_ledger_id, record.begin_entry_id),
-        assigned_ms=record.assigned_ms,
-        epoch=record.epoch,
         status=status,
-        upload_id=record.upload_id,
-        driver=record.driver,
         driver_properties=dict(record.driver_properties),
-        tries=record.tries,
-        last_error=record.last_error,
         layout=_layout(record),
         parts=parts,
         seal=seal,
-        unknown=codec.unknown(record),
-    )
-
-
-def _ledger_to_message(layout: LedgerLayout) -> records_pb2.AttemptLedger:
-    return records_pb2.AttemptLedger(
-        run_bytes=layout.run_bytes,
-        dense_index=layout.dense_index,
-        entries=layout.entries,
-        payload_bytes=layout.payload_bytes,
-        metadata=layout.metadata,
     )
 
 
@@ -226,16 +205,8 @@ def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | LedgerLayout |
     if not (record.block_bytes and record.part_bytes):
         return None
     if record.HasField("ledger"):
-        return LedgerLayout(
-            block_bytes=record.block_bytes,
-            part_bytes=record.part_bytes,
-            run_bytes=record.ledger.run_bytes,
-            dense_index=record.ledger.dense_index,
-            entries=record.ledger.entries,
-            payload_bytes=record.ledger.payload_bytes,
-            metadata=record.ledger.metadata,
-        )
-    return SegmentLayout(block_bytes=record.block_bytes, part_bytes=record.part_bytes, preamble=record.preamble)
+        return codec.read(LedgerLayout, record.ledger, block_bytes=record.block_bytes, part_bytes=record.part_bytes)
+    return codec.read(SegmentLayout, record)
 
 
 def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
@@ -246,34 +217,26 @@ def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
 
 
 def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
-    return records_pb2.AttemptSeal(
-        sealed_ms=seal.sealed_ms,
-        epoch=seal.epoch,
-        software_version=seal.software_version,
-        data_bytes=seal.data_bytes,
-        part_count=seal.part_count,
+    return codec.filled(
+        records_pb2.AttemptSeal,
+        seal,
         ledgers=map(manifest_parts.part_to_message, seal.ledgers),
         losses=map(manifest_parts.loss_to_message, seal.losses),
         ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
         past=manifest_parts.past_to_message(seal.past) if seal.past else None,
         replaces=map(str, seal.replaces),
-        joined=seal.joined,
     )
 
 
 def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
     if not message.ledgers:
         raise Broken("a seal with at least one ledger", "one without")
-    return Seal(
-        sealed_ms=message.sealed_ms,
-        epoch=message.epoch,
-        software_version=message.software_version,
-        data_bytes=message.data_bytes,
-        part_count=message.part_count,
+    return codec.read(
+        Seal,
+        message,
         ledgers=tuple(map(manifest_parts.part_from_message, message.ledgers)),
         losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
         ends=tuple(map(manifest_parts.end_from_message, message.ends)),
         past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
         replaces=tuple(map(canonical_uuid, message.replaces)),
-        joined=message.joined,
     )

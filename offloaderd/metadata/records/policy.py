@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from offloaderd.errors import InvalidInput
 from offloaderd.format.pb.storage import records_pb2
@@ -80,26 +80,9 @@ def decode(data: bytes, *, path: str) -> TopicPolicy:
 
 def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
     """Return the policy as a message, for nodes that hold one among other things."""
-    record = records_pb2.TopicPolicyRecord(
-        segment_bytes_max=value.segment_bytes_max,
-        segment_age_max_s=value.segment_age_max_s,
-        segment_age_min_s=value.segment_age_min_s,
-        read_priority=value.read_priority,
-        retention=value.retention or "",
-        retention_age_s=value.retention_age_s,
-        retention_bytes=value.retention_bytes,
-        outage=value.outage or "",
-        method=value.method or "",
-        threshold_bytes=value.threshold_bytes,
-        threshold_s=value.threshold_s,
-        deletion_lag_s=value.deletion_lag_s,
-        history_order=value.history_order or "",
-        bucket=value.bucket,
-        prefix=value.prefix,
-    )
+    record = codec.filled(records_pb2.TopicPolicyRecord, value)
     if isinstance(value, TopicPolicy):
         record.MergeFromString(value.unknown)
-        record.enabled, record.selected_by, record.partitioned = value.enabled, value.selected_by, value.partitioned
         if value.paused is not None:
             record.paused_ms, record.paused_by = value.paused.since_ms, value.paused.by
     return record
@@ -108,38 +91,20 @@ def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
 def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPolicy:
     """Read a message; raises CorruptData."""
 
-    present = {field.name for field, _ in record.ListFields()}
-
-    def given(name: str) -> Any:  # noqa: ANN401 - the field's own type
-        return getattr(record, name) if name in present else None
-
-    def seconds(name: str) -> float | None:
-        return _seconds(path, getattr(record, name), off=name in _OFF) if name in present else None
-
-    threshold = given("threshold_bytes")
-    if threshold is not None and threshold < OFF:
-        codec.corrupt(path, "a number of bytes", threshold)
-    return TopicPolicy(
-        enabled=record.enabled,
+    for given, value in record.ListFields():
+        if given.name.endswith("_s"):
+            _check_seconds(path, value, off=given.name in _OFF)
+    if record.threshold_bytes < OFF:
+        codec.corrupt(path, "a number of bytes", record.threshold_bytes)
+    return codec.read(
+        TopicPolicy,
+        record,
         paused=Paused(record.paused_ms, record.paused_by) if record.paused_ms else None,
-        selected_by=record.selected_by,
-        partitioned=record.partitioned,
         method=_word(path, OffloadMethod, record.method),
-        segment_bytes_max=given("segment_bytes_max"),
-        segment_age_max_s=seconds("segment_age_max_s"),
-        segment_age_min_s=seconds("segment_age_min_s"),
-        threshold_bytes=threshold,
-        threshold_s=seconds("threshold_s"),
-        deletion_lag_s=seconds("deletion_lag_s"),
         read_priority=_priority(path, record),
-        bucket=given("bucket"),
-        prefix=given("prefix"),
         history_order=_word(path, HistoryOrder, record.history_order),
         outage=_word(path, OutagePolicy, record.outage),
         retention=_word(path, TierRetention, record.retention),
-        retention_age_s=seconds("retention_age_s"),
-        retention_bytes=given("retention_bytes"),
-        unknown=codec.unknown(record),
     )
 
 
@@ -166,7 +131,6 @@ def _word(path: str, kind: type[W], text: str) -> W | None:
         codec.corrupt(path, f"one of {', '.join(kind)}", repr(text))
 
 
-def _seconds(path: str, value: float, *, off: bool) -> float:
+def _check_seconds(path: str, value: float, *, off: bool) -> None:
     if not (math.isfinite(value) and (value >= 0 or (off and value == OFF))):
         codec.corrupt(path, "a number of seconds", value)
-    return value
