@@ -141,14 +141,18 @@ class Backoff:
 
 
 async def until_answered(
-    pace: Pace, ask: Callable[[], Awaitable[T]], *, met: Callable[[Transient], None] | None = None
+    pace: Pace,
+    ask: Callable[[], Awaitable[T]],
+    *,
+    passes: type[Exception] | tuple[type[Exception], ...] = Transient,
+    met: Callable[..., None] | None = None,
 ) -> T:
-    """Ask until the answer is not Transient; `met` hears of every failure."""
+    """Ask until the answer is none of what `passes`; `met` hears of every such failure."""
     backoff = Backoff(pace)
     while True:
         try:
             return await ask()
-        except Transient as error:
+        except passes as error:
             if met is not None:
                 met(error)
             await backoff.wait(error)

@@ -30,7 +30,7 @@ from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload import asked, deletion, ownership, policies
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import until_answered
 from offloaderd.offload.discovery import Discovery
 from offloaderd.offload.history import History
 from offloaderd.offload.levels import Levels
@@ -304,18 +304,14 @@ class Engine:
 
     async def _follow(self, path: str, look: Callable[[], Awaitable[None]]) -> None:
         """Look at once, and whenever the counter at a node moves, until that succeeds."""
-        store = self.shop.metadata
-        async with aclosing(store.watch(path)) as changes:
+        async with aclosing(self.shop.metadata.watch(path)) as changes:
             async for _ in changes:
-                backoff = Backoff(self._clock)
-                while True:
-                    try:
-                        await look()
-                    except OffloaderError as error:
-                        log.warning("topics.unreadable", path=path, error=str(error))
-                        await backoff.wait(error)
-                    else:
-                        break
+                await until_answered(
+                    self._clock,
+                    look,
+                    passes=OffloaderError,
+                    met=lambda error: log.warning("topics.unreadable", path=path, error=str(error)),
+                )
 
     async def _look(self) -> None:
         """Read which topics are enabled, again when one was disabled here meanwhile, and have them placed."""

@@ -19,7 +19,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.each import each
 from offloaderd.metadata.records import daemon as daemon_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.offload.budget import Backoff
+from offloaderd.offload.budget import until_answered
 from offloaderd.offload.signal import Signal
 
 if TYPE_CHECKING:
@@ -129,15 +129,12 @@ class Placement:
 
     async def _follow(self) -> None:
         async for _ in self._store.watch(paths.DAEMONS):
-            backoff = Backoff(self._clock)
-            while True:
-                try:
-                    await self._look()
-                except OffloaderError as error:
-                    log.warning("daemons.unreadable", error=str(error))
-                    await backoff.wait(error)
-                else:
-                    break
+            await until_answered(
+                self._clock,
+                self._look,
+                passes=OffloaderError,
+                met=lambda error: log.warning("daemons.unreadable", error=str(error)),
+            )
 
     async def _look(self) -> None:
         """Read the registrations; a damaged one is as if it were not there."""

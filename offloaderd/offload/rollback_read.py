@@ -8,21 +8,20 @@ until it works; what is damaged or missing ends the reading, and names key and b
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, Transient
+from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.verify import CHANGED, check_index, decode_verified_block
 from offloaderd.objects.whole import read_apart
-from offloaderd.offload.budget import Backoff
 from offloaderd.offload.feed import EntryHash
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 
     from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -114,7 +113,9 @@ class BucketReader:
                 if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
             ]
             for piece in pieces(blocks, self.piece_bytes):
-                async with self._room(sum(block.length for block in piece) if reserve else 0):
+                length = sum(block.length for block in piece)
+                # None is not even asked for where the caller has it, lest who holds some waits behind another.
+                async with self._budget.held(length) if reserve else nullcontext():
                     for found in await self._piece(volume, piece):
                         batch = found.between(first_entry_id, found.last_entry_id)
                         if batch.first_entry_id != expected or not batch.payloads:
@@ -122,18 +123,6 @@ class BucketReader:
                             raise Unreadable(f"{key} goes on with entry {batch.first}, not with entry {expected}")
                         expected = batch.last_entry_id + 1
                         yield batch
-
-    @asynccontextmanager
-    async def _room(self, length: int) -> AsyncIterator[None]:
-        """Hold memory of the budget; none is not even asked for, lest who holds some waits behind another."""
-        if not length:
-            yield
-            return
-        await self._budget.acquire(length)
-        try:
-            yield
-        finally:
-            self._budget.release(length)
 
     async def _piece(self, volume: Volume, piece: Sequence[BlockInfo]) -> list[EntryBatch]:
         """Fetch neighbouring blocks, each as its manifest says it is."""
@@ -198,21 +187,15 @@ class BucketReader:
 
     async def _patiently(self, fetch: Callable[[], Awaitable[T]]) -> T:
         """Ask until the store answers. Raises Unreadable for what is not there."""
-        backoff, what = Backoff(self._clock), object()
+
+        async def ready() -> T:
+            self._ready()
+            return await fetch()
+
         try:
-            while True:
-                self._ready()
-                try:
-                    return await fetch()
-                except (Transient, Denied, BucketMissing) as error:
-                    self._troubles.met(error, what)
-                    await backoff.wait(error)
-                except NotFound as error:
-                    raise Unreadable(
-                        error.message, hint="restore the object, or read from the ledger source"
-                    ) from error
-        finally:
-            self._troubles.over(what)
+            return await self._troubles.until_answered(ready, object(), Denied, BucketMissing)
+        except NotFound as error:
+            raise Unreadable(error.message, hint="restore the object, or read from the ledger source") from error
 
 
 def pieces(blocks: Sequence[BlockInfo], piece_bytes: int) -> Iterator[list[BlockInfo]]:

@@ -133,10 +133,12 @@ class Troubles:
             self._tell(ended=next(filter(None, ended)))
             self._changed()
 
-    async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable) -> T:
-        """Ask until the answer is not Transient; what hinders it meanwhile is over with the answer."""
+    async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable, *passes: type[OffloaderError]) -> T:
+        """Ask until the answer is not Transient, nor what else `passes`; what hinders it is over with the answer."""
         try:
-            return await until_answered(self._clock, ask, met=lambda error: self.met(error, what))
+            return await until_answered(
+                self._clock, ask, passes=(Transient, *passes), met=lambda error: self.met(error, what)
+            )
         finally:
             self.over(what)
 
