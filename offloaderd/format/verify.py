@@ -6,7 +6,7 @@ every change of a single bit, and every burst of up to 32, is found.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 
@@ -17,6 +17,8 @@ from offloaderd.format.frames import FramedEntries
 from offloaderd.model import OffloadMethod
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from offloaderd.format.v1 import LedgerObjectIndex
     from offloaderd.format.v2 import SegmentIndex
     from offloaderd.format.values import BlockInfo, SegmentManifest
@@ -44,6 +46,31 @@ def decode_verified_block(data: bytes, info: BlockInfo, *, key: str, method: Off
     """
     check_block(data, info, key=key)
     return _decoded(data, info, key=key, method=method)
+
+
+class BlockRun(NamedTuple):
+    """Neighbouring blocks, which are read with one request."""
+
+    blocks: Sequence[BlockInfo]
+    offset: int
+    length: int
+
+    def decoded(self, data: bytes, *, key: str, method: OffloadMethod) -> list[EntryBatch]:
+        """Return the entries of each block, as `decode_verified_block`; raises CorruptData."""
+        starts = [(block, block.offset - self.offset) for block in self.blocks]
+        return [
+            decode_verified_block(data[at : at + block.length], block, key=key, method=method) for block, at in starts
+        ]
+
+
+def runs(blocks: Sequence[BlockInfo], run_bytes: int) -> Iterator[BlockRun]:
+    """Yield neighbouring blocks, up to so many bytes together, at least one."""
+    first = 0
+    for end in range(1, len(blocks) + 1):
+        offset = blocks[first].offset
+        if end == len(blocks) or blocks[end].offset + blocks[end].length - offset > run_bytes:
+            yield BlockRun(blocks[first:end], offset, blocks[end - 1].offset + blocks[end - 1].length - offset)
+            first = end
 
 
 def _decoded(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> EntryBatch:
@@ -103,10 +130,10 @@ def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> None:
     """Check that an index is the one that was written with this manifest; raises CorruptData for any other bytes."""
     if len(data) != manifest.index_bytes:
         end = min(len(data), manifest.index_bytes)
-        raise _differs(key, end, f"{manifest.index_bytes} bytes", f"{len(data)} bytes")
+        raise differs(key, end, f"{manifest.index_bytes} bytes", f"{len(data)} bytes")
     crc = google_crc32c.value(data)
     if crc != manifest.index_crc32c:
-        raise _differs(key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
+        raise differs(key, 0, f"CRC-32C {manifest.index_crc32c:08x}", f"{crc:08x}")
     if manifest.method is OffloadMethod.LEDGER_BASED:
         _check_ledger_index(v1.decode_index(data, key=key), manifest, key)
     else:
@@ -115,7 +142,7 @@ def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> None:
 
 def _check_segment_index(index: SegmentIndex, manifest: SegmentManifest, key: str) -> None:
     if index.data_bytes != manifest.data_bytes:
-        raise _differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
+        raise differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
     listed = sorted(
         (entry.part_id, group.ledger_id, entry.first_entry_id, entry.offset)
         for group in index.groups
@@ -126,19 +153,20 @@ def _check_segment_index(index: SegmentIndex, manifest: SegmentManifest, key: st
         for number, block in enumerate(manifest.blocks, start=1)
     ]
     if listed != blocks:
-        raise _differs(key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
+        raise differs(key, 24, f"the {len(blocks)} blocks of the manifest", "other blocks")
 
 
 def _check_ledger_index(index: LedgerObjectIndex, manifest: SegmentManifest, key: str) -> None:
     if index.data_bytes != manifest.data_bytes:
-        raise _differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
+        raise differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
     last = manifest.ledgers[0].last_entry_id
     if index.ledger().lastEntryId != last:
-        raise _differs(key, v1_index.INDEX_HEADER.size, f"a ledger up to entry {last}", index.ledger().lastEntryId)
+        raise differs(key, v1_index.INDEX_HEADER.size, f"a ledger up to entry {last}", index.ledger().lastEntryId)
     runs = manifest.blocks
     if list(index.entries) not in (v1.index_entries(runs, dense=False), v1.index_entries(runs, dense=True)):
-        raise _differs(key, 24, "the blocks of the manifest, or all its runs", "others")
+        raise differs(key, 24, "the blocks of the manifest, or all its runs", "others")
 
 
-def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
+def differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
+    """Return the error of an object that is not what was committed."""
     return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=CHANGED)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.errors import InvalidInput
+from offloaderd.format.verify import differs
 from offloaderd.metadata.records.context import LedgerSegment
 from offloaderd.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.objects.keys import SegmentKeys
@@ -120,6 +121,18 @@ class CommittedSegment:
             part.ledger_id == position.ledger_id and part.first_entry_id <= position.entry_id <= part.last_entry_id
             for part in self.slices
         )
+
+    def check_manifest(self, manifest: SegmentManifest, *, managed_ledger: str, cluster: str) -> None:
+        """Raise CorruptData unless a manifest is this segment's, and says of it what was committed."""
+        for what, expected, found in (
+            ("segment", self.segment_id, manifest.segment_id),
+            ("managed ledger", managed_ledger, manifest.managed_ledger),
+            ("cluster", cluster, manifest.cluster),
+            ("bytes of the data", self.object_bytes, manifest.data_bytes),
+            ("entries", self.range, self.range if self.is_run_of(manifest.ledgers) else manifest.range),
+        ):
+            if expected != found:
+                raise differs(self.keys.manifest, 0, f"{what} {expected}", found)
 
     def is_run_of(self, parts: Sequence[LedgerPart] | Sequence[LedgerSlice]) -> bool:
         """Whether the slices are all of a manifest's parts of ledgers, or consecutive ones of them.

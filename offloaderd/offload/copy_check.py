@@ -16,7 +16,7 @@ import google_crc32c
 
 from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError, first_of
 from offloaderd.format import manifest
-from offloaderd.format.verify import check_index, decode_verified_block
+from offloaderd.format.verify import check_index, runs
 from offloaderd.groups import Group
 from offloaderd.metadata.conversion import holders_of
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
@@ -27,7 +27,8 @@ from offloaderd.objects.whole import read_apart, sure
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.values import BlockInfo, SegmentManifest
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.verify import BlockRun
     from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectReader
@@ -164,51 +165,25 @@ class CopyChecker:
         """Return a segment's manifest, and size and checksum of index and manifest. Raises CorruptData."""
         _, index_key, manifest_key = segment.keys.all
         described = manifest.decode(encoded, key=manifest_key, data_bytes=segment.object_bytes)
-        self._check_manifest(topic_map, segment, described, manifest_key)
+        segment.check_manifest(described, managed_ledger=topic_map.topic.managed_ledger, cluster=self._shop.cluster)
         check_index(index, described, key=index_key)
         return described, [(len(one), google_crc32c.value(one)) for one in (index, encoded)]
-
-    def _check_manifest(
-        self, topic_map: TopicMap, segment: CommittedSegment, described: SegmentManifest, key: str
-    ) -> None:
-        """Raise CorruptData unless the manifest is this segment's, and says of it what was committed."""
-        stored = segment.range if segment.is_run_of(described.ledgers) else described.range
-        for what, expected, found in (
-            ("segment", segment.segment_id, described.segment_id),
-            ("managed ledger", topic_map.topic.managed_ledger, described.managed_ledger),
-            ("cluster", self._shop.cluster, described.cluster),
-            ("bytes of the data", segment.object_bytes, described.data_bytes),
-            ("entries", segment.range, stored),
-        ):
-            if expected != found:
-                raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found)
 
     async def _read_data(self, store: ObjectReader, key: str, described: SegmentManifest) -> int:
         """Read all bytes, each block checked; returns the checksum of the whole object. Raises CorruptData."""
         crc32c = 0
         if described.preamble_bytes:
             crc32c = google_crc32c.value(await store.get(key, 0, described.preamble_bytes))
-        blocks = list(described.blocks)
-        while blocks:
-            taken = [blocks.pop(0)]
-            while blocks and blocks[0].offset + blocks[0].length - taken[0].offset <= self._chunk_bytes:
-                taken.append(blocks.pop(0))
-            length = taken[-1].offset + taken[-1].length - taken[0].offset
-            await self._uplink.budget.acquire(length)
-            try:
-                crc32c = await sure(partial(self._read_piece, store, key, taken, described, crc32c))
-            finally:
-                self._uplink.budget.release(length)
-            self._uplink.metrics.grant_checked_bytes.inc(length)
+        for run in runs(described.blocks, self._chunk_bytes):
+            async with self._uplink.budget.held(run.length):
+                crc32c = await sure(partial(self._read_piece, store, key, run, described, crc32c))
+            self._uplink.metrics.grant_checked_bytes.inc(run.length)
         return crc32c
 
     async def _read_piece(
-        self, store: ObjectReader, key: str, blocks: Sequence[BlockInfo], described: SegmentManifest, crc32c: int
+        self, store: ObjectReader, key: str, run: BlockRun, described: SegmentManifest, crc32c: int
     ) -> int:
         """Read neighbouring blocks; returns the checksum with them. Raises CorruptData."""
-        first, length = blocks[0].offset, blocks[-1].offset + blocks[-1].length - blocks[0].offset
-        data = await store.get(key, first, length)
-        for block in blocks:
-            at = block.offset - first
-            decode_verified_block(data[at : at + block.length], block, key=key, method=described.method)
+        data = await store.get(key, run.offset, run.length)
+        run.decoded(data, key=key, method=described.method)
         return int(google_crc32c.extend(crc32c, data))

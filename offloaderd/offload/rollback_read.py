@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound
 from offloaderd.format import manifest as manifest_format
-from offloaderd.format.verify import CHANGED, check_index, decode_verified_block
+from offloaderd.format.verify import check_index, runs
 from offloaderd.objects.whole import read_apart
 from offloaderd.offload.feed import EntryHash
 from offloaderd.offload.uploader import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from offloaderd.format.values import BlockInfo, SegmentManifest
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.verify import BlockRun
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import EntryBatch, Position, TopicName
     from offloaderd.objects.keys import SegmentKeys
@@ -73,17 +74,7 @@ class BucketReader:
         async def fetch() -> SegmentManifest:
             decode = partial(manifest_format.decode, key=key, data_bytes=segment.object_bytes)
             described = await read_apart(decode, partial(self._objects.at(segment.bucket).get, key, 0))
-            for what, expected, found in (
-                ("segment", segment.segment_id, described.segment_id),
-                ("managed ledger", self._topic.managed_ledger, described.managed_ledger),
-                ("cluster", self._cluster, described.cluster),
-                ("bytes of the data", segment.object_bytes, described.data_bytes),
-            ):
-                if expected != found:
-                    raise CorruptData(key=key, offset=0, expected=f"{what} {expected}", found=found, hint=CHANGED)
-            if not segment.is_run_of(described.ledgers):
-                expected, held = f"entries {segment.range}", f"entries {described.range}"
-                raise CorruptData(key=key, offset=0, expected=expected, found=held, hint=CHANGED)
+            segment.check_manifest(described, managed_ledger=self._topic.managed_ledger, cluster=self._cluster)
             return described
 
         return Volume(segment.bucket, segment.keys, await self._confirmed(fetch))
@@ -112,10 +103,9 @@ class BucketReader:
                 for block in volume.manifest.blocks
                 if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
             ]
-            for piece in pieces(blocks, self.piece_bytes):
-                length = sum(block.length for block in piece)
+            for piece in runs(blocks, self.piece_bytes):
                 # None is not even asked for where the caller has it, lest who holds some waits behind another.
-                async with self._budget.held(length) if reserve else nullcontext():
+                async with self._budget.held(piece.length) if reserve else nullcontext():
                     for found in await self._piece(volume, piece):
                         batch = found.between(first_entry_id, found.last_entry_id)
                         if batch.first_entry_id != expected or not batch.payloads:
@@ -124,21 +114,15 @@ class BucketReader:
                         expected = batch.last_entry_id + 1
                         yield batch
 
-    async def _piece(self, volume: Volume, piece: Sequence[BlockInfo]) -> list[EntryBatch]:
+    async def _piece(self, volume: Volume, piece: BlockRun) -> list[EntryBatch]:
         """Fetch neighbouring blocks, each as its manifest says it is."""
-        key, method, first = volume.keys.data, volume.manifest.method, piece[0].offset
-        length = piece[-1].offset + piece[-1].length - first
 
         async def fetch() -> list[EntryBatch]:
             try:
-                data = await self._objects.at(volume.bucket).get(key, first, length)
+                data = await self._objects.at(volume.bucket).get(volume.keys.data, piece.offset, piece.length)
             except InvalidInput:
                 data = b""  # the object ends before that byte
-            starts = [(block, block.offset - first) for block in piece]
-            return [
-                decode_verified_block(data[at : at + block.length], block, key=key, method=method)
-                for block, at in starts
-            ]
+            return piece.decoded(data, key=volume.keys.data, method=volume.manifest.method)
 
         return await self._confirmed(fetch)
 
@@ -196,15 +180,3 @@ class BucketReader:
             return await self._troubles.until_answered(ready, object(), Denied, BucketMissing)
         except NotFound as error:
             raise Unreadable(error.message, hint="restore the object, or read from the ledger source") from error
-
-
-def pieces(blocks: Sequence[BlockInfo], piece_bytes: int) -> Iterator[list[BlockInfo]]:
-    """Yield neighbouring blocks, up to so many bytes together, at least one."""
-    taken: list[BlockInfo] = []
-    for block in blocks:
-        if taken and block.offset + block.length - taken[0].offset > piece_bytes:
-            yield taken
-            taken = []
-        taken.append(block)
-    if taken:
-        yield taken

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.errors import CorruptData
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, BlockSpan, block_spans
-from offloaderd.format.verify import CHANGED
+from offloaderd.format.verify import differs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -96,10 +96,10 @@ def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
     key = segment.keys.index
     index = decode_index(index_data, key=key)
     if index.data_bytes != segment.object_bytes:
-        raise _differs(key, 8, f"a data object of {segment.object_bytes} bytes", index.data_bytes)
+        raise differs(key, 8, f"a data object of {segment.object_bytes} bytes", index.data_bytes)
     last = segment.end.entry_id
     if index.ledger().lastEntryId != last:
-        raise _differs(key, 32, f"a ledger up to entry {last}", index.ledger().lastEntryId)
+        raise differs(key, 32, f"a ledger up to entry {last}", index.ledger().lastEntryId)
     return LedgerTable(segment, index)
 
 
@@ -256,7 +256,3 @@ class _Window:
 def _table_key(segment_id: UUID) -> tuple[str, UUID]:
     """Return a key that no table of another kind has."""
     return "ledger", segment_id
-
-
-def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
-    return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=CHANGED)

@@ -11,10 +11,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format.manifest_wire import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
-from offloaderd.format.verify import CHANGED, check_index
+from offloaderd.format.verify import check_index, differs
 from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
@@ -66,18 +65,8 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
     """The manifest must be this segment's, of this topic, and hold what was committed."""
     if manifest.segment_id != segment.segment_id:
-        raise _differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
+        raise differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
     if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:
-        raise _differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
+        raise differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
     if not segment.is_run_of(manifest.ledgers):
-        raise _differs(key, 0, f"entries {segment.range}", manifest.range)
-
-
-def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
-    return CorruptData(
-        key=key,
-        offset=offset,
-        expected=expected,
-        found=found,
-        hint=CHANGED,
-    )
+        raise differs(key, 0, f"entries {segment.range}", manifest.range)

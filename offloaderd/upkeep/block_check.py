@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.format.values import BlockInfo, SegmentManifest
+    from offloaderd.format.verify import BlockRun
     from offloaderd.upkeep.looking import Looker
 
 
@@ -27,7 +28,7 @@ class Run(NamedTuple):
     payload_bytes: Counter[int]
 
 
-async def look_at_run(looker: Looker, blocks: Sequence[BlockInfo], key: str, manifest: SegmentManifest) -> Run:
+async def look_at_run(looker: Looker, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
     """Read neighbouring blocks with one request, and check them; with flaws once more, as `objects.whole.sure` does.
 
     Raises what the store raises.
@@ -36,10 +37,9 @@ async def look_at_run(looker: Looker, blocks: Sequence[BlockInfo], key: str, man
     return await _looked_at(looker, blocks, key, manifest) if run.flaws else run
 
 
-async def _looked_at(looker: Looker, blocks: Sequence[BlockInfo], key: str, manifest: SegmentManifest) -> Run:
-    first = blocks[0].offset
-    async with looker.piece(key, first, blocks[-1].offset + blocks[-1].length - first) as data:
-        return _check_run(data, blocks, key, manifest)
+async def _looked_at(looker: Looker, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
+    async with looker.piece(key, blocks.offset, blocks.length) as data:
+        return _check_run(data, blocks.blocks, key, manifest)
 
 
 def _check_run(data: bytes, blocks: Sequence[BlockInfo], key: str, manifest: SegmentManifest) -> Run:

@@ -17,7 +17,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import manifest as manifest_format
 from offloaderd.format import v1, v2
 from offloaderd.format.entries import ENTRY_HEAD
-from offloaderd.format.verify import check_index
+from offloaderd.format.verify import check_index, runs
 from offloaderd.metadata.each import each
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.objects import keys
@@ -273,25 +273,18 @@ async def check_blocks(
     with noted(gone, key, Kind.BLOCK, entries=str(manifest.range)):
         if start == 0 and (flaws := await _preamble(looker, key, manifest)):
             yield 0, _named(flaws, target, manifest)
-        while at < len(blocks):
-            end = _run(blocks, at, chunk_bytes)
-            run = await look_at_run(looker, blocks[at:end], key, manifest)
-            payload_bytes.update(run.payload_bytes)
-            at = end if run.whole else len(blocks)
-            sound = sound and not run.flaws
-            yield at, _named(run.flaws, target, manifest)
+        for run in runs(blocks[start:], chunk_bytes):
+            looked = await look_at_run(looker, run, key, manifest)
+            payload_bytes.update(looked.payload_bytes)
+            at = at + len(run.blocks) if looked.whole else len(blocks)
+            sound = sound and not looked.flaws
+            yield at, _named(looked.flaws, target, manifest)
+            if not looked.whole:
+                break
     if gone:
         yield len(blocks), _named(gone, target, manifest)
     elif sound and start == 0:
         yield at, _named(_sums(manifest, payload_bytes, target.keys.manifest), target, manifest)
-
-
-def _run(blocks: Sequence[BlockInfo], at: int, chunk_bytes: int) -> int:
-    """Return the end of the run of blocks that is read with one request, at least one."""
-    end = at + 1
-    while end < len(blocks) and blocks[end].offset + blocks[end].length - blocks[at].offset <= chunk_bytes:
-        end += 1
-    return end
 
 
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:

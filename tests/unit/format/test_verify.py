@@ -46,6 +46,18 @@ def test_every_block_is_read(way: Way, segment: builders.Segment) -> None:
         assert way(data, info) == EntryBatch(run.ledger_id, run.first_entry_id, run.payloads)
 
 
+@given(builders.segments, st.integers(0, 2000))
+def test_runs_of_blocks_are_all_blocks_in_requests_of_a_bounded_size(segment: builders.Segment, run_bytes: int) -> None:
+    """Each holds what one request brings; it is longer than asked for only where one block is, and never too short."""
+    found = [*verify.runs(segment.manifest.blocks, run_bytes)]
+    assert [block for run in found for block in run.blocks] == [*segment.manifest.blocks]
+    for number, run in enumerate(found):
+        batches = run.decoded(segment.data[run.offset : run.offset + run.length], key=KEY, method=STREAMING)
+        assert [batch.first_entry_id for batch in batches] == [block.first_entry_id for block in run.blocks]
+        assert run.length <= run_bytes or len(run.blocks) == 1
+        assert number + 1 == len(found) or run.length + found[number + 1].blocks[0].length > run_bytes
+
+
 @ways
 def test_every_flipped_bit_is_found(way: Way) -> None:
     """No single bit of a block can change unseen, padding and reserved bytes included."""
