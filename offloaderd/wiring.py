@@ -10,6 +10,7 @@ from offloaderd.ledgers.bookkeeper.options import SourceOptions
 from offloaderd.ledgers.pulsar_admin import AdminOptions
 from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
 from offloaderd.objects.places import Place, Places
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.s3_options import S3Options
 from offloaderd.objects.settings import named_places
 from offloaderd.offload.budget import ByteBudget
@@ -22,10 +23,10 @@ from offloaderd.rpc.inspect import InspectService, held
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.section import is_private
 from offloaderd.upkeep.explain import Explainer
-from offloaderd.upkeep.looking import CALLS_BYTES, Looker
+from offloaderd.upkeep.looking import CALLS_BYTES
 from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify_topic import TopicVerifier
+from offloaderd.upkeep.verify_topic import CALLS_BYTES, TopicVerifier
 
 if TYPE_CHECKING:
     from offloaderd.access.certificates import Certificates
@@ -228,7 +229,7 @@ def inspection(
 ) -> InspectService:
     """Return who says where entries are, and whether segments are as they were written."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
-    looker = partial(Looker, objects, clock=clock, budget=budget)
+    looker = partial(RetryingReader, objects, clock=clock, budget=budget)
     explainer = Explainer(engine, partial(held, reader), metadata, looker(), found)
     verifier = TopicVerifier(engine, looker, found, keeper.found)
     return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from offloaderd.format.chunks import Piece
     from offloaderd.format.frames import FramedEntries
+    from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.blocks import Cache, Slot
-    from offloaderd.read.fetch import Fetcher
     from offloaderd.read.table import SegmentTable
 
 SLOT_BYTES = 256
@@ -35,7 +35,7 @@ NEAR = 16
 class Chunks:
     """Reads single chunks of blocks. `report` tells of damage."""
 
-    def __init__(self, fetcher: Fetcher, *, pieces: Cache[bytes], report: Callable[[CorruptData], None]) -> None:
+    def __init__(self, fetcher: RetryingReader, *, pieces: Cache[bytes], report: Callable[[CorruptData], None]) -> None:
         self._fetcher = fetcher
         self._pieces = pieces
         self._report = report
@@ -96,7 +96,7 @@ class Chunks:
         extents = [extent(block, size, chunk, chunk) for chunk in numbers]
         lengths = [length for _, length in extents]
         try:
-            parts = await self._fetcher.pieces(table.bucket, table.data_key, extents[0][0], lengths)
+            parts = await self._fetcher.at(table.bucket).pieces(table.data_key, extents[0][0], lengths)
         except CorruptData as error:
             self._report(error)
             raise
@@ -104,7 +104,7 @@ class Chunks:
             check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
             try:
                 at = block.offset + chunk * size
-                sound = await self._fetcher.checked(table.bucket, table.data_key, at, part, check)
+                sound = await self._fetcher.at(table.bucket).sound(table.data_key, at, part, check)
             except CorruptData as error:
                 self._report(error)
                 self._pieces.fail(slot, error)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metrics import Metrics
     from offloaderd.model import Position
+    from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.blocks import Cache, Slot
-    from offloaderd.read.fetch import Fetcher
     from offloaderd.read.segment import Pace
 
 PIECE_BYTES = 1024 * 1024
@@ -108,7 +108,7 @@ class LedgerObjects:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        fetcher: RetryingReader,
         *,
         pieces: Cache[bytes],
         tables: Cache[LedgerTable],
@@ -186,7 +186,7 @@ class LedgerObjects:
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
         try:
-            table = await self._fetcher.table(segment.bucket, partial(table_of, segment), segment.keys.index)
+            table = await self._fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
         except CorruptData as error:
             self._report(error)
             raise
@@ -205,7 +205,7 @@ class LedgerObjects:
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
         try:
-            data = await self._fetcher.exactly(table.bucket, table.key, start, length)
+            data = await self._fetcher.at(table.bucket).exactly(table.key, start, length)
         except CorruptData as error:
             self._report(error)
             raise

@@ -28,9 +28,9 @@ import structlog
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.format.verify import framed_block
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
-from offloaderd.read.fetch import Fetcher
 from offloaderd.read.ledger_object import LedgerObjects
 from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
@@ -76,7 +76,7 @@ class SegmentReader:
     """Who hears of segments that are not what was committed, or lack an object: maybe as they are deleted meanwhile."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
-        self._fetcher = Fetcher(objects, clock=clock, retry=options.retry)
+        self._fetcher = RetryingReader(objects, clock=clock, retry=options.retry)
         self._metrics = metrics
         self._options = options
         self._reads = 0
@@ -135,7 +135,7 @@ class SegmentReader:
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
         with self._reporting():
-            table = await self._fetcher.table(bucket, partial(table_of, topic, segment), index_key, manifest_key)
+            table = await self._fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -274,11 +274,11 @@ class SegmentReader:
     ) -> None:
         lengths = [block.length for block in blocks]
         with self._reporting():
-            pieces = await self._fetcher.pieces(table.bucket, table.data_key, blocks[0].offset, lengths)
+            pieces = await self._fetcher.at(table.bucket).pieces(table.data_key, blocks[0].offset, lengths)
         for block, slot, data in zip(blocks, slots, pieces, strict=True):
             check = partial(framed_block, info=block, key=table.data_key, method=table.manifest.method)
             try:
-                framed = await self._fetcher.checked(table.bucket, table.data_key, block.offset, data, check)
+                framed = await self._fetcher.at(table.bucket).sound(table.data_key, block.offset, data, check)
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)

@@ -16,6 +16,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from offloaderd.clock import SystemClock
 from offloaderd.errors import BucketMissing, OffloaderError
 from offloaderd.metadata import catalog
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.damage import JobKeeper
 from offloaderd.spark.source_offsets import look
 from offloaderd.spark.source_options import parse
@@ -23,7 +24,6 @@ from offloaderd.spark.source_read import store_at
 from offloaderd.spark.source_stores import HeldStores
 from offloaderd.spark.spark_errors import brief, from_spark
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.verify import between
 from offloaderd.upkeep.verify_topic import look_at
 from offloaderd.wiring import s3_options, sites
@@ -92,9 +92,9 @@ class Look:
     async def _all(self, segments: Sequence[Segment]) -> list[Looked]:
         clock = SystemClock()
         async with store_at(self.place) as objects:
-            return [await self._one(Looker(objects, clock=clock), one) for one in segments]
+            return [await self._one(RetryingReader(objects, clock=clock), one) for one in segments]
 
-    async def _one(self, looker: Looker, one: Segment) -> Looked:
+    async def _one(self, looker: RetryingReader, one: Segment) -> Looked:
         try:
             flaws, known = await look_at(
                 looker, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets

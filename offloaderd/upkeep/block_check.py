@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.values import BlockInfo, SegmentManifest
     from offloaderd.format.verify import BlockRun
-    from offloaderd.upkeep.looking import Looker
+    from offloaderd.objects.retrying import RetryingReader
 
 
 class Run(NamedTuple):
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     payload_bytes: Counter[int]
 
 
-async def look_at_run(looker: Looker, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
+async def look_at_run(looker: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
     """Read neighbouring blocks with one request, and check them; with flaws once more, as `objects.whole.sure` does.
 
     Raises what the store raises.
@@ -37,7 +37,7 @@ async def look_at_run(looker: Looker, blocks: BlockRun, key: str, manifest: Segm
     return await _looked_at(looker, blocks, key, manifest) if run.flaws else run
 
 
-async def _looked_at(looker: Looker, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
+async def _looked_at(looker: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
     async with looker.piece(key, blocks.offset, blocks.length) as data:
         return _check_run(data, blocks.blocks, key, manifest)
 

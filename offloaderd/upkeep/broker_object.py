@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from offloaderd.format.v1_index import LedgerObjectIndex
     from offloaderd.format.v1_scan import BlockSpan
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.upkeep.looking import Looker
+    from offloaderd.objects.retrying import RetryingReader
 
 PIECE_BYTES = 1 << 20
 
 
-async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
+async def check_objects(looker: RetryingReader, segment: CommittedSegment) -> list[Flaw]:
     """Look at the index and at the size of the data. Raises what the store raises, except NotFound."""
     where, looker = segment.keys, looker.at(segment.bucket)
     flaws: list[Flaw] = []
@@ -38,7 +38,7 @@ async def check_objects(looker: Looker, segment: CommittedSegment) -> list[Flaw]
     return flaws
 
 
-async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]:
+async def check_entries(looker: RetryingReader, segment: CommittedSegment) -> list[Flaw]:
     """Read all of the data, a piece at a time, up to the first flaw of each block. Raises as `check_objects` does."""
     flaws, looker = [], looker.at(segment.bucket)
     index = await _index(looker, segment)
@@ -52,7 +52,7 @@ async def check_entries(looker: Looker, segment: CommittedSegment) -> list[Flaw]
     return flaws
 
 
-async def find_entry(looker: Looker, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
+async def find_entry(looker: RetryingReader, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
     """Return where an entry's payload begins in the data, and its length. Raises NotFound and CorruptData."""
     looker = looker.at(segment.bucket)
     index = await _index(looker, segment)
@@ -68,7 +68,7 @@ def _scan(segment: CommittedSegment, span: BlockSpan) -> BlockScan:
     return BlockScan(span, ledger_id=segment.begin.ledger_id, key=segment.keys.data)
 
 
-async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end: int) -> FramedEntries:
+async def _step(looker: RetryingReader, segment: CommittedSegment, scan: BlockScan, end: int) -> FramedEntries:
     """Feed one piece; returns the entries that came whole."""
     async with looker.piece(segment.keys.data, scan.wanted_at, min(PIECE_BYTES, end - scan.wanted_at)) as data:
         if not data:
@@ -78,10 +78,10 @@ async def _step(looker: Looker, segment: CommittedSegment, scan: BlockScan, end:
         return scan.feed(data)
 
 
-async def _index(looker: Looker, segment: CommittedSegment) -> LedgerObjectIndex:
+async def _index(looker: RetryingReader, segment: CommittedSegment) -> LedgerObjectIndex:
     """Read an index and compare it with what was adopted. Raises NotFound, CorruptData."""
     key = segment.keys.index
-    index = await looker.table(key, partial(decode_index, key=key))
+    index = await looker.table(partial(decode_index, key=key), key)
     found = (index.data_bytes, index.ledger().lastEntryId)
     wanted = (segment.object_bytes, segment.end.entry_id)
     if found != wanted:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.verified import SegmentVerified
     from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.ports import Maps
-    from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.stored import Site
 
 
@@ -116,7 +116,7 @@ class Explainer:
         maps: Maps,
         held: Callable[[TopicName, Position], Awaitable[Held]],
         metadata: MetadataStore,
-        looker: Looker,
+        looker: RetryingReader,
         sites: Sequence[Site],
     ) -> None:
         """`held` says what the other tiers hold. It raises NotFound for a topic that none of them knows, Transient."""

@@ -22,8 +22,8 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.flaws import Kind, Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.segment_check import Target, check_inside, check_tables
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Scrubber:
         self._damaged = damaged
         self._turns = asyncio.Semaphore(1)
         self._throttle = TokenBucket(options.bytes_per_s, clock, burst_s=0)
-        self._looker = Looker(
+        self._looker = RetryingReader(
             objects,
             clock=clock,
             throttle=self._throttle,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.model import Loss
     from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.upkeep.looking import Looker
+    from offloaderd.objects.retrying import RetryingReader
 
 CHUNK_BYTES = 4 << 20
 """What is read with one request; a block that is larger is read alone."""
@@ -72,7 +72,7 @@ class Tables:
         return any(flaw.kind is Kind.FOREIGN for flaw in self.flaws)
 
 
-async def check_tables(looker: Looker, target: Target) -> Tables:
+async def check_tables(looker: RetryingReader, target: Target) -> Tables:
     """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound.
 
     What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
@@ -96,13 +96,13 @@ async def check_tables(looker: Looker, target: Target) -> Tables:
     return found
 
 
-async def load_manifest(looker: Looker, target: Target, found: Tables) -> SegmentManifest | None:
+async def load_manifest(looker: RetryingReader, target: Target, found: Tables) -> SegmentManifest | None:
     """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
     key, manifest = target.keys.manifest, None
     with noted(found.flaws, key, Kind.MANIFEST):
         data_bytes = target.committed.object_bytes if target.committed is not None else None
         decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
-        manifest = await looker.at(target.bucket).table(key, decode)
+        manifest = await looker.at(target.bucket).table(decode, key)
     if manifest is None:
         return None
     wrong = _identity(target, manifest)
@@ -128,7 +128,7 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
     return flaws + unrecorded(target.committed, manifest, target.losses, key)
 
 
-async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+async def _data(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
     """Ask for the data object's size and labels."""
     key = target.keys.data
     committed = target.committed
@@ -140,7 +140,7 @@ async def _data(looker: Looker, target: Target, manifest: SegmentManifest | None
         found.flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=offset, expected=expected, found=held))
 
 
-async def _index(looker: Looker, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+async def _index(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
     """Read the index and compare it with the manifest; without one it has to be an index at least."""
     key = target.keys.index
     if await _head(looker, key, found) is None:
@@ -151,10 +151,10 @@ async def _index(looker: Looker, target: Target, manifest: SegmentManifest | Non
     else:
         decode = partial(v1.decode_index if target.keys.ledger_id is not None else v2.decode_index, key=key)
     with noted(found.flaws, key, Kind.INDEX):
-        await looker.table(key, decode)
+        await looker.table(decode, key)
 
 
-async def _head(looker: Looker, key: str, found: Tables) -> int | None:
+async def _head(looker: RetryingReader, key: str, found: Tables) -> int | None:
     """Return an object's size, None when it is missing; Pulsar's readers refuse one without its labels."""
     info = None
     with noted(found.flaws, key, Kind.LABELS):
@@ -168,7 +168,7 @@ async def _head(looker: Looker, key: str, found: Tables) -> int | None:
     return info.size_bytes
 
 
-async def check_headers(looker: Looker, target: Target, manifest: SegmentManifest) -> list[Flaw]:
+async def check_headers(looker: RetryingReader, target: Target, manifest: SegmentManifest) -> list[Flaw]:
     """Read the header of every block and the head of its first entry. Raises what the store raises."""
     key, looker = target.keys.data, looker.at(target.bucket)
     lengths = _block_lengths(manifest)
@@ -226,7 +226,7 @@ def _check_first_entry(data: bytes, block: BlockInfo, key: str) -> None:
         raise CorruptData(key=key, offset=at + 4, expected=f"entry id {block.first_entry_id}", found=entry_id)
 
 
-async def _preamble(looker: Looker, key: str, manifest: SegmentManifest) -> list[Flaw]:
+async def _preamble(looker: RetryingReader, key: str, manifest: SegmentManifest) -> list[Flaw]:
     if not manifest.preamble_bytes:
         return []
 
@@ -242,7 +242,7 @@ async def _preamble(looker: Looker, key: str, manifest: SegmentManifest) -> list
 
 
 async def check_inside(
-    looker: Looker, target: Target, tables: Tables, level: Level, *, start: int = 0
+    looker: RetryingReader, target: Target, tables: Tables, level: Level, *, start: int = 0
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
     """Look into the data behind the tables, as closely as `level` says. Yields and raises as `check_blocks` does."""
     manifest = tables.manifest
@@ -260,7 +260,7 @@ async def check_inside(
 
 
 async def check_blocks(
-    looker: Looker, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
+    looker: RetryingReader, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
     """Read the data object from block `start` on; yields after each request how many blocks are done, and the flaws.
 

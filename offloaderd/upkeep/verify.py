@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.looking import Looker
+    from offloaderd.objects.retrying import RetryingReader
     from offloaderd.upkeep.rebuild_known import Known, Problem
     from offloaderd.upkeep.stored import Site
 
@@ -102,7 +102,7 @@ class Verifier:
         self,
         objects: ObjectReader,
         sites: Sequence[Site],
-        looker: Looker,
+        looker: RetryingReader,
         *,
         clock: Clock,
         metadata: MetadataStore | None = None,

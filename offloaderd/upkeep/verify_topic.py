@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
+    from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.ports import Maps
-    from offloaderd.upkeep.looking import Looker
     from offloaderd.upkeep.rebuild_known import Known
     from offloaderd.upkeep.stored import Site
 
+CALLS_BYTES = 16 * 1024 * 1024
+"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
 IN_A_ROW_MAX = 3
 """Segments one after the other that could not be looked at before the rest is not tried: the store is away then."""
 
@@ -52,7 +54,7 @@ class TopicVerifier:
     def __init__(
         self,
         maps: Maps,
-        looker: Callable[[], Looker],
+        looker: Callable[[], RetryingReader],
         sites: Sequence[Site],
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
     ) -> None:
@@ -111,7 +113,7 @@ class TopicVerifier:
 
 
 async def look_at(
-    looker: Looker,
+    looker: RetryingReader,
     topic: TopicName,
     segment: CommittedSegment,
     level: Level,

@@ -35,7 +35,7 @@ from offloaderd.segment_settings import OffloadSettings
 from offloaderd.sources import Ledgers
 from offloaderd.spark import backfill_stores
 from offloaderd.topic_settings import SpillSettings
-from offloaderd.upkeep.looking import CALLS_BYTES
+from offloaderd.upkeep.verify_topic import CALLS_BYTES
 from offloaderd.upkeep_settings import GrantSettings, RetentionSettings
 from tests.unit.read.build import turns
 

@@ -147,14 +147,14 @@ async def opened(
     from offloaderd import wiring  # noqa: PLC0415
     from offloaderd.clock import SystemClock  # noqa: PLC0415
     from offloaderd.core.limits import TokenBucket  # noqa: PLC0415
+    from offloaderd.objects.retrying import RetryingReader  # noqa: PLC0415
     from offloaderd.stores import bucket_store  # noqa: PLC0415
-    from offloaderd.upkeep.looking import Looker  # noqa: PLC0415
     from offloaderd.upkeep.verify import Verifier  # noqa: PLC0415
 
     clock = SystemClock()
     objects = bucket_store(settings, clock)
     await stack.enter_async_context(objects)
-    looker = Looker(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
+    looker = RetryingReader(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
     return Verifier(objects, wiring.sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
 
 

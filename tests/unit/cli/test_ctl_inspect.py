@@ -22,13 +22,13 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.model import LedgerEnd, Position
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.errors import TopicNotFound
 from offloaderd.rpc.inspect import InspectService
 from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.upkeep import verify_topic
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.flaws import Kind, Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import Between, SegmentReport, TopicVerifier
 from tests.unit.cli.conftest import Ctl
@@ -134,8 +134,8 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
     """Offloadctl, talking to the service."""
     site, known = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX), Known(ground)
 
-    def looker() -> Looker:
-        return Looker(ground.objects, clock=FastClock())
+    def looker() -> RetryingReader:
+        return RetryingReader(ground.objects, clock=FastClock())
 
     explainer = Explainer(known, known.held, ground.metadata, looker(), [site])
     verifier = TopicVerifier(known, looker, [site])
@@ -225,7 +225,7 @@ async def verified(ground: Ground, *failing: str) -> tuple[list[SegmentReport | 
     """Return what a verification tells, and with what error it ends."""
     objects = Failing(ground.objects, failing)
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    verifier = TopicVerifier(Known(ground), lambda: Looker(objects, clock=FastClock()), [site])  # type: ignore[arg-type]
+    verifier = TopicVerifier(Known(ground), lambda: RetryingReader(objects, clock=FastClock()), [site])  # type: ignore[arg-type]
     told: list[SegmentReport | Between] = []
     try:
         async for one in verifier.run(TOPIC, Level.FULL):

@@ -10,13 +10,11 @@ from functools import partial
 import pytest
 
 from offloaderd.clock import SystemClock
-from offloaderd.core.retry import RetryPolicy
 from offloaderd.errors import Transient
 from offloaderd.objects import whole as turns
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
-from offloaderd.read.fetch import Fetcher
-from offloaderd.upkeep.looking import Looker
 from tests.patience import PATIENCE_S
 
 
@@ -128,15 +126,11 @@ class Stumbling(MemoryStore):
         return await super().get(key, first, length)
 
 
-@pytest.mark.parametrize("patient", ["reader", "verifier"])
-async def test_who_tries_again_gives_the_turn_back(patient: str) -> None:
+async def test_who_tries_again_gives_the_turn_back() -> None:
     """A store that does not answer one of them holds up no other long object for all the pauses in between."""
     clock = Pauses()
     bucket = Stumbling(clock)
     await bucket.put("long", bytes(3 * AT_ONCE_BYTES))
-    if patient == "reader":
-        found = await Fetcher(bucket, clock=clock, retry=RetryPolicy()).table("b", len, "long")
-    else:
-        found = await Looker(bucket, clock=clock).table("long", len)
+    found = await RetryingReader(bucket, clock=clock).table(len, "long")
     assert found == 3 * AT_ONCE_BYTES
     assert clock.held == [False, False]

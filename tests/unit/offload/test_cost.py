@@ -13,6 +13,7 @@ from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, Position
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.cost import (
     METADATA_WRITES,
@@ -28,7 +29,6 @@ from offloaderd.policy.cost import (
 )
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.verify_topic import look_at
 from tests.unit.offload.lives import until_recorded
 from tests.unit.offload.rig import TOPIC, Rig, enabled, until_offloaded
@@ -80,7 +80,7 @@ async def test_a_segment_asks_for_what_the_model_says(entries: int, entry_bytes:
         assert charged(asked.asked) == wanted._replace(deletes=0), asked.asked
     (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
     asked.asked.clear()
-    looker = Looker(store, clock=clock)
+    looker = RetryingReader(store, clock=clock)
     flaws, _ = await look_at(looker, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
     assert not flaws
     assert charged(asked.asked) == per_scrub(entries * entry_bytes, entry_bytes, CUTTING), asked.asked

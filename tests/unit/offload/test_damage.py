@@ -12,6 +12,7 @@ import pytest
 
 from offloaderd.errors import CorruptData, Denied, NotFound, Transient
 from offloaderd.metadata import catalog
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload import grant_records
 from offloaderd.offload.damage import SourceKeeper
 from offloaderd.offload.grants import Grants
@@ -23,7 +24,6 @@ from offloaderd.rpc.admin_messages import topic_status
 from offloaderd.rpc.inspect import InspectService
 from offloaderd.rpc.v1 import inspect_pb2
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import TopicVerifier
 from tests.unit.offload.owned import Owned, offloaded_topic
@@ -152,7 +152,7 @@ async def test_a_verification_keeps_the_source() -> None:
     await flip(owned, owned.offloader.map.segments[1].keys.data)
     sites = [Site(cluster="test", bucket="b", prefix="seg/")]
     async with keeping(rig) as keeper:
-        verifier = TopicVerifier(Maps(owned), lambda: Looker(rig.store, clock=rig.clock), sites, keeper.found)
+        verifier = TopicVerifier(Maps(owned), lambda: RetryingReader(rig.store, clock=rig.clock), sites, keeper.found)
         service = InspectService(None, verifier, None, rig.tree.connect(), keeper.found)  # type: ignore[arg-type]
         request = inspect_pb2.VerifyRequest(topic=str(TOPIC), level=Level.FULL.value)
         async for _ in service.Verify(request, None):  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ async def test_what_was_damaged_on_its_way_to_a_verification_is_no_damage() -> N
     rig.store.get = get  # type: ignore[method-assign]
     told: list[str] = []
     sites = [Site(cluster="test", bucket="b", prefix="seg/")]
-    looker = Looker(rig.store, clock=rig.clock)
+    looker = RetryingReader(rig.store, clock=rig.clock)
     verifier = TopicVerifier(Maps(owned), lambda: looker, sites, lambda _t, _s, bad: told.append(bad))
     reports = [one async for one in verifier.run(TOPIC, Level.FULL)]
     assert flipped == 1

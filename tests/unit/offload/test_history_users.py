@@ -18,6 +18,7 @@ from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.history import HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position, TierRetention
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.boundaries import Split
 from offloaderd.offload.commit import AttemptLog
 from offloaderd.offload.copy_check import Unsound, segments_of
@@ -33,7 +34,6 @@ from offloaderd.offload.workshop import HistoryRules
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep import rebuild, references
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import Between, TopicVerifier
@@ -236,7 +236,7 @@ async def flaws(rig: Rig, topic_map: TopicMap) -> AsyncIterator[object]:
         async def topic_map(self, topic: object) -> TopicMap:
             return topic_map
 
-    verifier = TopicVerifier(Maps(), lambda: Looker(rig.store, clock=rig.clock), [SITE])
+    verifier = TopicVerifier(Maps(), lambda: RetryingReader(rig.store, clock=rig.clock), [SITE])
     async for report in verifier.run(TOPIC, Level.METADATA):
         for flaw in report.flaws:
             assert isinstance(report, Between)

@@ -15,6 +15,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metrics import Metrics
 from offloaderd.model import OffloadMethod, Position, TierRetention
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
 from offloaderd.offload.retention import Retention
@@ -23,7 +24,6 @@ from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.finds import Find, Verdict
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc import Collector
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from offloaderd.upkeep.verify_topic import SegmentReport, TopicVerifier
@@ -348,7 +348,7 @@ async def test_every_place_is_verified(*, damaged: bool) -> None:
     away = next(one for one in (await map_of(rig)).segments if one.bucket == AWAY[0])
     if damaged:
         await buckets_of(rig).at(AWAY[0]).put(away.keys.data, bytes(away.object_bytes))
-    looker = Looker(rig.store, clock=rig.clock)
+    looker = RetryingReader(rig.store, clock=rig.clock)
     verifier = Verifier(rig.store, SITES, looker, clock=rig.clock)
     reports = [one async for one in verifier.run(Wish())]
     assert [one.segments for one in reports] == [3]
@@ -357,7 +357,7 @@ async def test_every_place_is_verified(*, damaged: bool) -> None:
     )
     assert looker.read_bytes > 3 * 1000
     async with rig.engine() as engine:
-        daemons = TopicVerifier(engine, lambda: Looker(rig.store, clock=rig.clock), SITES)
+        daemons = TopicVerifier(engine, lambda: RetryingReader(rig.store, clock=rig.clock), SITES)
         seen = [one async for one in daemons.run(TOPIC, Level.FULL) if isinstance(one, SegmentReport)]
     assert [any(flaw.is_problem for flaw in one.flaws) for one in seen] == [False, damaged, False]
 

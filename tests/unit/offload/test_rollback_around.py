@@ -9,6 +9,7 @@ import pytest
 
 from offloaderd.metadata import conversion
 from offloaderd.model import LedgerEnd
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload import grant_records
 from offloaderd.offload.grants import Grants
 from offloaderd.offload.hot import HotBuffers
@@ -18,7 +19,6 @@ from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.finds import Find
 from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc import Collector
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.segment_check import Target, check_blocks, check_tables
 from offloaderd.upkeep.stored import Site
@@ -121,7 +121,7 @@ async def test_the_scrub_and_the_collector_find_everything_in_order() -> None:
             await work.order(to)
             await work.ended()
         topic_map = await map_of(rig)
-        looker = Looker(rig.store, clock=rig.clock)
+        looker = RetryingReader(rig.store, clock=rig.clock)
         for segment in topic_map.segments:
             target = Target(bucket="b", keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
             tables = await check_tables(looker, target)
@@ -215,7 +215,7 @@ async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
     async with rolling(rig) as work:
         await work.order(1)
         await work.ended()
-        verifier = TopicVerifier(work.engine, lambda: Looker(rig.store, clock=rig.clock), [SITE])
+        verifier = TopicVerifier(work.engine, lambda: RetryingReader(rig.store, clock=rig.clock), [SITE])
         async with aclosing(verifier.run(TOPIC, Level.FULL)) as reports:
             flaws = [flaw for one in [report async for report in reports] for flaw in one.flaws]
     assert flaws == []
@@ -228,7 +228,7 @@ async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
 async def verified(rig: Rig, *, maps: bool) -> list[Flaw]:
     """Verify the bucket, with the maps or without."""
 
-    looker = Looker(rig.store, clock=rig.clock)
+    looker = RetryingReader(rig.store, clock=rig.clock)
     verifier = Verifier(rig.store, [SITE], looker, clock=rig.clock, metadata=rig.tree.connect() if maps else None)
     async with aclosing(verifier.run(Wish())) as reports:
         return [flaw for one in [report async for report in reports] for flaw in one.flaws]

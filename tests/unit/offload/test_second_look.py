@@ -13,6 +13,7 @@ from offloaderd.errors import CorruptData
 from offloaderd.format import verify
 from offloaderd.metrics import Metrics
 from offloaderd.objects import whole
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.closed_ledger import ClosedLedger, Copies, length_of
 from offloaderd.offload.copy_check import CopyChecker, Unsound
 from offloaderd.offload.rollback_read import BucketReader
@@ -20,7 +21,6 @@ from offloaderd.offload.troubles import Troubles
 from offloaderd.read.segment import SegmentOptions, SegmentReader
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import look_at
 from tests.unit.offload.owned import Owned, offloaded_topic
@@ -94,7 +94,7 @@ async def before_a_grant(owned: Owned, segment: CommittedSegment) -> object:
 
 async def explain(owned: Owned, segment: CommittedSegment) -> object:
     """Where an entry is."""
-    looker = Looker(owned.rig.store, clock=owned.rig.clock)
+    looker = RetryingReader(owned.rig.store, clock=owned.rig.clock)
     explainer = Explainer(Maps(owned), Tiers().held, owned.rig.tree.connect(), looker, [SITE])
     found = await explainer.explain(TOPIC, segment.end)
     assert found.place is not None
@@ -103,7 +103,7 @@ async def explain(owned: Owned, segment: CommittedSegment) -> object:
 
 async def verified(owned: Owned, segment: CommittedSegment) -> object:
     """By whoever verifies."""
-    looker = Looker(owned.rig.store, clock=owned.rig.clock)
+    looker = RetryingReader(owned.rig.store, clock=owned.rig.clock)
     flaws, _ = await look_at(looker, TOPIC, segment, Level.FULL, cluster=SITE.cluster, buckets=[SITE.bucket])
     return not flaws
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData, NotFound
 from offloaderd.format import v2
 from offloaderd.model import Position
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Verifier, Wish
 from tests.unit.format.builders import Run
@@ -127,7 +127,9 @@ async def problems(ground: Ground, *, against_map: bool) -> list[str]:
     clock = FastClock()
     metadata = ground.metadata if against_map else None
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    verifier = Verifier(ground.objects, [site], Looker(ground.objects, clock=clock), clock=clock, metadata=metadata)
+    verifier = Verifier(
+        ground.objects, [site], RetryingReader(ground.objects, clock=clock), clock=clock, metadata=metadata
+    )
     async with aclosing(verifier.run(Wish(level=Level.FULL))) as reports:
         return [str(flaw) for report in [one async for one in reports] for flaw in report.flaws if flaw.is_problem]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.finds import Kind, Verdict
 from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.rebuild_known import Trouble
 from offloaderd.upkeep.verify import Verifier, Wish
 from tests.unit.format.builders import sealed
@@ -33,7 +33,7 @@ async def test_verification_tells_of_it(ground: Ground) -> None:
     await ground.objects.put(manifest_key(1), BOMB, metadata=OURS)
     await ground.objects.put(index_key(1), bytes(20 << 20), metadata=OURS)
     clock = FastClock()
-    verifier = Verifier(ground.objects, [SITE], Looker(ground.objects, clock=clock), clock=clock)
+    verifier = Verifier(ground.objects, [SITE], RetryingReader(ground.objects, clock=clock), clock=clock)
     async with aclosing(verifier.run(Wish(level=Level.FULL))) as reports:
         flaws = [flaw async for report in reports for flaw in report.flaws]
     assert {(flaw.kind, flaw.key) for flaw in flaws} >= {("manifest", manifest_key(1)), ("index", index_key(1))}

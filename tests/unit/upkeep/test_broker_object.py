@@ -11,9 +11,9 @@ from offloaderd.errors import CorruptData
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.model import OffloadMethod
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep import broker_object
 from offloaderd.upkeep.flaws import Kind
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.segment_check import Target, check_tables
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock
@@ -46,9 +46,9 @@ async def store(ledger: BrokerLedger) -> MemoryStore:
 
 
 @pytest.fixture
-def looker(store: MemoryStore) -> Looker:
+def looker(store: MemoryStore) -> RetryingReader:
     """Who looks."""
-    return Looker(store, clock=FastClock())
+    return RetryingReader(store, clock=FastClock())
 
 
 def committed(ledger: BrokerLedger) -> CommittedSegment:
@@ -66,7 +66,7 @@ def committed(ledger: BrokerLedger) -> CommittedSegment:
     )
 
 
-async def test_sound(ledger: BrokerLedger, looker: Looker) -> None:
+async def test_sound(ledger: BrokerLedger, looker: RetryingReader) -> None:
     """Tables and entries have no flaw, and every entry is found where it lies."""
     segment = committed(ledger)
     target = Target(bucket=segment.bucket, keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], Kind]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_damaged_data(ledger: BrokerLedger, looker: Looker, store: MemoryStore, name: str) -> None:
+async def test_damaged_data(ledger: BrokerLedger, looker: RetryingReader, store: MemoryStore, name: str) -> None:
     """Each flaw names the object and what to do."""
     change, kind = CHANGES[name]
     segment = committed(ledger)
@@ -103,7 +103,7 @@ async def test_damaged_data(ledger: BrokerLedger, looker: Looker, store: MemoryS
             await broker_object.find_entry(looker, segment, 1)
 
 
-async def test_missing_and_foreign_index(ledger: BrokerLedger, looker: Looker, store: MemoryStore) -> None:
+async def test_missing_and_foreign_index(ledger: BrokerLedger, looker: RetryingReader, store: MemoryStore) -> None:
     """An index of another ledger, and no objects at all."""
     segment = committed(ledger)
     other = BrokerLedger(topic=TOPIC, ledger_id=4, object_id=ledger.object_id, payloads=[b"x"])

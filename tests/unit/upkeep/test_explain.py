@@ -18,10 +18,10 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep import explain
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
 from offloaderd.upkeep.flaws import Kind
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
@@ -69,7 +69,7 @@ async def ground() -> Ground:
 
 async def explained(ground: Ground, position: str, held: Held = NOWHERE, *, bucket: str = BUCKET) -> Explanation:
     """Explain a position."""
-    looker = Looker(ground.objects, clock=FastClock())
+    looker = RetryingReader(ground.objects, clock=FastClock())
     site = Site(cluster=CLUSTER, bucket=bucket, prefix=PREFIX)
     explainer = Explainer(Maps(ground), Tiers(held).held, ground.metadata, looker, [site])
     return await explainer.explain(TOPIC, Position.parse(position))

@@ -19,6 +19,7 @@ from offloaderd.metadata.removal import without_oldest
 from offloaderd.model import OffloadMethod, TierRetention
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.offload.grant_records import load_all
 from offloaderd.offload.grants import Grants
 from offloaderd.offload.retention import Retention
@@ -26,7 +27,6 @@ from offloaderd.upkeep.explain import Explainer, State
 from offloaderd.upkeep.finds import Find, Kind, Summary, Verdict
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc import Collector
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import KINDS
 from offloaderd.upkeep.verify import Report, Verifier, Wish
@@ -61,7 +61,9 @@ async def first_whole(mixed: Mixed) -> CommittedSegment:
 async def verified(mixed: Mixed, level: Level = Level.FULL) -> list[Report]:
     """Verify everything against the map."""
     store, clock = mixed.rig.store, mixed.rig.clock
-    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, metadata=mixed.rig.tree.connect())
+    verifier = Verifier(
+        store, [SITE], RetryingReader(store, clock=clock), clock=clock, metadata=mixed.rig.tree.connect()
+    )
     async with aclosing(verifier.run(Wish(level=level))) as reports:
         return [report async for report in reports]
 
@@ -111,7 +113,9 @@ async def test_a_flipped_bit_of_a_whole_ledger_is_found(mixed: Mixed) -> None:
 async def test_every_entry_is_explained_to_the_byte(mixed: Mixed) -> None:
     """In runs with and without a block's header before them."""
     rig = mixed.rig
-    explainer = Explainer(mixed, Tiers(NOWHERE).held, rig.tree.connect(), Looker(rig.store, clock=rig.clock), [SITE])
+    explainer = Explainer(
+        mixed, Tiers(NOWHERE).held, rig.tree.connect(), RetryingReader(rig.store, clock=rig.clock), [SITE]
+    )
     for position, payload in mixed.entries.items():
         found = await explainer.explain(TOPIC, position)
         place = found.place

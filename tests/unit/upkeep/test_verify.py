@@ -15,10 +15,10 @@ from offloaderd.format import manifest as manifest_format
 from offloaderd.format.entry_time import Survey
 from offloaderd.model import LedgerEnd, Loss, Position
 from offloaderd.objects import keys
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import verify
 from offloaderd.upkeep.flaws import Flaw, Kind, Level
-from offloaderd.upkeep.looking import Looker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import Report, Verifier, Wish
 from tests.unit.format import builders
@@ -76,7 +76,7 @@ async def verified(
     clock = FastClock()
     store = objects or ground.objects
     metadata = ground.metadata if against_map else None
-    verifier = Verifier(store, [SITE], Looker(store, clock=clock), clock=clock, metadata=metadata)
+    verifier = Verifier(store, [SITE], RetryingReader(store, clock=clock), clock=clock, metadata=metadata)
     async with aclosing(verifier.run(wish or Wish(level=level))) as reports:
         return [report async for report in reports]
 
@@ -405,7 +405,7 @@ async def test_what_is_deleted_meanwhile_is_no_flaw(ground: Ground) -> None:
 
     await ground.objects.delete([data_key(4)])
     clock = Deleting()
-    verifier = Verifier(ground.objects, [SITE], Looker(ground.objects, clock=clock), clock=clock)
+    verifier = Verifier(ground.objects, [SITE], RetryingReader(ground.objects, clock=clock), clock=clock)
     reports = [report async for report in verifier.run(Wish())]
     assert [report.topic for report in reports] == [TOPIC]
     assert kinds(reports) == []

@@ -1,0 +1,151 @@
+"""Reading objects again where that may help: what passes a bounded number of times, what seems damaged once.
+
+Who reads for nobody in particular does so slowly, and within somebody else's memory: what a look costs is paid
+afterwards. Whoever has read many bytes waits before the next request, so that all who share a rate stay below it
+together, whatever the sizes of what they read.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.core.limits import TokenBucket
+from offloaderd.core.retry import USUAL, RetryPolicy, retried
+from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.objects.whole import read_apart, sure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from offloaderd.clock import Clock
+    from offloaderd.core.limits import Admission
+    from offloaderd.objects.port import ObjectInfo, ObjectReader
+
+T = TypeVar("T")
+
+
+class RetryingReader:
+    """Asks the store, again after Transient, and counts what it read. Raises what the store raises in the end."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        *,
+        clock: Clock,
+        retry: RetryPolicy = USUAL,
+        throttle: TokenBucket | None = None,
+        budget: Admission | None = None,
+        read: Callable[[int], None] | None = None,
+    ) -> None:
+        """Read `objects`; `read` hears of every byte."""
+        self.read_bytes = 0
+        self._objects = objects
+        self._clock = clock
+        self._retry = retry
+        self._throttle = throttle or TokenBucket(0, clock)
+        self._budget = budget
+        self._heard = read
+
+    def at(self, bucket: str) -> RetryingReader:
+        """Return the reader of another bucket, under the same limits. Raises BucketMissing."""
+        there = self._objects.at(bucket)
+        if there is self._objects:
+            return self
+        return RetryingReader(
+            there,
+            clock=self._clock,
+            retry=self._retry,
+            throttle=self._throttle,
+            budget=self._budget,
+            read=self._count,
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return what the store says of an object. Raises NotFound."""
+        return await self._asked(lambda: self._objects.head(key))
+
+    async def table(self, decode: Callable[..., T], *keys: str) -> T:
+        """Return what `decode`, which is pure, makes of small objects. Raises NotFound, and what it raises."""
+        gets = [partial(self._get, key, 0) for key in keys]
+        return await sure(lambda: self._asked(lambda: read_apart(decode, *gets)))
+
+    async def checked(self, key: str, first: int, length: int, check: Callable[[bytes], T]) -> T:
+        """Return what `check` makes of bytes of an object, fewer where it ends. Raises NotFound, and what it raises."""
+
+        async def read() -> T:
+            async with self.piece(key, first, length) as data:
+                return check(data)
+
+        return await sure(read)
+
+    @asynccontextmanager
+    async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:
+        """Give bytes of an object, fewer where it ends; they are to be forgotten at the end. Raises NotFound."""
+        await self._throttle.ready()
+        async with self._budget.held(length) if self._budget is not None else nullcontext():
+            try:
+                data = await retried(lambda: self._get(key, first, length), clock=self._clock, policy=self._retry)
+            except InvalidInput:
+                data = b""  # the object ends before that byte
+            yield data
+
+    async def exactly(self, key: str, first: int, length: int) -> bytes:
+        """Return exactly `length` bytes from byte `first`. Raises NotFound, CorruptData when there are fewer."""
+        return (await self.pieces(key, first, [length]))[0]
+
+    async def sound(self, key: str, first: int, data: bytes, check: Callable[[bytes], T]) -> T:
+        """Return what `check` makes of `data`, which lies at byte `first`; what seems damaged is read once more.
+
+        Raises what `check` raises, and as `exactly` does.
+        """
+
+        async def read() -> T:
+            return check(await self.exactly(key, first, len(data)))
+
+        return await sure(read, lambda: check(data))
+
+    async def pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """Return neighbouring ranges of exactly these lengths by one request. Raises as `exactly` does.
+
+        An object that ends too early is corrupt: it was stored longer.
+        """
+
+        async def read() -> Sequence[bytes]:
+            try:
+                found = await self._asked(lambda: self._objects.get_pieces(key, first, lengths))
+            except InvalidInput:
+                found = ()
+            size_bytes = sum(map(len, found))
+            self._count(size_bytes)
+            if size_bytes != sum(lengths):
+                raise _short(key, first, first + size_bytes, sum(lengths))
+            return found
+
+        return await sure(read)
+
+    async def _get(self, key: str, first: int, length: int | None) -> bytes:
+        data = await self._objects.get(key, first, length)
+        self._throttle.take(len(data))
+        self._count(len(data))
+        return data
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        await self._throttle.ready()
+        return await retried(ask, clock=self._clock, policy=self._retry)
+
+    def _count(self, count: int) -> None:
+        self.read_bytes += count
+        if self._heard is not None:
+            self._heard(count)
+
+
+def _short(key: str, first: int, end: int, length: int) -> CorruptData:
+    return CorruptData(
+        key=key,
+        offset=end,
+        expected=f"bytes {first} to {first + length - 1}",
+        found=f"an object that ends at byte {end}" if end > first else f"an object that ends before byte {first + 1}",
+        hint="the object is shorter than when it was committed; restore it, or read from the ledger source",
+    )
