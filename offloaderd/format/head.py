@@ -7,6 +7,7 @@ from uuid import UUID
 
 from offloaderd.errors import CorruptData
 from offloaderd.format import small
+from offloaderd.format.messages import filled, halves, value_of
 from offloaderd.format.pb.storage import head_pb2 as pb
 from offloaderd.model import Position
 
@@ -55,71 +56,31 @@ class PlaceMarker:
 
 def encode_head(value: TopicHead) -> bytes:
     """Return the object's bytes."""
-    return small.encode(
-        HEAD_MAGIC,
-        pb.TopicHead(
-            deployment_id=value.deployment_id,
-            cluster=value.cluster,
-            managed_ledger=value.managed_ledger,
-            epoch=value.epoch,
-            newest=_to_message(value.newest) if value.newest is not None else None,
-            history=_to_message(value.history) if value.history is not None else None,
-            put_ms=value.put_ms,
-        ),
-    )
+    newest = None if value.newest is None else _to_message(value.newest)
+    history = None if value.history is None else _to_message(value.history)
+    return small.encode(HEAD_MAGIC, filled(pb.TopicHead, value, newest=newest, history=history))
 
 
 def decode_head(data: bytes, *, key: str) -> TopicHead:
     """Read a head; raises CorruptData."""
     message = small.decode(HEAD_MAGIC, pb.TopicHead, data, key=key)
-    return TopicHead(
-        deployment_id=message.deployment_id,
-        cluster=message.cluster,
-        managed_ledger=message.managed_ledger,
-        epoch=message.epoch,
-        newest=_from_message(message.newest, key) if message.HasField("newest") else None,
-        history=_from_message(message.history, key) if message.HasField("history") else None,
-        put_ms=message.put_ms,
-    )
+    newest = _from_message(message.newest, key) if message.HasField("newest") else None
+    history = _from_message(message.history, key) if message.HasField("history") else None
+    return value_of(TopicHead, message, newest=newest, history=history)
 
 
 def encode_marker(value: PlaceMarker) -> bytes:
     """Return the object's bytes."""
-    return small.encode(
-        MARKER_MAGIC,
-        pb.PlaceMarker(
-            deployment_id=value.deployment_id,
-            cluster=value.cluster,
-            daemon_id=value.daemon_id,
-            since_ms=value.since_ms,
-            before=value.before,
-        ),
-    )
+    return small.encode(MARKER_MAGIC, filled(pb.PlaceMarker, value))
 
 
 def decode_marker(data: bytes, *, key: str) -> PlaceMarker:
     """Read a marker; raises CorruptData."""
-    message = small.decode(MARKER_MAGIC, pb.PlaceMarker, data, key=key)
-    return PlaceMarker(
-        deployment_id=message.deployment_id,
-        cluster=message.cluster,
-        daemon_id=message.daemon_id,
-        since_ms=message.since_ms,
-        before=message.before,
-    )
+    return value_of(PlaceMarker, small.decode(MARKER_MAGIC, pb.PlaceMarker, data, key=key))
 
 
 def _to_message(value: HeadSegment) -> pb.HeadSegment:
-    return pb.HeadSegment(
-        segment_id=str(value.segment_id),
-        begin_ledger_id=value.begin.ledger_id,
-        begin_entry_id=value.begin.entry_id,
-        end_ledger_id=value.end.ledger_id,
-        end_entry_id=value.end.entry_id,
-        ledger_based=value.ledger_based,
-        bucket=value.bucket,
-        prefix=value.prefix,
-    )
+    return filled(pb.HeadSegment, value, **halves("begin", value.begin), **halves("end", value.end))
 
 
 def _from_message(message: pb.HeadSegment, key: str) -> HeadSegment:
@@ -129,11 +90,6 @@ def _from_message(message: pb.HeadSegment, key: str) -> HeadSegment:
         raise CorruptData(
             key=key, offset=small.HEADER.size, expected="a segment's uuid", found=repr(message.segment_id)
         ) from None
-    return HeadSegment(
-        segment_id=segment_id,
-        begin=Position(message.begin_ledger_id, message.begin_entry_id),
-        end=Position(message.end_ledger_id, message.end_entry_id),
-        bucket=message.bucket,
-        prefix=message.prefix,
-        ledger_based=message.ledger_based,
-    )
+    begin = Position(message.begin_ledger_id, message.begin_entry_id)
+    end = Position(message.end_ledger_id, message.end_entry_id)
+    return value_of(HeadSegment, message, segment_id=segment_id, begin=begin, end=end)

@@ -1,4 +1,4 @@
-"""Protobuf messages inside stored objects, parsed as strictly as the headers around them.
+"""Protobuf messages inside stored objects and records: parsed as strictly as the headers around them, made of values.
 
 The library alone is too lenient for a hostile disk: it lets missing required fields pass, and hands out `bytes` for a
 proto2 string that is not UTF-8.
@@ -6,13 +6,21 @@ proto2 string that is not UTF-8.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
 
 from offloaderd.errors import CorruptData
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.model import Position
+
 M = TypeVar("M", bound=Message)
+V = TypeVar("V")
 
 
 def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool = True) -> M:
@@ -43,3 +51,38 @@ def _strings_are_text(message: Message) -> bool:
         elif field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in values):
             return False
     return True
+
+
+def filled(kind: type[M], value: object, /, **other: object) -> M:
+    """Return a message of what has the same name in a value, and of `other`; None leaves a field unset."""
+    found = {name: getattr(value, name) for name, _ in _same(kind, type(value)) if name not in other} | other
+    return kind(**{name: str(one) if isinstance(one, UUID) else one for name, one in found.items()})
+
+
+def value_of(kind: type[V], message: Message, /, **other: object) -> V:
+    """Return a value of what has the same name in a message, and of `other`; a field that is not there gives None."""
+    record: Any = message
+    found = {
+        name: getattr(record, name) if not optional or record.HasField(name) else None
+        for name, optional in _same(type(message), kind)
+        if name not in other
+    }
+    make: Callable[..., V] = kind
+    return make(**found, **other)
+
+
+def halves(name: str, value: Position) -> dict[str, object]:
+    """Return the two fields of a message that hold a position."""
+    return {f"{name}_ledger_id": value.ledger_id, f"{name}_entry_id": value.entry_id}
+
+
+_SAME: dict[tuple[type[Message], type], tuple[tuple[str, bool], ...]] = {}
+
+
+def _same(kind: type[Message], of: type) -> tuple[tuple[str, bool], ...]:
+    """Return which single fields of a message a value is made of as well, and whether they may be absent."""
+    if (kind, of) not in _SAME:
+        names = signature(of).parameters
+        plain = [one for one in kind.DESCRIPTOR.fields if one.message_type is None and not one.is_repeated]
+        _SAME[kind, of] = tuple((one.name, one.has_presence) for one in plain if one.name in names)
+    return _SAME[kind, of]

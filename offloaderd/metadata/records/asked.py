@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.format.messages import filled
 from offloaderd.format.pb.storage import asked_pb2
 from offloaderd.metadata.records import codec
 
@@ -36,7 +37,7 @@ class Asked:
 def encode(value: Asked) -> bytes:
     """Return the node's content."""
     words = {name: getattr(value, name)[:WORDS_MAX] for name in ("wanted", "asked_by", "reason")}
-    record = codec.filled(asked_pb2.AskedRecord, value, **words)
+    record = filled(asked_pb2.AskedRecord, value, **words)
     if value.target is not None:
         record.ledger_id, record.entry_id = value.target
     if value.stood is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from offloaderd.format import manifest_parts
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest_rules import canonical_uuid
+from offloaderd.format.messages import filled, halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.format.values import Broken
 from offloaderd.metadata.records import codec
@@ -165,13 +166,13 @@ def encode(value: Attempt) -> bytes:
     return codec.content(
         records_pb2.AttemptRecord,
         value,
-        **codec.halves("begin", value.begin),
+        **halves("begin", value.begin),
         status=_TO_WIRE[value.status],
         driver_properties=value.driver_properties,
         block_bytes=layout.block_bytes if layout else 0,
         part_bytes=layout.part_bytes if layout else 0,
         preamble=isinstance(layout, SegmentLayout) and layout.preamble,
-        ledger=codec.filled(records_pb2.AttemptLedger, layout) if isinstance(layout, LedgerLayout) else None,
+        ledger=filled(records_pb2.AttemptLedger, layout) if isinstance(layout, LedgerLayout) else None,
         parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
         seal=_seal_to_message(value.seal) if value.seal else None,
     )
@@ -217,7 +218,7 @@ def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
 
 
 def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
-    return codec.filled(
+    return filled(
         records_pb2.AttemptSeal,
         seal,
         ledgers=map(manifest_parts.part_to_message, seal.ledgers),

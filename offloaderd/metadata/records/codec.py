@@ -7,12 +7,11 @@ this one does not know, and this one refuses to touch the record.
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID
 
 from offloaderd.errors import CorruptData, NewerRecord
-from offloaderd.format.messages import parse_message
+from offloaderd.format.messages import filled, parse_message, value_of
 from offloaderd.model import LEDGER_ID_MAX, Position
 
 if TYPE_CHECKING:
@@ -61,41 +60,16 @@ def written(message: Message, kept: bytes) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def filled(kind: type[M], value: object, /, **other: object) -> M:
-    """Return a message of what has the same name in a value, and of `other`; None leaves a field unset."""
-    found = {name: getattr(value, name) for name, _ in _same(kind, type(value)) if name not in other}
-    return kind(**{name: str(one) if isinstance(one, UUID) else one for name, one in (found | other).items()})
-
-
 def content(kind: type[Message], value: object, /, **other: object) -> bytes:
     """Return a node's content, as `filled` and with the unknown fields that were read of it."""
     return written(filled(kind, value, **other), getattr(value, "unknown", b""))
 
 
 def read(kind: type[V], message: Message, /, **other: object) -> V:
-    """Return a value of what has the same name in a message, and of `other`; a field that is not there gives None."""
-    record: Any = message
-    found = {
-        name: getattr(record, name) if not optional or record.HasField(name) else None
-        for name, optional in _same(type(message), kind)
-        if name not in other
-    }
+    """Return a value as `value_of`, with the fields that this release does not know."""
     if hasattr(kind, "unknown"):
-        found["unknown"] = unknown(message)
-    make: Callable[..., V] = kind
-    return make(**found, **other)
-
-
-_SAME: dict[tuple[type[Message], type], tuple[tuple[str, bool], ...]] = {}
-
-
-def _same(kind: type[Message], of: type) -> tuple[tuple[str, bool], ...]:
-    """Return which single fields of a message a value is made of as well, and whether they may be absent."""
-    if (kind, of) not in _SAME:
-        names = signature(of).parameters
-        plain = [one for one in kind.DESCRIPTOR.fields if one.message_type is None and not one.is_repeated]
-        _SAME[kind, of] = tuple((one.name, one.has_presence) for one in plain if one.name in names)
-    return _SAME[kind, of]
+        other["unknown"] = unknown(message)
+    return value_of(kind, message, **other)
 
 
 def unless_newer(decode: Callable[..., object], data: bytes, path: str) -> None:
@@ -127,11 +101,6 @@ def segment_id(path: str, text: str) -> UUID:
     if found is None or str(found) != text:
         corrupt(path, "a segment's uuid", repr(text))
     return found
-
-
-def halves(name: str, value: Position) -> dict[str, object]:
-    """Return the two fields of a message that hold a position."""
-    return {f"{name}_ledger_id": value.ledger_id, f"{name}_entry_id": value.entry_id}
 
 
 def position(path: str, ledger_id: int, entry_id: int) -> Position:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
+from offloaderd.format.messages import filled, halves
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import HistoryOrder, LedgerEnd, OffloadMethod, Position
@@ -120,7 +121,7 @@ def encode(value: HistoryPlan) -> bytes:
         value,
         boundary_ledger_id=value.boundary,
         first_ledger_id=value.first,
-        **codec.halves("last", value.last),
+        **halves("last", value.last),
         method="" if value.method is OffloadMethod.STREAMING else value.method,
     )
 
@@ -167,11 +168,11 @@ def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
 
 
 def _to_message(value: HistoryRange) -> history_pb2.HistoryRangeRecord:
-    message = codec.filled(
+    message = filled(
         history_pb2.HistoryRangeRecord,
         value,
-        **codec.halves("begin", value.begin),
-        **codec.halves("end", value.end),
+        **halves("begin", value.begin),
+        **halves("end", value.end),
         state=_TO_WIRE[value.state],
         last_error=value.last_error[:ERROR_CHARS_MAX],
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from offloaderd.format.messages import filled
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.refusals import RefusalKind
@@ -141,9 +142,7 @@ class TopicIdentityRecord:
 
 def encode(value: TopicIdentityRecord) -> bytes:
     """Return the content of a topic's node."""
-    refusals = [
-        codec.filled(identity_pb2.RefusalRecord, one, found=one.found[:TEXT_CHARS_MAX]) for one in value.refusals
-    ]
+    refusals = [filled(identity_pb2.RefusalRecord, one, found=one.found[:TEXT_CHARS_MAX]) for one in value.refusals]
     accepted = _acceptances(value.accepted)
     return codec.content(identity_pb2.TopicIdentityRecord, value, refusals=refusals, accepted=accepted)
 
@@ -159,7 +158,7 @@ def decode(data: bytes, *, path: str) -> TopicIdentityRecord:
 
 def encode_deployment(value: Deployment) -> bytes:
     """Return the content of the deployment's node."""
-    source = None if value.source is None else codec.filled(identity_pb2.SourceIdentity, value.source)
+    source = None if value.source is None else filled(identity_pb2.SourceIdentity, value.source)
     accepted = _acceptances(value.accepted)
     return codec.content(identity_pb2.DeploymentRecord, value, source=source, accepted=accepted)
 
@@ -177,7 +176,7 @@ def decode_deployment(data: bytes, *, path: str) -> Deployment:
 
 
 def _acceptances(values: Iterable[Acceptance]) -> list[identity_pb2.AcceptanceRecord]:
-    return [codec.filled(identity_pb2.AcceptanceRecord, one) for one in values]
+    return [filled(identity_pb2.AcceptanceRecord, one) for one in values]
 
 
 def _accepted(path: str, records: Iterable[identity_pb2.AcceptanceRecord]) -> tuple[Acceptance, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from offloaderd.format.messages import halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import START, Loss, Position
@@ -9,7 +10,7 @@ from offloaderd.model import START, Loss, Position
 
 def encode(value: Loss) -> bytes:
     """Return the node's content."""
-    positions = codec.halves("after", value.after) | codec.halves("before", value.before)
+    positions = halves("after", value.after) | halves("before", value.before)
     return codec.content(records_pb2.LossRecord, value, **positions)
 
 

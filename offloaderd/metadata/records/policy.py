@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from offloaderd.errors import InvalidInput
+from offloaderd.format.messages import filled
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
@@ -80,7 +81,7 @@ def decode(data: bytes, *, path: str) -> TopicPolicy:
 
 def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
     """Return the policy as a message, for nodes that hold one among other things."""
-    record = codec.filled(records_pb2.TopicPolicyRecord, value)
+    record = filled(records_pb2.TopicPolicyRecord, value)
     if isinstance(value, TopicPolicy):
         record.MergeFromString(value.unknown)
         if value.paused is not None:

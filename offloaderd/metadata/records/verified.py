@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from offloaderd.format.messages import filled, halves
 from offloaderd.format.pb.storage import verified_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import SegmentRange
@@ -131,15 +132,15 @@ def encode(value: Verified) -> bytes:
     chars = min(FLAW_CHARS_MAX, FLAWS_BYTES_MAX // (4 * max(1, flawed)))  # a character has at most 4 bytes
     message = verified_pb2.VerifiedRecord(
         segments=[
-            codec.filled(verified_pb2.VerifiedSegment, one, segment_id=segment_id, flaw=one.flaw[:chars])
+            filled(verified_pb2.VerifiedSegment, one, segment_id=segment_id, flaw=one.flaw[:chars])
             for segment_id, one in sorted(value.segments.items(), key=lambda one: one[0])
         ],
         runs=[
-            codec.filled(
+            filled(
                 verified_pb2.VerifiedRun,
                 one,
-                **codec.halves("begin", one.range.begin),
-                **codec.halves("end", one.range.end),
+                **halves("begin", one.range.begin),
+                **halves("end", one.range.end),
             )
             for one in value.runs
         ],
