@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData
 from offloaderd.format.chunks import checked_chunk, chunk_count, decode_piece, extent, piece_of
+from offloaderd.read.errors import reported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Sequence
@@ -75,11 +76,8 @@ class Chunks:
                 first = piece.first_chunk
                 self._pieces.load(slots, lambda: self._load(table, number, first, slots), name=f"get {table.data_key}")
             got = [await slot.get() for slot in slots]
-            try:
+            with reported(self._report):
                 found = decode_piece(b"".join(got), block, size, piece, key=table.data_key)
-            except CorruptData as error:
-                self._report(error)
-                raise
             yield found, sum(map(len, got)) if fresh else 0
         finally:
             for slot in slots:
@@ -94,17 +92,14 @@ class Chunks:
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         numbers = range(first_chunk, first_chunk + len(slots))
         extents = [extent(block, size, chunk, chunk) for chunk in numbers]
-        lengths = [length for _, length in extents]
-        try:
-            parts = await self._fetcher.at(table.bucket).pieces(table.data_key, extents[0][0], lengths)
-        except CorruptData as error:
-            self._report(error)
-            raise
+        lengths, fetcher = [length for _, length in extents], self._fetcher.at(table.bucket)
+        with reported(self._report):
+            parts = await fetcher.pieces(table.data_key, extents[0][0], lengths)
         for chunk, slot, part in zip(numbers, slots, parts, strict=True):
             check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
             try:
                 at = block.offset + chunk * size
-                sound = await self._fetcher.at(table.bucket).sound(table.data_key, at, part, check)
+                sound = await fetcher.sound(table.data_key, at, part, check)
             except CorruptData as error:
                 self._report(error)
                 self._pieces.fail(slot, error)

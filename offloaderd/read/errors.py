@@ -6,7 +6,13 @@ EntriesDeleted is said only of what was deleted on purpose and on record.
 
 from __future__ import annotations
 
-from offloaderd.errors import Conflict, InvalidInput, NotFound
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class TopicNotFound(NotFound):
@@ -35,3 +41,13 @@ class MapUnknown(Conflict):
 
 class TopicUnknown(MapUnknown):
     """Nothing is on record of the whole topic: no policy, no segment, no deletion."""
+
+
+@contextmanager
+def reported(report: Callable[[CorruptData], None]) -> Iterator[None]:
+    """Have damage that is found inside reported."""
+    try:
+        yield
+    except CorruptData as error:
+        report(error)
+        raise

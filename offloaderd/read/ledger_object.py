@@ -16,15 +16,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import CorruptData
 from offloaderd.format.v1_index import decode_index
 from offloaderd.format.v1_scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import differs
+from offloaderd.read.errors import reported
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
     from uuid import UUID
 
+    from offloaderd.errors import CorruptData
     from offloaderd.format.frames import FramedEntries
     from offloaderd.format.v1_index import LedgerObjectIndex
     from offloaderd.metadata.committed import CommittedSegment
@@ -164,11 +165,8 @@ class LedgerObjects:
         wanted = scan.wanted_at
         number = wanted // PIECE_BYTES
         piece = await window.piece(number)
-        try:
+        with reported(self._report):
             found = scan.feed(piece[wanted - number * PIECE_BYTES :])
-        except CorruptData as error:
-            self._report(error)
-            raise
         if scan.inside:
             table.learn(Place(scan.next_entry_id, scan.at))
         return found
@@ -185,11 +183,8 @@ class LedgerObjects:
             self._tables.release(slot)
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
-        try:
+        with reported(self._report):
             table = await self._fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
-        except CorruptData as error:
-            self._report(error)
-            raise
         self._tables.fill(slot, table, table.cost_bytes)
 
     def claim(self, table: LedgerTable, number: int, *, ahead: bool) -> Slot[bytes]:
@@ -204,11 +199,8 @@ class LedgerObjects:
         return slot
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
-        try:
+        with reported(self._report):
             data = await self._fetcher.at(table.bucket).exactly(table.key, start, length)
-        except CorruptData as error:
-            self._report(error)
-            raise
         self._pieces.fill(slot, data, length)
 
     def release(self, slot: Slot[bytes]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
@@ -31,12 +31,13 @@ from offloaderd.format.verify import framed_block
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.blocks import Cache
 from offloaderd.read.chunks import Chunks
+from offloaderd.read.errors import reported
 from offloaderd.read.ledger_object import LedgerObjects
 from offloaderd.read.table import SegmentTable, table_of
 from offloaderd.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
     from types import TracebackType
 
     from offloaderd.clock import Clock
@@ -134,7 +135,7 @@ class SegmentReader:
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
-        with self._reporting():
+        with reported(self._report):
             table = await self._fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
         self._tables.fill(slot, table, table.cost_bytes)
 
@@ -149,7 +150,7 @@ class SegmentReader:
         """
         async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
             async for batch in batches:
-                with self._reporting():
+                with reported(self._report):
                     decoded = batch.decoded()
                 yield decoded
 
@@ -171,7 +172,7 @@ class SegmentReader:
         try:
             async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
                 async for batch in batches:
-                    with self._reporting():
+                    with reported(self._report):
                         pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
                     for piece in pieces:
                         yield piece
@@ -202,7 +203,7 @@ class SegmentReader:
                         block = await slot.get()
                         low = first.entry_id if block.ledger_id == first.ledger_id else 0
                         high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
-                        with self._reporting():
+                        with reported(self._report):
                             part = block.between(low, high)
                         yield part
                     finally:
@@ -231,7 +232,7 @@ class SegmentReader:
             async with self._chunks.entries(table, number, piece) as (found, fetched_bytes):
                 return found.payload(position.entry_id), fetched_bytes
         block, new = await self.block(table, number)
-        with self._reporting():
+        with reported(self._report):
             return block.payload(position.entry_id), table.manifest.blocks[number].length if new else 0
 
     async def known_places(self, segment: CommittedSegment) -> list[int]:
@@ -272,28 +273,19 @@ class SegmentReader:
     async def _load_blocks(
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
-        lengths = [block.length for block in blocks]
-        with self._reporting():
-            pieces = await self._fetcher.at(table.bucket).pieces(table.data_key, blocks[0].offset, lengths)
+        lengths, fetcher = [block.length for block in blocks], self._fetcher.at(table.bucket)
+        with reported(self._report):
+            pieces = await fetcher.pieces(table.data_key, blocks[0].offset, lengths)
         for block, slot, data in zip(blocks, slots, pieces, strict=True):
             check = partial(framed_block, info=block, key=table.data_key, method=table.manifest.method)
             try:
-                framed = await self._fetcher.at(table.bucket).sound(table.data_key, block.offset, data, check)
+                framed = await fetcher.sound(table.data_key, block.offset, data, check)
             except CorruptData as error:
                 self._report(error)
                 self._blocks.fail(slot, error)
             else:
                 self._blocks.fill(slot, framed, _cost_bytes(block))
             await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Report damage that is found."""
-        try:
-            yield
-        except CorruptData as error:
-            self._report(error)
-            raise
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()
