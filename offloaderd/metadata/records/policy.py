@@ -91,7 +91,6 @@ def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
 
 def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPolicy:
     """Read a message; raises CorruptData."""
-
     for given, value in record.ListFields():
         if given.name.endswith("_s"):
             _check_seconds(path, value, off=given.name in _OFF)
