@@ -23,7 +23,6 @@ from offloaderd.rpc.inspect import InspectService, held
 from offloaderd.rpc.server import ServerOptions
 from offloaderd.section import is_private
 from offloaderd.upkeep.explain import Explainer
-from offloaderd.upkeep.looking import CALLS_BYTES
 from offloaderd.upkeep.scrub import Scrubber
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify_topic import CALLS_BYTES, TopicVerifier

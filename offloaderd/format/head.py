@@ -58,7 +58,7 @@ def encode_head(value: TopicHead) -> bytes:
     """Return the object's bytes."""
     newest = None if value.newest is None else _to_message(value.newest)
     history = None if value.history is None else _to_message(value.history)
-    return small.encode(HEAD_MAGIC, filled(pb.TopicHead, value, newest=newest, history=history))
+    return small.encode(HEAD_MAGIC, filled(pb.TopicHead, value, newest=newest, history=history, source=None))
 
 
 def decode_head(data: bytes, *, key: str) -> TopicHead:

@@ -6,16 +6,19 @@ proto2 string that is not UTF-8.
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
 
 from offloaderd.errors import CorruptData
+from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from offloaderd.model import Position
 
@@ -53,10 +56,45 @@ def _strings_are_text(message: Message) -> bool:
     return True
 
 
-def filled(kind: type[M], value: object, /, **other: object) -> M:
-    """Return a message of what has the same name in a value, and of `other`; None leaves a field unset."""
-    found = {name: getattr(value, name) for name, _ in _same(kind, type(value)) if name not in other} | other
-    return kind(**{name: str(one) if isinstance(one, UUID) else one for name, one in found.items()})
+def filled(kind: type[M], value: object = None, /, **other: object) -> M:
+    """Return a message whose fields are in `other`, or else are the value's attributes of the same names.
+
+    None leaves a field unset. What is to be a message is filled in the same way; ids and names of topics become text.
+    Raises AttributeError for a field that neither has, ValueError for one that the message has not.
+    """
+    content = _CONTENT.get(kind) or _CONTENT.setdefault(kind, _content(kind))
+    found = {name: getattr(value, name) for name in content if name not in other} | other
+    return kind(**{name: one if type(one) in _PLAIN else content.get(name, _text)(one) for name, one in found.items()})
+
+
+def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
+    """Return what makes the content of each field out of a value."""
+    found: dict[str, Callable[[Any], object]] = {}
+    for field in kind.DESCRIPTOR.fields:
+        inner: Any = field.message_type  # its stub names a class that is not there at run time
+        one = _text if inner is None else partial(_message, GetMessageClass(inner))
+        if inner is not None and inner.GetOptions().map_entry:
+            found[field.name] = dict
+        else:
+            found[field.name] = partial(_each, one) if field.is_repeated else one
+    return found
+
+
+_CONTENT: dict[type[Message], dict[str, Callable[[Any], object]]] = {}
+_PLAIN = {type(None), bool, int, float, str, bytes}
+"""What a message takes as it is."""
+
+
+def _each(one: Callable[[Any], object], values: Iterable[object]) -> list[object]:
+    return list(map(one, values))
+
+
+def _message(kind: type[Message], value: object) -> Message:
+    return value if isinstance(value, Message) else filled(kind, value)
+
+
+def _text(value: object) -> object:
+    return str(value) if isinstance(value, (UUID, TopicName)) else value
 
 
 def value_of(kind: type[V], message: Message, /, **other: object) -> V:
@@ -71,9 +109,10 @@ def value_of(kind: type[V], message: Message, /, **other: object) -> V:
     return make(**found, **other)
 
 
-def halves(name: str, value: Position) -> dict[str, object]:
-    """Return the two fields of a message that hold a position."""
-    return {f"{name}_ledger_id": value.ledger_id, f"{name}_entry_id": value.entry_id}
+def halves(name: str, value: Position | None) -> dict[str, object]:
+    """Return the two fields of a message that hold a position; both are unset for None."""
+    ledger_id, entry_id = value or (None, None)
+    return {f"{name}_ledger_id".lstrip("_"): ledger_id, f"{name}_entry_id".lstrip("_"): entry_id}
 
 
 _SAME: dict[tuple[type[Message], type], tuple[tuple[str, bool], ...]] = {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound
+from offloaderd.format.messages import filled
 from offloaderd.metadata import catalog, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.model import TopicName
@@ -22,7 +23,7 @@ from offloaderd.rpc.admin_messages import (
     topic_status,
 )
 from offloaderd.rpc.away import away, metadata_trouble
-from offloaderd.rpc.convert import filled, to_position
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.manual import ManualCalls
 from offloaderd.rpc.v1 import admin_pb2
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import CorruptData, InvalidInput
+from offloaderd.format.messages import filled
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.offload.states import SegmentState, state_of
 from offloaderd.policy.policies import NAMES
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import admin_pb2, policy_pb2
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import NotFound, Transient
+from offloaderd.format.messages import filled
 from offloaderd.metadata.each import each
 from offloaderd.metadata.enabled import topic_policies
 from offloaderd.metadata.records.policy import TopicPolicy
@@ -14,7 +15,6 @@ from offloaderd.patterns import TopicPattern
 from offloaderd.policy.rules import Surroundings
 from offloaderd.rpc.admin_messages import checked_policy, checked_prefix, selection
 from offloaderd.rpc.away import metadata_trouble
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:

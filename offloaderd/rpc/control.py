@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from offloaderd.format.messages import filled
 from offloaderd.metadata.records.policy import Paused
 from offloaderd.model import TopicName
 from offloaderd.offload import pausing
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:

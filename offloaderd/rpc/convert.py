@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.message import DecodeError
 
 from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.format.entries import decode_entries
 from offloaderd.format.frames import FramedEntries
-from offloaderd.model import ENTRY_BYTES_MAX, EntryBatch, Position, TopicName
+from offloaderd.model import ENTRY_BYTES_MAX, EntryBatch, Position
 from offloaderd.read.plan import Tier
 from offloaderd.rpc.v1 import common_pb2, offload_pb2, read_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from offloaderd.format.frames import Entries
 
@@ -33,49 +31,6 @@ UNCOUNTED_BYTES = 10 * BATCH_ENTRIES_MAX
 """So much of a push is parsed uncounted: that batch is as long. Empty entries in it would be 655,360, in 10 MiB."""
 FIELDS_MAX = BATCH_ENTRIES_MAX + 3
 """Fields of a push: the entries, and what says to which ledger or topic they belong."""
-
-M = TypeVar("M", bound=Message)
-
-
-def filled(kind: type[M], value: object = None, /, **other: object) -> M:
-    """Return a message whose fields are in `other`, or else are the value's attributes of the same names.
-
-    None leaves a field unset. What is to be a message is filled in the same way; ids and names of topics become text.
-    Raises AttributeError for a field that neither has, ValueError for one that the message has not.
-    """
-    content = _CONTENT.get(kind) or _CONTENT.setdefault(kind, _content(kind))
-    found = {name: getattr(value, name) for name in content if name not in other} | other
-    return kind(**{name: one if type(one) in _PLAIN else content.get(name, _text)(one) for name, one in found.items()})
-
-
-def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
-    """Return what makes the content of each field out of a value."""
-    found: dict[str, Callable[[Any], object]] = {}
-    for field in kind.DESCRIPTOR.fields:
-        inner: Any = field.message_type  # its stub names a class that is not there at run time
-        one = _text if inner is None else partial(_message, GetMessageClass(inner))
-        if inner is not None and inner.GetOptions().map_entry:
-            found[field.name] = dict
-        else:
-            found[field.name] = partial(_each, one) if field.is_repeated else one
-    return found
-
-
-_CONTENT: dict[type[Message], dict[str, Callable[[Any], object]]] = {}
-_PLAIN = {type(None), bool, int, float, str, bytes}
-"""What a message takes as it is."""
-
-
-def _each(one: Callable[[Any], object], values: Iterable[object]) -> list[object]:
-    return list(map(one, values))
-
-
-def _message(kind: type[Message], value: object) -> Message:
-    return value if isinstance(value, Message) else filled(kind, value)
-
-
-def _text(value: object) -> object:
-    return str(value) if isinstance(value, (UUID, TopicName)) else value
 
 
 def to_position(value: Position | None) -> common_pb2.Position | None:

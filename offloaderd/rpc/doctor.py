@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict
-from offloaderd.rpc.convert import filled
+from offloaderd.format.messages import filled
 from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.format.messages import filled
 from offloaderd.metadata import history
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.model import Position, TopicName
 from offloaderd.offload.boundaries import Splitter, segment_bytes_for
 from offloaderd.offload.history import extent_of, left_of, waits
 from offloaderd.offload.roll import RollPolicy
-from offloaderd.rpc.convert import filled, to_position
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import history_pb2, history_pb2_grpc
 
 if TYPE_CHECKING:

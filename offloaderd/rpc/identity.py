@@ -9,13 +9,13 @@ import structlog
 
 from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError
 from offloaderd.format.head import PlaceMarker
+from offloaderd.format.messages import filled
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance, SourceIdentity
 from offloaderd.model import TopicName
 from offloaderd.objects import marker
 from offloaderd.refusals import RefusalKind
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Transient
 from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.format.messages import filled
 from offloaderd.model import Position, TopicName
 from offloaderd.rpc.away import metadata_trouble, needed
-from offloaderd.rpc.convert import filled, from_position, to_position
+from offloaderd.rpc.convert import from_position, to_position
 from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.upkeep.explain import Held
 from offloaderd.upkeep.flaws import Level

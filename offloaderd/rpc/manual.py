@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from offloaderd.errors import InvalidInput, NotFound, Transient
+from offloaderd.format.messages import filled
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, Position, TopicName
@@ -15,7 +16,7 @@ from offloaderd.offload import policies
 from offloaderd.offload.asked import Fate, Outcome, fate_of
 from offloaderd.offload.wanted import Wanted
 from offloaderd.rpc.admin_topics import TopicCalls, exists
-from offloaderd.rpc.convert import filled, to_position
+from offloaderd.rpc.convert import to_position
 from offloaderd.rpc.v1 import admin_pb2
 
 if TYPE_CHECKING:

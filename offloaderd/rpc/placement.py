@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, NotFound
+from offloaderd.format.messages import filled
 from offloaderd.model import TopicName
 from offloaderd.offload.placement import standing
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.manual import changed_or_heartbeat
 from offloaderd.rpc.v1 import placement_pb2, placement_pb2_grpc
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.errors import CorruptData, InvalidInput, OffloaderError
+from offloaderd.format.messages import filled
 from offloaderd.metadata.policy_book import Namespace, node_of, spelled
 from offloaderd.metadata.records.policy import TopicPolicy, own
 from offloaderd.model import OffloadMethod, TopicName
@@ -19,7 +20,6 @@ from offloaderd.patterns import Breadth, TopicPattern
 from offloaderd.policy.effective import Effective, Level, Origin, effective
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
 from offloaderd.rpc.admin_messages import given_policies, origins, policies_message
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import policy_pb2, policy_pb2_grpc
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, Throttled
 from offloaderd.format import broker_entry
+from offloaderd.format.messages import filled
 from offloaderd.model import EntryBatch, TopicName
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.plan import Tier
 from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.convert import encoded_read_response, filled, from_position
+from offloaderd.rpc.convert import encoded_read_response, from_position
 from offloaderd.rpc.gate import share_of_caller
 from offloaderd.rpc.messages import MessageReader
 from offloaderd.rpc.seek import sought, to_response

@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound, OffloaderError
+from offloaderd.format.messages import filled
 from offloaderd.model import LEDGER_ID_MAX, TopicName
 from offloaderd.offload import grant_records
 from offloaderd.offload.ledger_list import deletion_plan, ledger_rows
 from offloaderd.rpc.away import ANSWERS_S, away, metadata_trouble
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.v1 import retention_pb2, retention_pb2_grpc
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.format.messages import filled
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.conversion import Standing
 from offloaderd.metadata.enabled import topic_policies
@@ -12,7 +13,6 @@ from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import OffloadMethod, TopicName
 from offloaderd.read.errors import TopicNotFound
-from offloaderd.rpc.convert import filled
 from offloaderd.rpc.retention import checked_ledger
 from offloaderd.rpc.v1 import rollback_pb2, rollback_pb2_grpc
 

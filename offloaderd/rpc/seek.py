@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import InvalidInput
+from offloaderd.format.messages import filled
 from offloaderd.read.seek import seek
 from offloaderd.read.seek_goal import Answered, Goal, SeekKind
-from offloaderd.rpc.convert import TIERS, filled
+from offloaderd.rpc.convert import TIERS
 from offloaderd.rpc.v1 import common_pb2, read_pb2
 
 if TYPE_CHECKING:

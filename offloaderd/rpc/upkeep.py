@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.errors import InvalidInput
-from offloaderd.rpc.convert import filled
+from offloaderd.format.messages import filled
 from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.finds import Find
 

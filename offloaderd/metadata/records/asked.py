@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.format.messages import filled
+from offloaderd.format.messages import halves
 from offloaderd.format.pb.storage import asked_pb2
 from offloaderd.metadata.records import codec
 
@@ -37,12 +37,8 @@ class Asked:
 def encode(value: Asked) -> bytes:
     """Return the node's content."""
     words = {name: getattr(value, name)[:WORDS_MAX] for name in ("wanted", "asked_by", "reason")}
-    record = filled(asked_pb2.AskedRecord, value, **words)
-    if value.target is not None:
-        record.ledger_id, record.entry_id = value.target
-    if value.stood is not None:
-        record.stood_ledger_id, record.stood_entry_id = value.stood
-    return record.SerializeToString(deterministic=True)
+    positions = halves("", value.target) | halves("stood", value.stood)
+    return codec.content(asked_pb2.AskedRecord, value, **positions, **words)
 
 
 def decode(data: bytes, *, path: str) -> Asked:

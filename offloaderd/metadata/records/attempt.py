@@ -168,11 +168,10 @@ def encode(value: Attempt) -> bytes:
         value,
         **halves("begin", value.begin),
         status=_TO_WIRE[value.status],
-        driver_properties=value.driver_properties,
         block_bytes=layout.block_bytes if layout else 0,
         part_bytes=layout.part_bytes if layout else 0,
         preamble=isinstance(layout, SegmentLayout) and layout.preamble,
-        ledger=filled(records_pb2.AttemptLedger, layout) if isinstance(layout, LedgerLayout) else None,
+        ledger=layout if isinstance(layout, LedgerLayout) else None,
         parts=[records_pb2.AttemptPart.FromString(part.encoded) for part in value.parts],
         seal=_seal_to_message(value.seal) if value.seal else None,
     )
@@ -225,7 +224,6 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
         losses=map(manifest_parts.loss_to_message, seal.losses),
         ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
         past=manifest_parts.past_to_message(seal.past) if seal.past else None,
-        replaces=map(str, seal.replaces),
     )
 
 

@@ -62,7 +62,7 @@ def written(message: Message, kept: bytes) -> bytes:
 
 def content(kind: type[Message], value: object, /, **other: object) -> bytes:
     """Return a node's content, as `filled` and with the unknown fields that were read of it."""
-    return written(filled(kind, value, **other), getattr(value, "unknown", b""))
+    return written(filled(kind, value, **{"format": FORMAT} | other), getattr(value, "unknown", b""))
 
 
 def read(kind: type[V], message: Message, /, **other: object) -> V:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from offloaderd.format.messages import halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.model import LedgerEnd, Position
@@ -35,8 +36,7 @@ def encode(value: Floor) -> bytes:
     return codec.content(
         records_pb2.FloorRecord,
         value,
-        ledger_id=value.position.ledger_id,
-        entry_id=value.position.entry_id,
+        **halves("", value.position),
         ledger_entries=value.end.entries if value.end is not None else None,
         next_ledger_id=value.end.next_ledger_id if value.end is not None else None,
     )

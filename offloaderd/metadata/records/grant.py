@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from offloaderd.format.messages import filled
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 
@@ -132,18 +131,7 @@ def fitted(value: Grant) -> Grant:
 
 def encode(value: Grant) -> bytes:
     """Return the node's content."""
-    segments = [
-        filled(
-            records_pb2.GrantedSegment,
-            segment,
-            objects=[filled(records_pb2.GrantedObject, one) for one in segment.objects],
-        )
-        for segment in value.segments
-    ]
-    if value.summary is None:
-        return codec.content(records_pb2.GrantRecord, value, segments=segments)
-    summary = filled(records_pb2.GrantSummary, value.summary)
-    return codec.content(records_pb2.GrantRecord, value, segments=segments, summary=summary, format=FORMAT_SUMMARY)
+    return codec.content(records_pb2.GrantRecord, value, format=FORMAT_SUMMARY if value.summary else codec.FORMAT)
 
 
 def decode(data: bytes, *, path: str) -> Grant:

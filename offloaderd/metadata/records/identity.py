@@ -143,8 +143,7 @@ class TopicIdentityRecord:
 def encode(value: TopicIdentityRecord) -> bytes:
     """Return the content of a topic's node."""
     refusals = [filled(identity_pb2.RefusalRecord, one, found=one.found[:TEXT_CHARS_MAX]) for one in value.refusals]
-    accepted = _acceptances(value.accepted)
-    return codec.content(identity_pb2.TopicIdentityRecord, value, refusals=refusals, accepted=accepted)
+    return codec.content(identity_pb2.TopicIdentityRecord, value, refusals=refusals)
 
 
 def decode(data: bytes, *, path: str) -> TopicIdentityRecord:
@@ -158,9 +157,7 @@ def decode(data: bytes, *, path: str) -> TopicIdentityRecord:
 
 def encode_deployment(value: Deployment) -> bytes:
     """Return the content of the deployment's node."""
-    source = None if value.source is None else filled(identity_pb2.SourceIdentity, value.source)
-    accepted = _acceptances(value.accepted)
-    return codec.content(identity_pb2.DeploymentRecord, value, source=source, accepted=accepted)
+    return codec.content(identity_pb2.DeploymentRecord, value)
 
 
 def decode_deployment(data: bytes, *, path: str) -> Deployment:
@@ -173,10 +170,6 @@ def decode_deployment(data: bytes, *, path: str) -> Deployment:
     deployment_id = codec.segment_id(path, record.deployment_id)
     accepted = _accepted(path, record.accepted)
     return codec.read(Deployment, record, deployment_id=deployment_id, source=source, accepted=accepted)
-
-
-def _acceptances(values: Iterable[Acceptance]) -> list[identity_pb2.AcceptanceRecord]:
-    return [filled(identity_pb2.AcceptanceRecord, one) for one in values]
 
 
 def _accepted(path: str, records: Iterable[identity_pb2.AcceptanceRecord]) -> tuple[Acceptance, ...]:

@@ -23,9 +23,7 @@ class LevelPolicy:
 
 def encode(value: LevelPolicy) -> bytes:
     """Return the node's content."""
-    return records_pb2.LevelPolicyRecord(
-        policies=policy_record.to_record(value.policies), changed_ms=value.changed_ms
-    ).SerializeToString(deterministic=True)
+    return codec.content(records_pb2.LevelPolicyRecord, value, policies=policy_record.to_record(value.policies))
 
 
 def decode(data: bytes, *, path: str) -> LevelPolicy:

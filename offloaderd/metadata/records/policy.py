@@ -81,11 +81,11 @@ def decode(data: bytes, *, path: str) -> TopicPolicy:
 
 def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
     """Return the policy as a message, for nodes that hold one among other things."""
-    record = filled(records_pb2.TopicPolicyRecord, value)
-    if isinstance(value, TopicPolicy):
-        record.MergeFromString(value.unknown)
-        if value.paused is not None:
-            record.paused_ms, record.paused_by = value.paused.since_ms, value.paused.by
+    named = {name: getattr(value, name) for name in NAMES}
+    topic = value if isinstance(value, TopicPolicy) else TopicPolicy(enabled=False, **named)
+    since_ms, by = (topic.paused.since_ms, topic.paused.by) if topic.paused else (0, "")
+    record = filled(records_pb2.TopicPolicyRecord, topic, paused_ms=since_ms, paused_by=by, format=codec.FORMAT)
+    record.MergeFromString(topic.unknown)
     return record
 
 

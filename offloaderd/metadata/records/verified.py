@@ -130,7 +130,9 @@ def encode(value: Verified) -> bytes:
     """Return the node's content."""
     flawed = sum(bool(one.flaws) for one in value.segments.values())
     chars = min(FLAW_CHARS_MAX, FLAWS_BYTES_MAX // (4 * max(1, flawed)))  # a character has at most 4 bytes
-    message = verified_pb2.VerifiedRecord(
+    return codec.content(
+        verified_pb2.VerifiedRecord,
+        value,
         segments=[
             filled(verified_pb2.VerifiedSegment, one, segment_id=segment_id, flaw=one.flaw[:chars])
             for segment_id, one in sorted(value.segments.items(), key=lambda one: one[0])
@@ -145,9 +147,6 @@ def encode(value: Verified) -> bytes:
             for one in value.runs
         ],
     )
-    if value.cursor is not None:
-        message.cursor.segment_id, message.cursor.blocks = str(value.cursor.segment_id), value.cursor.blocks
-    return message.SerializeToString(deterministic=True)
 
 
 def decode(data: bytes, *, path: str) -> Verified:

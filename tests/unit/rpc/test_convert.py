@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from offloaderd.errors import CorruptData
 from offloaderd.format.entries import frame
 from offloaderd.format.frames import FramedEntries
+from offloaderd.format.messages import filled
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Loss, Position, TopicName
 from offloaderd.offload.ledger_list import LedgerRow
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.convert import TIERS, decoded_read_response, encoded_read_response, filled, to_batch
+from offloaderd.rpc.convert import TIERS, decoded_read_response, encoded_read_response, to_batch
 from offloaderd.rpc.v1 import admin_pb2, common_pb2, inspect_pb2, placement_pb2, read_pb2, retention_pb2, upkeep_pb2
 from offloaderd.upkeep.finds import Summary
 from offloaderd.upkeep.flaws import Flaw, Kind
