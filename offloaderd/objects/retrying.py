@@ -118,7 +118,7 @@ class RetryingReader:
             except InvalidInput:
                 found = ()
             size_bytes = sum(map(len, found))
-            self._count(size_bytes)
+            self._spent(size_bytes)
             if size_bytes != sum(lengths):
                 raise _short(key, first, first + size_bytes, sum(lengths))
             return found
@@ -127,13 +127,16 @@ class RetryingReader:
 
     async def _get(self, key: str, first: int, length: int | None) -> bytes:
         data = await self._objects.get(key, first, length)
-        self._throttle.take(len(data))
-        self._count(len(data))
+        self._spent(len(data))
         return data
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         await self._throttle.ready()
         return await retried(ask, clock=self._clock, policy=self._retry)
+
+    def _spent(self, count: int) -> None:
+        self._throttle.take(count)
+        self._count(count)
 
     def _count(self, count: int) -> None:
         self.read_bytes += count
