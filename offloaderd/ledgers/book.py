@@ -1,4 +1,4 @@
-"""What a ledger store knows of its topics, without payloads and without I/O: the rules that all stores share.
+"""What a ledger store knows of its topics, without payloads: the rules that all stores share, and how they are read.
 
 A `Book` is what has been stored for certain. Changes are planned on a `Draft` over it, which several callers may
 share; the store makes the draft durable and only then lets the book take it over. A draft that failed is dropped.
@@ -6,16 +6,18 @@ share; the store makes the draft durable and only then lets the book take it ove
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import InvalidInput, NotFound
-from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, LedgerInfo, Position
+from offloaderd.errors import CorruptData, InvalidInput, NotFound, OffloaderError
+from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, EntryBatch, LedgerInfo, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.model import TopicName
 
@@ -118,11 +120,6 @@ class Book:
         ledgers = self._topics.get(topic)
         last = next(reversed(ledgers.values()), None) if ledgers else None
         return last if last is not None and not last.closed else None
-
-    def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
-        """Return how far a ledger may be read. Raises NotFound."""
-        ledger = self.ledger(topic, ledger_id)
-        return Confirmed(ledger.entries - 1, ledger.closed)
 
     def check_range(self, topic: TopicName, ledger_id: int, first: int, last: int) -> None:
         """Raise InvalidInput for a range that cannot be, NotFound for one that is not there."""
@@ -236,6 +233,100 @@ class Draft:
         self.changes.setdefault(topic, {})[ledger.ledger_id] = ledger
 
 
+class BookSource(ABC):
+    """The reading side of a store that has a book: a LedgerSource but for its watches, and a LedgerDescriber.
+
+    Each method raises what `_known` raises, and NotFound for a topic or a ledger that is not in the book.
+    """
+
+    where: str
+    """What a person finds the store by."""
+
+    @abstractmethod
+    async def _known(self) -> Book:
+        """Return the book as it stands. Raises Closed."""
+
+    @abstractmethod
+    async def _fetch(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> Sequence[bytes]:
+        """Return stored entries, one at least, then more while they fit; none if the first is not there any more."""
+
+    @abstractmethod
+    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
+        """Return the payload bytes up to and including an entry, None when it is not stored."""
+
+    @abstractmethod
+    async def identity(self) -> str | None:
+        """Return the store's own id; see LedgerOrigin."""
+
+    async def moved(self, topic: TopicName) -> str | None:
+        """Return None: there is no other place for its lists."""
+        return None
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Return None: every topic here is a user's."""
+        await self._known()
+        return None
+
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics in name order; see LedgerSource."""
+        return (await self._known()).topics(tenant, namespace)
+
+    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the topic's ledgers in order."""
+        return (await self._known()).ledgers(topic)
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as the store has it; see LedgerOrigin."""
+        return (await self._known()).ledger(topic, ledger_id).info()
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises InvalidInput."""
+        return plain_metadata(await self.inspected(topic, ledger_id))
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """Return how far the ledger may be read."""
+        info = await self.inspected(topic, ledger_id)
+        return Confirmed(info.entries - 1, info.closed)
+
+    async def read(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the range in batches; see LedgerSource. Raises InvalidInput, CorruptData."""
+        if batch_bytes < 1:
+            raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
+        (await self._known()).check_range(topic, ledger_id, first_entry_id, last_entry_id)
+        at = first_entry_id
+        while at <= last_entry_id:
+            payloads = await self._fetch(topic, ledger_id, at, last_entry_id, batch_bytes)
+            if not payloads:
+                raise await self._missing(topic, ledger_id, at)
+            yield EntryBatch(ledger_id, at, payloads)
+            at += len(payloads)
+
+    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
+        """Return the payload bytes up to and including the entry. Raises CorruptData."""
+        if not 0 <= entry_id < (await self._known()).ledger(topic, ledger_id).entries:
+            raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
+        length = await self._length_at(ledger_id, entry_id)
+        if length is None:
+            raise await self._missing(topic, ledger_id, entry_id)
+        return length
+
+    async def _missing(self, topic: TopicName, ledger_id: int, entry_id: int) -> OffloaderError:
+        """Tell a ledger that was deleted under its reader from one that has lost entries."""
+        if (await self._known()).peek(topic, ledger_id) is None:
+            return NotFound(f"no ledger {ledger_id} in {topic}", hint="it has been deleted")
+        return CorruptData(
+            key=f"{self.where}, ledger {ledger_id}",
+            offset=0,
+            expected=f"entry {entry_id} of {topic}",
+            found="no row with it",
+            hint="restore the directory from a backup",
+        )
+
+
 def check_payloads(payloads: Sequence[bytes]) -> None:
     """Raise InvalidInput for an append without entries, or with one too large or not of bytes; b"" is legal."""
     if not payloads:
@@ -249,3 +340,22 @@ def check_payloads(payloads: Sequence[bytes]) -> None:
             f"an entry of {largest} bytes is larger than the {ENTRY_BYTES_MAX} bytes that an entry may have",
             hint="split it, or store it elsewhere and append a reference",
         )
+
+
+def plain_metadata(info: LedgerInfo) -> bytes:
+    """Return BookKeeper's metadata of a closed ledger that never was in BookKeeper: one copy, no bookie.
+
+    Raises InvalidInput for an open ledger.
+    """
+    if not info.closed or not info.entries:
+        raise InvalidInput(f"ledger {info.ledger_id} is open or empty and cannot be offloaded as a whole")
+    return LedgerMetadataFormat(
+        quorumSize=1,
+        ensembleSize=1,
+        ackQuorumSize=1,
+        length=info.size_bytes,
+        lastEntryId=info.entries - 1,
+        state=LedgerMetadataFormat.CLOSED,
+        digestType=LedgerMetadataFormat.CRC32C,
+        ctime=info.closed_at_ms,
+    ).SerializeToString(deterministic=True)

@@ -28,8 +28,9 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.ledgers import rows, schema
+from offloaderd.ledgers.book import Book, Ledger
 from offloaderd.ledgers.disk import file_bytes, free_bytes, full_disk, lock_directory, translated_os_errors
-from offloaderd.model import LedgerInfo, TopicName
+from offloaderd.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,13 +63,9 @@ _SWEEP = "DELETE FROM rows WHERE rowid IN (SELECT rowid FROM rows WHERE ledger_i
 
 
 class Stored(NamedTuple):
-    """What an opened store holds: the ledgers of each topic, ascending, and the first id that was never given.
+    """What an opened store holds. `store_id` tells it from others; None in a file that older releases alone wrote."""
 
-    `store_id` tells it from other stores; None for one that was written by older releases only.
-    """
-
-    topics: list[tuple[TopicName, list[LedgerInfo]]]
-    next_ledger_id: int
+    book: Book
     store_id: str | None
 
 
@@ -84,7 +81,7 @@ class Database:
         self._reader_count = 0
         self._topic_ids: dict[TopicName, int] = {}
 
-    def open(self, store_id: str) -> Stored:
+    def open(self, store_id: str, opened_s: float) -> Stored:
         """Open or create the store and return what it holds; one without an id of its own gets `store_id`.
 
         Raises Conflict when another process has it open, Denied, NoSpace, CorruptData, InvalidConfig.
@@ -96,7 +93,7 @@ class Database:
                 self._check_format(self._writer)
                 self._writer.executescript(schema.LATER)
                 self._writer.execute("INSERT OR IGNORE INTO store VALUES (1, ?)", (store_id,))
-                stored = self._load(self._writer)
+                stored = self._load(self._writer, opened_s)
                 for _ in range(READERS):
                     self._add_reader()
                 return stored
@@ -302,13 +299,13 @@ class Database:
                 hint="run the release that wrote it, or a newer one",
             )
 
-    def _load(self, writer: sqlite3.Connection) -> Stored:
+    def _load(self, writer: sqlite3.Connection, opened_s: float = 0.0) -> Stored:
         names = {
             topic_id: TopicName.parse(name)
             for topic_id, name in writer.execute("SELECT topic_id, name FROM topics ORDER BY topic_id")
         }
         self._topic_ids = {topic: topic_id for topic_id, topic in names.items()}
-        ledgers: dict[int, list[LedgerInfo]] = {topic_id: [] for topic_id in names}
+        ledgers: dict[int, list[Ledger]] = {topic_id: [] for topic_id in names}
         later = (
             writer.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('store', 'births')").fetchone()[0] == 2
         )
@@ -317,8 +314,9 @@ class Database:
             "SELECT topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms FROM ledgers ORDER BY ledger_id"
         ):
             ledgers[topic_id].append(
-                LedgerInfo(
+                Ledger(
                     ledger_id=ledger_id,
+                    opened_s=opened_s,
                     closed=bool(closed),
                     entries=entries,
                     size_bytes=size_bytes,
@@ -326,10 +324,12 @@ class Database:
                     created_ms=births.get(ledger_id),
                 )
             )
-        next_ledger_id = writer.execute("SELECT next_ledger_id FROM sequence").fetchone()[0]
+        book = Book()
+        for topic_id, found in ledgers.items():
+            book.restore(names[topic_id], found)
+        book.next_ledger_id = writer.execute("SELECT next_ledger_id FROM sequence").fetchone()[0]
         row = writer.execute("SELECT store_id FROM store").fetchone() if later else None
-        topics = [(names[topic_id], found) for topic_id, found in ledgers.items()]
-        return Stored(topics, next_ledger_id, row[0] if row is not None else None)
+        return Stored(book, row[0] if row is not None else None)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -22,22 +22,20 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
-from offloaderd.errors import Closed, CorruptData, InvalidInput, NotFound, OffloaderError
+from offloaderd.errors import Closed, OffloaderError
 from offloaderd.ledgers.book import (
     LEDGER_AGE_MAX_S,
     LEDGER_BYTES_MAX,
     LEDGER_ENTRIES_MAX,
     Book,
+    BookSource,
     Draft,
-    Ledger,
     Now,
     RollLimits,
     check_payloads,
 )
 from offloaderd.ledgers.changes import Changes
 from offloaderd.ledgers.database import READERS, Database
-from offloaderd.ledgers.plain_metadata import plain_metadata
-from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from offloaderd.clock import Clock
-    from offloaderd.model import Confirmed, LedgerInfo, Position, TopicName
+    from offloaderd.model import Position, TopicName
 
 T = TypeVar("T")
 
@@ -72,7 +70,7 @@ class _Change(Generic[T]):
             self.done.set_exception(error)
 
 
-class EmbeddedLedgers:
+class EmbeddedLedgers(BookSource):
     """A LedgerStore in a directory that belongs to it alone; use it as an async context manager, on one loop.
 
     Entering raises Conflict when another process has the directory open, CorruptData, Denied, NoSpace or
@@ -93,6 +91,7 @@ class EmbeddedLedgers:
             entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
         )
         self._database = Database(Path(directory))
+        self.where = str(self._database.path)
         self._store_id: str | None = None
         self._book = Book()
         self._changes = Changes()
@@ -106,15 +105,13 @@ class EmbeddedLedgers:
     async def __aenter__(self) -> Self:
         """Open the store; see the class."""
         try:
-            stored = await self._loop().run_in_executor(self._writer, self._database.open, str(self._clock.uuid()))
+            stored = await self._loop().run_in_executor(
+                self._writer, self._database.open, str(self._clock.uuid()), self._clock.monotonic()
+            )
         except BaseException:
             self._shut_down()
             raise
-        opened_s = self._clock.monotonic()
-        for topic, infos in stored.topics:
-            self._book.restore(topic, [_restored(info, opened_s) for info in infos])
-        self._book.next_ledger_id = stored.next_ledger_id
-        self._store_id = stored.store_id
+        self._book, self._store_id = stored
         self._opened = True
         self._sweep()
         return self
@@ -132,77 +129,14 @@ class EmbeddedLedgers:
         finally:
             self._shut_down()
 
-    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
-        """Return the topics in name order; see LedgerSource."""
-        self._check_open()
-        return self._book.topics(tenant, namespace)
-
-    async def reserved(self, topic: TopicName) -> str | None:
-        """Return None: every topic here is a user's."""
-        self._check_open()
-        return None
-
-    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
-        """Return the topic's ledgers in order. Raises NotFound."""
-        self._check_open()
-        return self._book.ledgers(topic)
-
     def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after changes; see LedgerSource. Raises Closed once the store is closed."""
         return self._changes.watch(topic)
-
-    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
-        """Return how far the ledger may be read. Raises NotFound."""
-        self._check_open()
-        return self._book.confirmed(topic, ledger_id)
-
-    async def read(
-        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncGenerator[EntryBatch, None]:
-        """Yield the range in batches; see LedgerSource. Raises NotFound, InvalidInput, CorruptData."""
-        self._check_open()
-        if batch_bytes < 1:
-            raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
-        self._book.check_range(topic, ledger_id, first_entry_id, last_entry_id)
-        at = first_entry_id
-        while at <= last_entry_id:
-            payloads = await self._blocking(self._database.fetch, ledger_id, at, last_entry_id, batch_bytes)
-            if not payloads or self._book.peek(topic, ledger_id) is None:
-                raise self._missing(topic, ledger_id, at)
-            yield EntryBatch(ledger_id, at, payloads)
-            at += len(payloads)
-
-    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
-        """Return the payload bytes up to and including the entry. Raises NotFound, CorruptData."""
-        self._check_open()
-        ledger = self._book.ledger(topic, ledger_id)
-        if not 0 <= entry_id < ledger.entries:
-            raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
-        length = await self._blocking(self._database.length_at, ledger_id, entry_id)
-        if length is None:
-            raise self._missing(topic, ledger_id, entry_id)
-        return length
 
     async def identity(self) -> str | None:
         """Return the id that the store's file got when it was made; see LedgerOrigin."""
         self._check_open()
         return self._store_id
-
-    async def moved(self, topic: TopicName) -> str | None:
-        """Return None: there is no other place for its lists."""
-        return None
-
-    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger as the store has it; see LedgerOrigin. Raises NotFound."""
-        self._check_open()
-        return self._book.ledger(topic, ledger_id).info()
-
-    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
-        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
-        found = next((info for info in await self.ledgers(topic) if info.ledger_id == ledger_id), None)
-        if found is None:
-            raise NotFound(f"{topic} has no ledger {ledger_id}")
-        return plain_metadata(found)
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Delete a closed ledger. Raises InvalidInput for an open one."""
@@ -303,13 +237,18 @@ class EmbeddedLedgers:
         self._check_open()
         return await self._loop().run_in_executor(self._readers, function, *arguments)
 
-    def _missing(self, topic: TopicName, ledger_id: int, entry_id: int) -> OffloaderError:
-        """Tell a ledger that was deleted under its reader from one that has lost entries."""
-        if self._book.peek(topic, ledger_id) is None:
-            return NotFound(f"no ledger {ledger_id} in {topic}", hint="it has been deleted")
-        return CorruptData(
-            key=f"{self._database.path}, ledger {ledger_id}", offset=0, expected=f"entry {entry_id}", found="nothing"
-        )
+    async def _known(self) -> Book:
+        self._check_open()
+        return self._book
+
+    async def _fetch(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> Sequence[bytes]:
+        found = await self._blocking(self._database.fetch, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+        return found if self._book.peek(topic, ledger_id) is not None else []
+
+    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
+        return await self._blocking(self._database.length_at, ledger_id, entry_id)
 
     def _shut_down(self) -> None:
         """End the threads; what they are doing is finished, the files are closed at the latest here."""
@@ -328,15 +267,3 @@ class EmbeddedLedgers:
     @staticmethod
     def _loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
-
-
-def _restored(info: LedgerInfo, opened_s: float) -> Ledger:
-    return Ledger(
-        ledger_id=info.ledger_id,
-        opened_s=opened_s,
-        entries=info.entries,
-        size_bytes=info.size_bytes,
-        closed=info.closed,
-        closed_at_ms=info.closed_at_ms,
-        created_ms=info.created_ms,
-    )

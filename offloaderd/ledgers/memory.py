@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Closed, InvalidInput, NotFound
+from offloaderd.errors import Closed
 from offloaderd.ledgers.book import (
     LEDGER_AGE_MAX_S,
     LEDGER_BYTES_MAX,
     LEDGER_ENTRIES_MAX,
     Book,
+    BookSource,
     Draft,
     Now,
     RollLimits,
     check_payloads,
 )
 from offloaderd.ledgers.changes import Changes
-from offloaderd.ledgers.plain_metadata import plain_metadata
-from offloaderd.model import EntryBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from offloaderd.clock import Clock
-    from offloaderd.model import Confirmed, LedgerInfo, Position, TopicName
+    from offloaderd.model import Position, TopicName
 
 
-class MemoryLedgers:
+class MemoryLedgers(BookSource):
     """A LedgerStore of dictionaries. Every call gives the loop one turn, as a real store would."""
 
     def __init__(
@@ -48,6 +47,7 @@ class MemoryLedgers:
         self._changes = Changes()
         self._payloads: dict[int, list[bytes]] = {}
         self._closed = False
+        self.where = "memory"
         self.store_id: str | None = "memory"
         """What tells it from others."""
 
@@ -62,21 +62,6 @@ class MemoryLedgers:
         self._closed = True
         self._changes.close()
 
-    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
-        """Return the topics in name order; see LedgerSource."""
-        await self._turn()
-        return self._book.topics(tenant, namespace)
-
-    async def reserved(self, topic: TopicName) -> str | None:
-        """Return None: every topic here is a user's."""
-        await self._turn()
-        return None
-
-    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
-        """Return the topic's ledgers in order. Raises NotFound."""
-        await self._turn()
-        return self._book.ledgers(topic)
-
     async def listed(self, topic: TopicName) -> Collection[int]:
         """Return the topic's ledgers; see LedgerRegister. Raises NotFound."""
         return [info.ledger_id for info in await self.ledgers(topic)]
@@ -85,57 +70,10 @@ class MemoryLedgers:
         """Yield at once and after changes; see LedgerSource."""
         return self._changes.watch(topic)
 
-    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
-        """Return how far the ledger may be read. Raises NotFound."""
-        await self._turn()
-        return self._book.confirmed(topic, ledger_id)
-
-    async def read(
-        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
-    ) -> AsyncGenerator[EntryBatch, None]:
-        """Yield the range in batches; see LedgerSource. Raises NotFound, InvalidInput."""
-        if batch_bytes < 1:
-            raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
-        self._book.check_range(topic, ledger_id, first_entry_id, last_entry_id)
-        at = first_entry_id
-        while at <= last_entry_id:
-            await self._turn()
-            payloads = self._stored(topic, ledger_id)
-            end, size = at, 0
-            while end <= last_entry_id and (end == at or size + len(payloads[end]) <= batch_bytes):
-                size += len(payloads[end])
-                end += 1
-            yield EntryBatch(ledger_id, at, payloads[at:end])
-            at = end
-
-    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
-        """Return the payload bytes up to and including the entry. Raises NotFound."""
-        await self._turn()
-        ledger = self._book.ledger(topic, ledger_id)
-        if not 0 <= entry_id < ledger.entries:
-            raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
-        return sum(map(len, self._stored(topic, ledger_id)[: entry_id + 1]))
-
     async def identity(self) -> str | None:
         """Return the store's own id; see LedgerOrigin."""
         await self._turn()
         return self.store_id
-
-    async def moved(self, topic: TopicName) -> str | None:
-        """Return None: there is no other place for its lists."""
-        return None
-
-    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger as the store has it; see LedgerOrigin. Raises NotFound."""
-        await self._turn()
-        return self._book.ledger(topic, ledger_id).info()
-
-    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
-        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
-        found = next((info for info in await self.ledgers(topic) if info.ledger_id == ledger_id), None)
-        if found is None:
-            raise NotFound(f"{topic} has no ledger {ledger_id}")
-        return plain_metadata(found)
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Forget a closed ledger. Raises InvalidInput for an open one."""
@@ -177,9 +115,23 @@ class MemoryLedgers:
                     self._payloads.pop(ledger_id, None)
             self._changes.notify(topic)
 
-    def _stored(self, topic: TopicName, ledger_id: int) -> list[bytes]:
-        self._book.ledger(topic, ledger_id)
-        return self._payloads[ledger_id]
+    async def _known(self) -> Book:
+        await self._turn()
+        return self._book
+
+    async def _fetch(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> Sequence[bytes]:
+        await self._turn()
+        stored = self._payloads.get(ledger_id, [])
+        end, size = first_entry_id, 0
+        while end <= last_entry_id and stored and (end == first_entry_id or size + len(stored[end]) <= batch_bytes):
+            size += len(stored[end])
+            end += 1
+        return stored[first_entry_id:end]
+
+    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
+        return sum(map(len, self._payloads[ledger_id][: entry_id + 1]))
 
     def _now(self) -> Now:
         return Now(self._clock.wall_ms(), self._clock.monotonic())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.errors import Conflict, Fenced, InvalidInput, NotFound
 from offloaderd.format.values import Past
-from offloaderd.ledgers.plain_metadata import plain_metadata
+from offloaderd.ledgers.book import plain_metadata
 from offloaderd.model import LedgerInfo, Position
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.committer import Assignment, Surroundings

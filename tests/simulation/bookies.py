@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.errors import Denied, NotFound
-from offloaderd.ledgers.plain_metadata import plain_metadata
+from offloaderd.ledgers.book import plain_metadata
 from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, TopicName
 from tests.simulation.wire import Wire
 
