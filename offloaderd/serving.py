@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metrics import Metrics
     from offloaderd.offload.registration import Registration
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
     from offloaderd.reload import Reloader
     from offloaderd.rpc.admin import DaemonSnapshot
     from offloaderd.sources import Ledgers
@@ -118,7 +118,7 @@ class Crew:
 
 def assemble(
     settings: Settings,
-    shop: Workshop,
+    shop: TopicContext,
     ledgers: Ledgers,
     guard: Guard,
     levels: LogLevels,
@@ -202,7 +202,7 @@ def _control(
     )
 
 
-def _collector(settings: Settings, shop: Workshop, ledgers: Ledgers) -> Collector:
+def _collector(settings: Settings, shop: TopicContext, ledgers: Ledgers) -> Collector:
     return Collector(
         shop.uplink.objects,
         shop.metadata,

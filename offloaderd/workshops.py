@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd import wiring
 from offloaderd.metadata.identity import ensure_deployment
@@ -13,10 +13,10 @@ from offloaderd.metadata.records.identity import Deployment
 from offloaderd.offload.budget import until_answered
 from offloaderd.offload.known_source import KnownSource
 from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.spill_files import SpillArea
+from offloaderd.offload.topic_context import OutageRules, TopicContext
 from offloaderd.offload.uploader import Uplink, UploadLimits
 from offloaderd.offload.workshop import HistoryRules, Workshop
 from offloaderd.tracing import opened_traces
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.pool import BufferPool
     from offloaderd.sources import Ledgers
     from offloaderd.traces import Traces
+
+Shop = TypeVar("Shop", bound=Workshop)
 
 
 def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
@@ -61,10 +63,10 @@ def workshop(
     *,
     clock: Clock,
     metrics: Metrics,
-) -> Workshop:
+) -> TopicContext:
     """Return what all topics of a daemon work with."""
     offload = settings.offload
-    return Workshop(
+    return TopicContext(
         metadata=metadata,
         source=ledgers.source,
         uplink=Uplink(
@@ -93,7 +95,7 @@ def workshop(
     )
 
 
-def traced(shop: Workshop, traces: Traces) -> Workshop:
+def traced(shop: Shop, traces: Traces) -> Shop:
     """Return the same, with segments traced."""
     return replace(shop, uplink=replace(shop.uplink, traces=traces))
 
@@ -140,7 +142,7 @@ async def opened_workshop(
     *,
     clock: Clock,
     metrics: Metrics,
-) -> AsyncIterator[Workshop]:
+) -> AsyncIterator[TopicContext]:
     """Yield the workshop. Raises InvalidConfig."""
     shop = workshop(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
     known = known_source(settings, metadata, ledgers, clock)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.selection import Change
     from offloaderd.offload.status import TopicStatus
     from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
     from offloaderd.patterns import TopicPattern
     from offloaderd.policy.effective import Effective
 
@@ -77,7 +77,7 @@ class Engine:
 
     def __init__(
         self,
-        shop: Workshop,
+        shop: TopicContext,
         book: PolicyBook,
         *,
         duties: Mapping[str, Duty] | None = None,

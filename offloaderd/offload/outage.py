@@ -24,22 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from offloaderd.model import EntryBatch, Position
-    from offloaderd.offload.spill_files import SpillArea
     from offloaderd.offload.topic import TopicOffloader
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OutageRules:
-    """What holds for topics whose policy says nothing, and where push-only ones may spill (None: nowhere)."""
-
-    policy: OutagePolicy = OutagePolicy.SOURCE
-    area: SpillArea | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class _Begun:
 class Outage:
     """A topic's outage policy at work."""
 
-    def __init__(self, topic: TopicOffloader, shop: Workshop) -> None:
+    def __init__(self, topic: TopicOffloader, shop: TopicContext) -> None:
         self._topic = topic
         self._push_only = shop.source is None
         self._default = shop.outage.policy

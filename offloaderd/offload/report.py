@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.model import TopicName
     from offloaderd.offload.status import HistoryStatus, TopicStatus
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
 
 REPORT_S = 5.0
 """Pause between two updates: shorter than any scrape interval, and nearly free with many topics."""
@@ -21,7 +21,7 @@ REPORT_S = 5.0
 class Reporter:
     """Turns statuses into gauges."""
 
-    def __init__(self, shop: Workshop, statuses: Callable[[], Sequence[TopicStatus]]) -> None:
+    def __init__(self, shop: TopicContext, statuses: Callable[[], Sequence[TopicStatus]]) -> None:
         self._shop = shop
         self._statuses = statuses
         self._metrics = shop.uplink.metrics

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.policy import Paused, TopicPolicy
     from offloaderd.model import TopicName
     from offloaderd.offload.sleep import Sleeper, State
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
     from offloaderd.policy.effective import Effective
     from offloaderd.policy.policies import OffloadPolicies
 
@@ -78,7 +78,7 @@ class Household:
     `ended` are the sessions of former runs of this daemon, and those that this one has lost.
     """
 
-    shop: Workshop
+    shop: TopicContext
     book: PolicyBook
     duties: Mapping[str, Duty]
     me: DaemonNode

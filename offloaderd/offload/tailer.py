@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from offloaderd.offload.lag import LagTracker
     from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.offload.topic_context import TopicContext
     from offloaderd.offload.troubles import Troubles
-    from offloaderd.offload.workshop import Workshop
 
 log = structlog.get_logger(__name__)
 
@@ -368,7 +368,7 @@ class Tailer:
 
 
 def tailer_of(
-    topic: TopicOffloader, source: LedgerSource, shop: Workshop, lost: Callable[[Loss], Awaitable[None]]
+    topic: TopicOffloader, source: LedgerSource, shop: TopicContext, lost: Callable[[Loss], Awaitable[None]]
 ) -> Tailer:
     """Make the tailer of a topic; `lost` hears of what the source deleted before it was offloaded."""
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from offloaderd.offload.recovery import LeftBehind
     from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.stop import SegmentProgress
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
 
 
 class TopicOffloader:
@@ -57,7 +57,7 @@ class TopicOffloader:
 
     def __init__(
         self,
-        shop: Workshop,
+        shop: TopicContext,
         log: AttemptLog,
         topic_map: TopicMap,
         policy: RollPolicy,

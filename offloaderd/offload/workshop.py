@@ -11,7 +11,6 @@ from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.model import DRIVER
 from offloaderd.objects import keys
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.past import Pasts
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from offloaderd.objects.places import Place, Places
     from offloaderd.offload.known_source import KnownSource
     from offloaderd.offload.ledger_layout import LedgerCut, WholeLedgers
-    from offloaderd.offload.pool import BufferPool
     from offloaderd.offload.roll import RollPolicy
     from offloaderd.offload.uploader import Uplink
 
@@ -51,11 +49,9 @@ class Workshop:
     source: LedgerSource | None
     known_source: KnownSource | None = None
     uplink: Uplink
-    pool: BufferPool
     layout: SegmentLayout
     cluster: str
     places: Places
-    outage: OutageRules = field(default_factory=OutageRules)
     ledgers: WholeLedgers | None = None
     history: HistoryRules = field(default_factory=HistoryRules)
     offloads: BrokerOffloads | None = None

@@ -30,8 +30,8 @@ from offloaderd.offload.registration import Registration
 from offloaderd.offload.retention import Retention
 from offloaderd.offload.signal import race
 from offloaderd.offload.sleep import SleepOptions
+from offloaderd.offload.topic_context import TopicContext
 from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.offload.workshop import Workshop
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.upkeep.finds import Find, Kind, Summary
@@ -136,7 +136,7 @@ class SimDaemon:
         source = None if options.push == "only" else self.source
         said = {"kind": "bookkeeper", "cluster": CLUSTER, "daemon_id": self.name}
         self.known = KnownSource(self.zookeeper, self.source, self.source, clock=self.clock, **said)
-        shop = Workshop(
+        shop = TopicContext(
             metadata=self.zookeeper,
             source=source,
             known_source=self.known if source is not None and self._has_ids else None,
@@ -185,7 +185,7 @@ class SimDaemon:
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 
-    def _duties(self, shop: Workshop, book: PolicyBook) -> dict[str, Duty]:
+    def _duties(self, shop: TopicContext, book: PolicyBook) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
         options = self._world.options
         store = self.source if options.retention == "granted" else None

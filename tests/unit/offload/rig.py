@@ -26,14 +26,14 @@ from offloaderd.offload.budget import ByteBudget
 from offloaderd.offload.engine import Engine
 from offloaderd.offload.known_source import KnownSource
 from offloaderd.offload.ledger_layout import WholeLedgers
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.pool import BufferPool
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.segment import SegmentLayout
 from offloaderd.offload.sleep import SleepOptions
+from offloaderd.offload.topic_context import OutageRules, TopicContext
 from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.offload.workshop import HistoryRules, Workshop
+from offloaderd.offload.workshop import HistoryRules
 from offloaderd.policy.effective import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.traces import NO_TRACES
@@ -93,7 +93,7 @@ class Rig:
         assert self.objects is not None
         return self.objects
 
-    def workshop(self, metadata: MetadataStore, *, source: LedgerStore | None) -> Workshop:
+    def workshop(self, metadata: MetadataStore, *, source: LedgerStore | None) -> TopicContext:
         """Put the shared parts of an engine together."""
         uplink = Uplink(
             objects=self.store,
@@ -104,7 +104,7 @@ class Rig:
             pace=self.pace,
             traces=self.traces,
         )
-        return Workshop(
+        return TopicContext(
             metadata=metadata,
             source=source,
             known_source=self.known_source(metadata) if source is not None else None,

@@ -16,10 +16,10 @@ from offloaderd.metadata.records.policy import Paused, TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload import reach as reach_module
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.pace import Pace
 from offloaderd.offload.report import Reporter
 from offloaderd.offload.roll import RollPolicy
+from offloaderd.offload.topic_context import OutageRules
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.offload.test_faults import QuickClock

@@ -13,9 +13,9 @@ from offloaderd.errors import Transient
 from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import EntryBatch, OfferResult, OutagePolicy, Position
 from offloaderd.objects.memory import MemoryStore
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.spill_files import SpillArea
+from offloaderd.offload.topic_context import OutageRules
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.offload.rig import Rig, enabled, offloader_of, payloads, turn, until, until_offloaded
 

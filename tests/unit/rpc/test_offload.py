@@ -15,9 +15,9 @@ from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.model import ENTRY_BYTES_MAX, OutagePolicy, Position
 from offloaderd.objects.memory import MemoryStore
 from offloaderd.offload import pushed
-from offloaderd.offload.outage import OutageRules
 from offloaderd.offload.roll import RollPolicy
 from offloaderd.offload.spill_files import SpillArea
+from offloaderd.offload.topic_context import OutageRules
 from offloaderd.rpc.errors import DETAIL_KEY
 from offloaderd.rpc.interceptor import ErrorInterceptor
 from offloaderd.rpc.offload import OffloadService

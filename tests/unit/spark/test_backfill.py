@@ -30,7 +30,7 @@ from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, p
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.workshop import Workshop
+    from offloaderd.offload.topic_context import TopicContext
     from tests.unit.offload.rig import Rig
 
 
@@ -442,7 +442,7 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
 
     workshop = rig.workshop
 
-    def watched(metadata: MetadataStore, *, source: LedgerStore | None) -> Workshop:
+    def watched(metadata: MetadataStore, *, source: LedgerStore | None) -> TopicContext:
         shop = workshop(metadata, source=source)
         return replace(shop, uplink=replace(shop.uplink, budget=Watched(rig.upload_bytes)))
 

@@ -1,0 +1,29 @@
+"""What the topics of a daemon work with beyond what their segments need: memory to tail in, rules for outages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.model import OutagePolicy
+from offloaderd.offload.workshop import Workshop
+
+if TYPE_CHECKING:
+    from offloaderd.offload.pool import BufferPool
+    from offloaderd.offload.spill_files import SpillArea
+
+
+@dataclass(frozen=True, slots=True)
+class OutageRules:
+    """What holds for topics whose policy says nothing, and where push-only ones may spill (None: nowhere)."""
+
+    policy: OutagePolicy = OutagePolicy.SOURCE
+    area: SpillArea | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicContext(Workshop):
+    """The same, with what tailing takes."""
+
+    pool: BufferPool
+    outage: OutageRules = field(default_factory=OutageRules)
