@@ -45,8 +45,8 @@ from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
 from bench.tailing import bookies, tail
 from bench.topics import fifty, slow
-from offloaderd import log
-from offloaderd.errors import OffloaderError
+from offloaderd.core.errors import OffloaderError
+from offloaderd.daemon.log import log
 from tests.real import stores
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from bench.report import Figure, spread
 from bench.scale import ENTRY_SIZES, bytes_of
 from bench.site import CLOCK
 from bench.usage import GIB, Measured, measured, process_figures, used_figures
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from bench.child import Took

@@ -14,15 +14,15 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, TypedDict
 
 from bench.child import Took, in_child, used_s
-from offloaderd import log
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.bookkeeper import v2
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
-from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import TopicName
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.wire import v2
+from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.log import log
+from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

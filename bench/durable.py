@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from bench import goals
 from bench.report import Figure
 from bench.site import CLOCK
-from offloaderd.model import Position, TopicName
+from offloaderd.core.model import Position, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site
-    from offloaderd.rpc.v1 import common_pb2, ledgers_pb2
+    from offloaderd.protocol.v1 import common_pb2, ledgers_pb2
 
 AGE_MAX_S = 5.0
 RATE_S = 100

@@ -18,12 +18,12 @@ from bench.child import Took
 from bench.load import DEADLINE_S, MIB, OFFLOAD_METHOD, Entries
 from bench.machine import cpu_s, memory_bytes
 from bench.site import CLOCK
-from offloaderd.format.entries import frame
-from offloaderd.format.frames import FramedEntries
+from offloaderd.api.server import FRAME_BYTES
+from offloaderd.core.entries import frame
+from offloaderd.core.frames import FramedEntries
+from offloaderd.protocol.conversion import decoded_read_response, encoded_read_response
+from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
 from offloaderd.read.plan import Tier
-from offloaderd.rpc.convert import decoded_read_response, encoded_read_response
-from offloaderd.rpc.server import FRAME_BYTES
-from offloaderd.rpc.v1 import common_pb2, offload_pb2, read_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

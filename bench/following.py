@@ -11,7 +11,7 @@ from bench.load import DEADLINE_S, MIB, Entries, push
 from bench.report import Figure, spread
 from bench.site import CLOCK
 from bench.usage import GIB, Measured, measured, process_figures
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from bench.scale import Scale

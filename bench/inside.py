@@ -18,27 +18,27 @@ from bench.child import Took, answer_of, used_s
 from bench.load import MIB, PUSH_LEDGER, Entries
 from bench.report import Figure, spread
 from bench.scale import bytes_of
-from offloaderd import log
+from offloaderd.core.entries import ENTRY_HEAD
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
+from offloaderd.daemon.log import log
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.format.entries import ENTRY_HEAD
-from offloaderd.metadata import catalog
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metrics import Metrics
-from offloaderd.model import EntryBatch, OfferResult, Position, TopicName
-from offloaderd.objects.memory import MemoryStore
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import ObjectInfo, PartInfo
-from offloaderd.offload.segment import SegmentLayout
-from offloaderd.read.segment import SegmentOptions, SegmentReader
-from tests.unit.offload.rig import Rig, enabled, until_offloaded
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.segment.builder import SegmentLayout
+from offloaderd.testing.memory.objects import MemoryStore
+from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bench.scale import Scale
     from bench.site import Site
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.objects.port import Pieces
-    from offloaderd.offload.topic import TopicOffloader
+    from offloaderd.topic.offloader import TopicOffloader
 
 GIB = 1024 * MIB
 PART_BYTES = 8 * MIB

@@ -13,15 +13,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypedDict
 
 from bench.child import Took, in_child, peak_bytes, used_s
-from offloaderd import log
-from offloaderd.clock import SystemClock
-from offloaderd.metadata import catalog
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import TopicName
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.read.segment import SegmentOptions, SegmentReader
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.log import log
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 
 if TYPE_CHECKING:
     from bench.site import Site

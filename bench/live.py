@@ -15,7 +15,7 @@ from bench.durable import position, quantile
 from bench.publisher import publisher
 from bench.report import Figure
 from bench.site import CLOCK
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 
 if TYPE_CHECKING:

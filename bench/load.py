@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from bench.site import CLOCK
-from offloaderd.format import broker_entry
-from offloaderd.format.entry_time import CHECKSUM
+from offloaderd.core.model import Position
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
-from offloaderd.model import Position
-from offloaderd.rpc.v1 import common_pb2, offload_pb2
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.entry_time import CHECKSUM
+from offloaderd.protocol.v1 import common_pb2, offload_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from offloaderd.client import DaemonClient
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 MIB = 1024 * 1024
 PUSH_LEDGER = 1

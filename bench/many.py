@@ -17,8 +17,8 @@ from bench.report import Figure
 from bench.site import CLOCK
 from bench.tailing import PLAN
 from bench.usage import BOOKIES, measured
-from offloaderd.model import Position
-from offloaderd.patterns import TopicPattern
+from offloaderd.core.model import Position
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.standalone.probe import ask
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic

@@ -13,8 +13,8 @@ from bench.load import MIB, Entries, append, push
 from bench.machine import memory_bytes
 from bench.report import Figure
 from bench.site import CLOCK
-from offloaderd.errors import OffloaderError
-from offloaderd.model import TopicName
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

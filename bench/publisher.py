@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pulsar
 
 from bench.site import CLOCK
-from offloaderd.model import Position
+from offloaderd.core.model import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

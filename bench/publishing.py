@@ -18,7 +18,7 @@ from bench.load import MIB
 from bench.publisher import publisher
 from bench.report import Figure
 from bench.site import CLOCK
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from bench.publisher import Publisher

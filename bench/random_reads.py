@@ -18,11 +18,11 @@ from bench.site import CLOCK
 from bench.stored import stored
 from bench.usage import measured
 from offloaderd.client import Goal, SeekKind
-from offloaderd.format.entries import framed_bytes
-from offloaderd.format.v2 import BLOCK_HEADER_BYTES
-from offloaderd.model import Position, TopicName
-from offloaderd.objects.s3 import S3Store
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.entries import framed_bytes
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES
+from offloaderd.objects.s3.store import S3Store
 
 if TYPE_CHECKING:
     from bench.empty import Empty

@@ -24,8 +24,8 @@ from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 from obstore.store import S3Store as RustStore
 
 from bench.child import Took, in_child, peak_bytes, used_s
-from offloaderd.clock import SystemClock
-from offloaderd.format.v2 import BLOCK_HEADER_BYTES, decode_header
+from offloaderd.core.clock import SystemClock
+from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, decode_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from typing_extensions import Buffer
 
-    from offloaderd.objects.s3_options import S3Options
+    from offloaderd.objects.s3.options import S3Options
 
 CLOCK = SystemClock()
 What = Literal["upload", "get"]

@@ -16,8 +16,8 @@ from bench.load import DEADLINE_S, MIB, PUSH_LEDGER, Entries
 from bench.report import Figure, spread
 from bench.stored import stored
 from bench.usage import GIB, Measured, measured, process_figures
-from offloaderd.model import Position, TopicName
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from bench.scale import Scale

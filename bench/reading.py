@@ -18,9 +18,9 @@ from bench.report import Figure, spread
 from bench.scale import bytes_of
 from bench.stored import stored
 from bench.usage import GIB, Measured, measured, process_figures, used_figures
-from offloaderd.model import TopicName
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2
+from offloaderd.core.model import TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.protocol.v1 import common_pb2
 
 if TYPE_CHECKING:
     from bench.child import Took

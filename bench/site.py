@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.client import DaemonClient
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Transient
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
@@ -31,7 +31,7 @@ from tests.servers import S3Server, bucket_at
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 CLOCK = SystemClock()
 START_S = 30.0

@@ -20,9 +20,9 @@ from bench.site import CLOCK
 from bench.spark_child import spark
 from bench.tailing import PLAN
 from bench.usage import measured
-from offloaderd.model import TopicName
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2, policy_pb2
+from offloaderd.core.model import TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 

@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.machine import memory_bytes
-from offloaderd import log
-from offloaderd.clock import SystemClock
-from offloaderd.config import load
-from offloaderd.model import TopicName
-from offloaderd.spark import backfill
-from offloaderd.spark.backfill_spark import on_executor
-from offloaderd.spark.backfill_stores import Share
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import load
+from offloaderd.spark.backfill import backfill
+from offloaderd.spark.jobs.run import on_executor
+from offloaderd.spark.jobs.stores import Share
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source import register
+from offloaderd.spark.source.source import register
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from offloaderd.config import Settings
+    from offloaderd.daemon.settings import Settings
 
 CLOCK = SystemClock()
 

@@ -22,8 +22,8 @@ from bench.report import Figure, spread
 from bench.site import CLOCK
 from bench.tailing import PLAN, beside, distinct_entries
 from bench.usage import GIB, MIB, Measured, measured, process_figures, used_figures
-from offloaderd.model import Position
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
 from tests.real.pulsar_offloader import OffloadTo, pulsar_offloader, refused
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic

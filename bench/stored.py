@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bench.load import Entries
     from bench.site import Daemon, Site
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.child import Took
     from bench.scale import Scale
     from bench.site import Sections, Site
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from tests.real.bookies import BookKeeperCluster
 
 PLAN = Plan(ensemble=2, write_quorum=2, ack_quorum=2)

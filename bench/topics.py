@@ -14,8 +14,8 @@ from bench.report import Figure, spread
 from bench.site import CLOCK
 from bench.usage import GIB, MIB, measured, process_figures
 from offloaderd.client import EntryBatch
-from offloaderd.errors import Transient
-from offloaderd.model import TopicName
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bench.site import Daemon, Sections, Site
     from bench.usage import Measured
     from offloaderd.client import Pushed
-    from offloaderd.model import Position
+    from offloaderd.core.model import Position
 
 FIFTY = 50
 ENTRY_BYTES = 1024

@@ -21,11 +21,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from offloaderd.client import DaemonClient
-from offloaderd.clock import SystemClock
-from offloaderd.format.broker_entry import encode_head
-from offloaderd.model import TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.format.pulsar.broker_entry import encode_head
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source import register
+from offloaderd.spark.source.source import register
 
 ADDRESS = os.environ["OFFLOADCTL_ADDRESS"]
 PICTURE = Path(os.environ.get("PICTURE", "lag.svg"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
 from tests.real.jar_lock import FetchFailed

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli.offloadctl import cli as offloadctl
-from offloaderd.cli.offloaderd import cli as offloaderd
+from offloaderd.cli.offloadctl.__main__ import cli as offloadctl
+from offloaderd.cli.offloaderd.__main__ import cli as offloaderd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.session import get_session
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.real import stores

@@ -19,7 +19,7 @@ ROW = Row(
     says="a promise",
     status=Status.DONE,
     what="kept",
-    where=("offloaderd/model.py",),
+    where=("offloaderd/core/model.py",),
     tests=("tests/test_pips.py::test_the_table_is_sound",),
 )
 

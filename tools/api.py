@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
-from offloaderd.rpc.needs import NEEDS
+from offloaderd.api.roles_needed import NEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

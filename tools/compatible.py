@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "tests" / "golden" / "release.binpb"
-PACKAGES = ("offloaderd/rpc/v1", "offloaderd/format/pb/storage", "offloaderd/format/pb/pulsar")
+PACKAGES = ("offloaderd/protocol/v1", "offloaderd/format/pb/storage", "offloaderd/format/pb/pulsar")
 SAME_ON_THE_WIRE = (
     {FieldDescriptorProto.TYPE_INT32, FieldDescriptorProto.TYPE_INT64},
     {FieldDescriptorProto.TYPE_UINT32, FieldDescriptorProto.TYPE_UINT64},

@@ -1,7 +1,7 @@
 """Compile protos/ into the two generated packages; with --check, fail if what is committed differs.
 
-The API (protos/offloaderd/v1) becomes offloaderd.rpc.v1; everything that is stored (protos/pulsar, protos/bookkeeper,
-protos/offloaderd/storage) becomes offloaderd.format.pb. Import lines are rewritten to those homes.
+The API (protos/offloaderd/v1) becomes offloaderd.protocol.v1; everything that is stored (protos/pulsar,
+protos/bookkeeper, protos/offloaderd/storage) becomes offloaderd.format.pb. Import lines are rewritten to those homes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 HOMES = {
-    "offloaderd/v1": "offloaderd.rpc.v1",
+    "offloaderd/v1": "offloaderd.protocol.v1",
     "offloaderd/storage": "offloaderd.format.pb.storage",
     "pulsar": "offloaderd.format.pb.pulsar",
     "bookkeeper": "offloaderd.format.pb.bookkeeper",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.access.rights import Identity, Kind, checked_identity
-from offloaderd.errors import InvalidInput, Unauthenticated
+from offloaderd.access.roles import Identity, Kind, checked_identity
+from offloaderd.core.errors import InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

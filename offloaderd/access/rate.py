@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from offloaderd.core.limits import TokenBucket
 
 if TYPE_CHECKING:
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 NAMES_MAX = 10_000
 """So many names of one kind have buckets of their own."""

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from offloaderd.access.rights import Grant
-from offloaderd.errors import InvalidInput
-from offloaderd.section import Lines, OptionalSecret, OptionalText, Seconds, Section, Shape
+from offloaderd.access.roles import Grant
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.section import Lines, OptionalSecret, OptionalText, Seconds, Section, Shape
 
 
 def _grants(value: tuple[str, ...]) -> tuple[str, ...]:

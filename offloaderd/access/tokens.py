@@ -22,15 +22,15 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
-from offloaderd.access.rights import checked_identity
-from offloaderd.errors import InvalidConfig, InvalidInput, Unauthenticated
+from offloaderd.access.roles import checked_identity
+from offloaderd.core.errors import InvalidConfig, InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jwt.types import Options
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 TOKEN_CHARS_MAX = 16 * 1024
 SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}

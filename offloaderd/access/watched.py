@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import structlog
 
-from offloaderd.errors import OffloaderError
+from offloaderd.core.errors import OffloaderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,13 +9,13 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.program import FAILED, OK
-from offloaderd.rpc.message_json import picked
+from offloaderd.protocol.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.doctor.finding import CheckResult
-    from offloaderd.rpc.v1 import doctor_pb2
+    from offloaderd.daemon.doctor.finding import CheckResult
+    from offloaderd.protocol.v1 import doctor_pb2
 
     Result = CheckResult | doctor_pb2.CheckResult
 

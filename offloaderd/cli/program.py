@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from offloaderd.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
+from offloaderd.core.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from offloaderd.cli import show
-from offloaderd.rpc.message_json import picked
+from offloaderd.protocol.message_json import picked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from offloaderd.offload.damage import DamagedLedger
-    from offloaderd.rpc.v1 import admin_pb2, inspect_pb2
-    from offloaderd.upkeep.flaws import Flaw
+    from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
+    from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
+    from offloaderd.upkeep.verify.flaws import Flaw
 
 
 def status(segment: admin_pb2.Segment) -> str:

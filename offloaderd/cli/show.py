@@ -12,9 +12,9 @@ from google.protobuf.message import Message
 from rich.cells import cell_len
 from rich.console import Console
 
-from offloaderd.rpc.message_json import position_of, position_text
-from offloaderd.rpc.v1 import common_pb2
-from offloaderd.words import age, moment, number, plural, rate, size, visible
+from offloaderd.core.humanize import age, moment, number, plural, rate, size, visible
+from offloaderd.protocol.message_json import position_of, position_text
+from offloaderd.protocol.v1 import common_pb2
 
 __all__ = [
     "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",

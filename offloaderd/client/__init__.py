@@ -1,23 +1,23 @@
 """The client library: everything that a program needs to use a daemon, and all that offloadctl uses (docs/client.md).
 
-What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.rpc.v1`, except
+What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.protocol.v1`, except
 ReadAnswer.
 """
 
 from offloaderd.client.answers import ReadAnswer
 from offloaderd.client.blocking import BlockingClient
-from offloaderd.client.connection import checked_address
-from offloaderd.client.daemon import DaemonClient
+from offloaderd.client.channel import checked_address
+from offloaderd.client.client import DaemonClient
 from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, translated
 from offloaderd.client.push import LedgerClosed, Pushed
 from offloaderd.client.reading import Wanted
 from offloaderd.client.trust import NotTrusted, Trust
-from offloaderd.errors import LedgerUnknown
-from offloaderd.format.transactions import Transactions
-from offloaderd.model import EntryBatch, OfferResult, Position, TopicName
-from offloaderd.patterns import TopicPattern
-from offloaderd.read.seek_goal import Goal, SeekKind
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.errors import LedgerUnknown
+from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.read.seek.goal import Goal, SeekKind
 
 __all__ = [
     "BlockingClient",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.rpc.convert import decoded_read_response
+from offloaderd.protocol.conversion import decoded_read_response
 
 if TYPE_CHECKING:
-    from offloaderd.model import EntryBatch
-    from offloaderd.rpc.v1 import common_pb2
+    from offloaderd.core.model import EntryBatch
+    from offloaderd.protocol.v1 import common_pb2
 
 
 class ReadAnswer(NamedTuple):

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from offloaderd.client.calls import Calls
 from offloaderd.client.exchange import Exchange
-from offloaderd.errors import InvalidInput, OffloaderError, first_of
-from offloaderd.groups import Group
-from offloaderd.rpc.v1 import ledgers_pb2
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import InvalidInput, OffloaderError, first_of
+from offloaderd.protocol.v1 import ledgers_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Sequence
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 
 class AppendCalls(Calls):

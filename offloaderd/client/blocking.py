@@ -10,10 +10,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from offloaderd.client.daemon import DaemonClient
+from offloaderd.client.client import DaemonClient
 from offloaderd.client.entries import AHEAD
 from offloaderd.client.resume import RESUME_S
-from offloaderd.errors import Closed
+from offloaderd.core.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from offloaderd.client.answers import ReadAnswer
     from offloaderd.client.reading import Wanted
     from offloaderd.client.trust import Trust
-    from offloaderd.model import Position, TopicName
-    from offloaderd.read.seek_goal import Goal
-    from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2, read_pb2
+    from offloaderd.core.model import Position, TopicName
+    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, read_pb2
+    from offloaderd.read.seek.goal import Goal
 
 T = TypeVar("T")
 CONNECT_S = 5.0

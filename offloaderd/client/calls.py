@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from offloaderd.client.connection import Connection
-from offloaderd.read.seek_goal import SeekKind
-from offloaderd.rpc.convert import to_position
-from offloaderd.rpc.v1 import (
+from offloaderd.client.channel import Connection
+from offloaderd.protocol.conversion import to_position
+from offloaderd.protocol.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     control_pb2,
@@ -35,6 +34,7 @@ from offloaderd.rpc.v1 import (
     upkeep_pb2,
     upkeep_pb2_grpc,
 )
+from offloaderd.read.seek.goal import SeekKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from grpc import aio
 
-    from offloaderd.model import OutagePolicy, Position, TierRetention, TopicName
-    from offloaderd.patterns import TopicPattern
-    from offloaderd.read.seek_goal import Goal
-    from offloaderd.read_options import ReadPriority
+    from offloaderd.core.model import OutagePolicy, Position, TierRetention, TopicName
+    from offloaderd.core.names.patterns import TopicPattern
+    from offloaderd.core.read_options import ReadPriority
+    from offloaderd.read.seek.goal import Goal
 
 Answer = TypeVar("Answer", bound="Message")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from offloaderd.client.ahead import Ahead
 from offloaderd.client.answers import read_answer
 from offloaderd.client.calls import Calls
+from offloaderd.client.read_ahead import Ahead
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.format.transactions import Transactions
-from offloaderd.rpc.v1 import read_pb2
+from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.protocol.v1 import read_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from offloaderd.client.answers import ReadAnswer
-    from offloaderd.model import TopicName
-    from offloaderd.rpc.v1 import common_pb2
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import common_pb2
 
 READ_METHOD = "/offloaderd.v1.ReadService/Read"
 AHEAD = 4

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from offloaderd.errors import Conflict, InvalidInput, Transient
-from offloaderd.rpc.errors import DETAIL_KEY, from_rpc_error
+from offloaderd.core.errors import Conflict, InvalidInput, Transient
+from offloaderd.protocol.errors import DETAIL_KEY, from_rpc_error
 
 if TYPE_CHECKING:
     from grpc import aio
 
-    from offloaderd.errors import OffloaderError
+    from offloaderd.core.errors import OffloaderError
 
 
 LATE = "allow more with --timeout SECONDS; `offloadctl status` shows whether something does not answer"

@@ -17,7 +17,7 @@ from grpc import aio
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 LOOKS, LOOK_S = 200, 0.02

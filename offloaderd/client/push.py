@@ -16,15 +16,15 @@ from offloaderd.client.calls import Calls
 from offloaderd.client.errors import NotConsecutive, Unreachable
 from offloaderd.client.exchange import Exchange
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
-from offloaderd.groups import Group
-from offloaderd.model import EntryBatch, OfferResult, Position
-from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
+from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 UNANSWERED_MAX = 8
 Request = offload_pb2.StreamingOffloadRequest

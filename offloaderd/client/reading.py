@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, TypedDict
 
 from offloaderd.client.calls import seek_target
 from offloaderd.client.errors import LATE, TimedOut
-from offloaderd.errors import OffloaderError, Transient
-from offloaderd.model import Position
-from offloaderd.read.errors import OutOfRange
-from offloaderd.rpc.convert import to_position
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.model import Position
+from offloaderd.core.read_errors import OutOfRange
+from offloaderd.protocol.conversion import to_position
+from offloaderd.protocol.v1 import common_pb2, read_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from offloaderd.client.answers import ReadAnswer
     from offloaderd.client.resume import Resume
-    from offloaderd.clock import Clock
-    from offloaderd.model import EntryBatch, TopicName
-    from offloaderd.read.seek_goal import Goal
-    from offloaderd.read_options import ReadPriority
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.core.read_options import ReadPriority
+    from offloaderd.read.seek.goal import Goal
 
     Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
 

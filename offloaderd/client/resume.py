@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.client.errors import TimedOut, Unreachable
+from offloaderd.core.errors import Closed, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.retry import doubled
-from offloaderd.errors import Closed, OffloaderError, Transient, Unauthenticated
-from offloaderd.rpc.errors import CallTooLong
+from offloaderd.protocol.errors import CallTooLong
 
 if TYPE_CHECKING:
-    from offloaderd.client.connection import Connection
-    from offloaderd.clock import Clock
+    from offloaderd.client.channel import Connection
+    from offloaderd.core.clock import Clock
 
 RESUME_S = 60.0
 PAUSE_FIRST_S = 0.1

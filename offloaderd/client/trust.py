@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc import aio
 
-from offloaderd.errors import InvalidConfig, InvalidInput, Unauthenticated
+from offloaderd.core.errors import InvalidConfig, InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 T = TypeVar("T")
 

@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd import __version__
-from offloaderd.access.pair import Pair
 from offloaderd.client import DaemonClient, Trust
-from offloaderd.daemon import Addresses, Daemon
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import OffloaderError, Transient, first_of
+from offloaderd.daemon.adapters.stores import bucket_store
+from offloaderd.daemon.daemon import Addresses, Daemon
+from offloaderd.drill.certificate import Pair
+from offloaderd.drill.context import Broken, Ground
 from offloaderd.drill.exercises import EXERCISES
-from offloaderd.drill.ground import Broken, Ground
-from offloaderd.drill.link import Link
 from offloaderd.drill.report import Finding, Outcome, Report
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.drill.scratch import TOPIC
-from offloaderd.errors import OffloaderError, Transient, first_of
-from offloaderd.groups import Group
+from offloaderd.drill.tcp_proxy import Link
 from offloaderd.standalone.ports import free_ports
-from offloaderd.stores import bucket_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.drill.exercises import Exercise
     from offloaderd.drill.scratch import Scratch
 

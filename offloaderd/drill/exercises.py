@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.drill.ground import WITHIN_S, Broken, Ground
+from offloaderd.core.errors import OffloaderError
+from offloaderd.daemon.adapters.stores import bucket_store
+from offloaderd.drill.context import WITHIN_S, Broken, Ground
 from offloaderd.drill.s3_proxy import Fault, Shaking
 from offloaderd.drill.scratch import SEGMENT_AGE_S, SESSION_S, TOPIC
-from offloaderd.errors import OffloaderError
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import paths
 from offloaderd.metadata.port import Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.epoch import Epoch
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.stores import bucket_store
-from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.rpc.v1 import retention_pb2
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.protocol.v1 import retention_pb2
 
 OVERHEAD_S = 10.0
 """What may go by, beside a segment's age, until its commit is known."""

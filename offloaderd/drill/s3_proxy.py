@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.drill.listener import Listener
 from offloaderd.objects import keys
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from offloaderd.config import Settings, check
-from offloaderd.config.fields import all_settings
-from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, NotFound
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import TopicName
+from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.adapters.options import zookeeper_security
+from offloaderd.daemon.adapters.stores import bucket_store
+from offloaderd.daemon.settings import Settings, check
+from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.stores import bucket_store
-from offloaderd.wiring import zookeeper_security
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offloaderd.access.pair import Pair
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
+    from offloaderd.drill.certificate import Pair
     from offloaderd.metadata.port import MetadataStore
 
 TOPIC = TopicName.parse("public/default/offloaderd-drill")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 
-from offloaderd.errors import CorruptData
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, decode_entries, framed_bytes
-from offloaderd.format.frames import FramedEntries
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, framed_bytes
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.frames import FramedEntries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import Position
 from offloaderd.format import small
-from offloaderd.format.messages import filled, halves, value_of
+from offloaderd.format.parsing import filled, halves, value_of
 from offloaderd.format.pb.storage import head_pb2 as pb
-from offloaderd.model import Position
 
 HEAD_MAGIC = 0x8F4F4648
 MARKER_MAGIC = 0x8F4F464C

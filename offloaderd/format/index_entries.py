@@ -10,8 +10,8 @@ from bisect import bisect_right
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import CorruptData
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.errors import CorruptData
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

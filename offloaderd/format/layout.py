@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloaderd.format.v2 import PREAMBLE
+from offloaderd.format.v2.blocks import PREAMBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import google_crc32c
 
-from offloaderd.errors import CorruptData
-from offloaderd.format.messages import parse_message
+from offloaderd.core.errors import CorruptData
+from offloaderd.format.parsing import parse_message
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 
-from offloaderd.errors import CorruptData
-from offloaderd.format import v1, v1_index, v2
-from offloaderd.format.entries import ENTRY_HEAD, PAD, framed_bytes, padding
-from offloaderd.format.frames import FramedEntries
-from offloaderd.model import OffloadMethod
+from offloaderd.core.entries import ENTRY_HEAD, PAD, framed_bytes, padding
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.model import OffloadMethod
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v1 import index as v1_index
+from offloaderd.format.v2 import blocks as v2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from offloaderd.format.v1 import LedgerObjectIndex
-    from offloaderd.format.v2 import SegmentIndex
+    from offloaderd.core.model import EntryBatch
+    from offloaderd.format.v1.blocks import LedgerObjectIndex
+    from offloaderd.format.v2.blocks import SegmentIndex
     from offloaderd.format.values import BlockInfo, SegmentManifest
-    from offloaderd.model import EntryBatch
 
 CHANGED = "the object is not what was committed; restore it, or read from the ledger source"
 

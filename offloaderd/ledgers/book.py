@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import CorruptData, InvalidInput, NotFound, OffloaderError
+from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OffloaderError
+from offloaderd.core.model import ENTRY_BYTES_MAX, Confirmed, EntryBatch, LedgerInfo, Position
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, EntryBatch, LedgerInfo, Position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 LEDGER_ENTRIES_MAX = 50_000
 LEDGER_BYTES_MAX = 2 * 1024 * 1024 * 1024

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Closed
-from offloaderd.event import Event
+from offloaderd.core.aio.event import Event
+from offloaderd.core.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 
 class Changes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
 
-    from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
+    from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
 
 class LedgerSource(Protocol):
@@ -64,7 +64,7 @@ class LedgerSource(Protocol):
 
 @runtime_checkable
 class OtherDomains(Protocol):
-    """A source that has topics of domains that are not taken: see offloaderd.domains."""
+    """A source that has topics of domains that are not taken: see offloaderd.core.domains."""
 
     async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
         """Return their full names, as `topics` returns those that are taken. Raises Transient, Denied."""

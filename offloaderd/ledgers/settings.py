@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from offloaderd.section import Bytes, OptionalSecret, OptionalText, Seconds, Section, Url
+from offloaderd.core.section import Bytes, OptionalSecret, OptionalText, Seconds, Section, Url
 
 GiB = 1024**3
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
-from offloaderd.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.format.verify import differs
 from offloaderd.metadata.records.context import LedgerSegment
-from offloaderd.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:

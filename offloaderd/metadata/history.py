@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import NotFound
 from offloaderd.metadata import paths
-from offloaderd.metadata.each import each
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import history as history_record
@@ -22,8 +22,8 @@ from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryRange, R
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from offloaderd.core.model import Position, TopicName
     from offloaderd.metadata.port import MetadataStore, Step
-    from offloaderd.model import Position, TopicName
 
 
 @dataclass(frozen=True, slots=True)

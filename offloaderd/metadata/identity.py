@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import Conflict, IdentityRefused
+from offloaderd.core.errors import Conflict, IdentityRefused
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import TopicIdentityRecord
@@ -16,9 +16,9 @@ from offloaderd.metadata.records.identity import TopicIdentityRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.identity import Deployment, Refusal
-    from offloaderd.model import TopicName
 
 
 class Stored(NamedTuple):

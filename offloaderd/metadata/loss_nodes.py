@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from offloaderd.model import Loss
+    from offloaderd.core.model import Loss
 
 
 def usual(loss: Loss) -> str:

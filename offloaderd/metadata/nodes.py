@@ -8,9 +8,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound, Transient
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import NotFound, Transient
 from offloaderd.metadata import paths
-from offloaderd.metadata.each import each
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records import loss as loss_record
@@ -18,9 +18,9 @@ from offloaderd.metadata.records import loss as loss_record
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.port import MetadataStore, Versioned
     from offloaderd.metadata.records.context import Piece
-    from offloaderd.model import Loss, TopicName
 
 
 PIECES_TRIES = 10

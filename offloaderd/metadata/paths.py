@@ -26,8 +26,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import TopicName
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,10 +22,10 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from offloaderd.core.model import LedgerEnd, OffloadMethod
 from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records.context import LedgerContext, Piece
-from offloaderd.model import LedgerEnd, OffloadMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

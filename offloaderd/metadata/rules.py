@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, InvalidInput, NoSpace
+from offloaderd.core.errors import Conflict, InvalidInput, NoSpace
 from offloaderd.metadata.port import Create, Delete, Replace
 
 if TYPE_CHECKING:

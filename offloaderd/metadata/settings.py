@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from offloaderd.section import NodePath, OptionalSecret, OptionalText, Seconds, Section, Servers
+from offloaderd.core.section import NodePath, OptionalSecret, OptionalText, Seconds, Section, Servers
 
 
 class MetadataSettings(Section):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData
-from offloaderd.format.v1_index import decode_index
-from offloaderd.format.v1_scan import BlockScan, block_spans
+from offloaderd.core.errors import CorruptData
+from offloaderd.format.v1.index import decode_index
+from offloaderd.format.v1.scan import BlockScan, block_spans
 from offloaderd.objects import keys
 
 if TYPE_CHECKING:
-    from offloaderd.format.v1_index import LedgerObjectIndex
-    from offloaderd.model import LedgerInfo
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.format.v1.index import LedgerObjectIndex
     from offloaderd.objects.port import ObjectInfo, ObjectReader
 
 PIECE_BYTES = 1 << 20

@@ -6,7 +6,7 @@ import re
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.objects.port import PARTS_MAX
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from offloaderd import __version__
-from offloaderd.model import LEDGER_ID_MAX
+from offloaderd.core.model import LEDGER_ID_MAX
 
 FORMAT_VERSION_KEY = "s3managedledgeroffloaderformatversion"
 SOFTWARE_VERSION_KEY = "s3managedledgeroffloadersoftwareversion"

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import BucketMissing, Conflict, CorruptData, NotFound
+from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, NotFound
 from offloaderd.format import head as head_format
 from offloaderd.objects import keys
 from offloaderd.objects.whole import read_sure
@@ -78,7 +78,7 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
         if found is not None:
             theirs = found.other_than(marker.deployment_id)
             if theirs and marker.deployment_id not in await guests(store, prefix, marker.cluster):
-                await put(store, prefix, marker, guest=True)
+                await put(store, prefix, marker, provisional=True)
             return found
         try:
             etag = (await put(store, prefix, marker, if_etag=etag)).etag
@@ -88,11 +88,11 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
 
 
 async def put(
-    store: ObjectStore, prefix: str, marker: PlaceMarker, *, guest: bool = False, if_etag: str | None = None
+    store: ObjectStore, prefix: str, marker: PlaceMarker, *, provisional: bool = False, if_etag: str | None = None
 ) -> ObjectInfo:
     """Put a marker in place of the one that there is (or of that ETag alone), or a guest's beside it."""
     cluster, ours = marker.cluster, marker.deployment_id
-    key = keys.guest_marker(prefix, cluster, ours) if guest else keys.marker(prefix, cluster)
+    key = keys.guest_marker(prefix, cluster, ours) if provisional else keys.marker(prefix, cluster)
     labels = keys.segment_metadata(cluster, ours)
     return await store.put(key, head_format.encode_marker(marker), metadata=labels, if_etag=if_etag)
 

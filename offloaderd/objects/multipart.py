@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput
 from offloaderd.objects.checks import check_parts
 
 if TYPE_CHECKING:

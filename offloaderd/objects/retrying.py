@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.retry import USUAL, RetryPolicy, retried
-from offloaderd.errors import CorruptData, InvalidInput
 from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.core.limits import Admission
     from offloaderd.objects.port import ObjectInfo, ObjectReader
 
@@ -46,7 +46,7 @@ class RetryingReader:
         self._retry = retry
         self._throttle = throttle or TokenBucket(0, clock)
         self._budget = budget
-        self._heard = read
+        self._last_answer = read
 
     def at(self, bucket: str) -> RetryingReader:
         """Return the reader of another bucket, under the same limits. Raises BucketMissing."""
@@ -140,8 +140,8 @@ class RetryingReader:
 
     def _count(self, count: int) -> None:
         self.read_bytes += count
-        if self._heard is not None:
-            self._heard(count)
+        if self._last_answer is not None:
+            self._last_answer(count)
 
 
 def _short(key: str, first: int, end: int, length: int) -> CorruptData:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from offloaderd.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url
+from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url
 
 Bucket = Annotated[
     str,

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from offloaderd.errors import CorruptData, InvalidInput, Transient, first_of
-from offloaderd.groups import Group
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import CorruptData, InvalidInput, Transient, first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

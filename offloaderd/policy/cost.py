@@ -1,6 +1,6 @@
 """What offloading costs in requests and in what a store charges for them: a model of how segments are written. Pure.
 
-It follows the uploader step by step (`offload/uploader.py`, `offload/sealing.py`), and tests compare it with the
+It follows the uploader step by step (`segment/upload.py`, `segment/complete.py`), and tests compare it with the
 requests that a real upload makes. Left out is what is rare (retries, a new owner that continues an upload) and what
 does not depend on how segments are cut (the listings of the collection of garbage).
 """

@@ -15,10 +15,10 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
-from offloaderd.read_options import ReadPriority
-from offloaderd.units import parse_bytes, parse_seconds
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import OffloadMethod, TierRetention
-from offloaderd.policy.effective import Effective, Level, Origin
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.policy.merge import Effective, Level, Origin
 from offloaderd.policy.policies import FIELDS, NAMES, OffloadPolicies, shown
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from offloaderd.section import Amount, Section
+from offloaderd.core.section import Amount, Section
 
 
 class PricesSettings(Section):

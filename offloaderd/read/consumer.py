@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from offloaderd.errors import CorruptData, NotFound
-from offloaderd.format.transactions import TransactionState
-from offloaderd.model import START, Position
-from offloaderd.read.errors import OutOfRange
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import START, Position
+from offloaderd.core.read_errors import OutOfRange
+from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.read.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
     from types import TracebackType
 
-    from offloaderd.format.frames import Entries
-    from offloaderd.format.transactions import OpenTransaction, TransactionId
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.model import TopicName
+    from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
     from offloaderd.metadata.committed import LedgerSlice
-    from offloaderd.model import TopicName
     from offloaderd.read.outcomes import KnownOutcomes
     from offloaderd.read.plan import TopicView
     from offloaderd.read.reader import TopicReader

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import Throttled
-from offloaderd.format.transactions import TransactionLog, mention_of
-from offloaderd.model import Position
+from offloaderd.core.errors import Throttled
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.transactions import TransactionLog, mention_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from offloaderd.format.frames import Entries
-    from offloaderd.model import TopicName
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.model import TopicName
 
 TRANSACTIONS_MAX = 1_000_000
 """Transactions that a task of a job remembers, some 300 bytes each."""

@@ -20,18 +20,18 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import ENTRY_ID_MAX, Position
-from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import ENTRY_ID_MAX, Position
+from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
+from offloaderd.core.read_options import ReadPriority
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from offloaderd.errors import IdentityRefused
+    from offloaderd.core.errors import IdentityRefused
+    from offloaderd.core.model import LedgerEnd, Loss
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.model import LedgerEnd, Loss
 
 
 class Tier(StrEnum):

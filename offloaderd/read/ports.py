@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.metadata import catalog
+from offloaderd.metadata.topic_map import map as catalog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.core.model import EntryBatch, Position, TopicName
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import EntryBatch, Position, TopicName
-    from offloaderd.policy.effective import Effective
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.policy.merge import Effective
 
 
 class HotTier(Protocol):

@@ -11,30 +11,30 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
 
+from offloaderd.core.errors import InvalidInput, NotFound, Transient
+from offloaderd.core.model import START, Position
+from offloaderd.core.read_errors import TopicNotFound
 from offloaderd.core.retry import retried
-from offloaderd.errors import InvalidInput, NotFound, Transient
-from offloaderd.model import START, Position
-from offloaderd.read.errors import TopicNotFound
-from offloaderd.read.follow import Newsroom
+from offloaderd.read.changes import ChangeSignals
 from offloaderd.read.plan import SourceLedger, TopicView
-from offloaderd.read.segment import SegmentOptions, SegmentReader
+from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.read.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from types import TracebackType
 
-    from offloaderd.clock import Clock
-    from offloaderd.errors import IdentityRefused
-    from offloaderd.format.frames import Entries
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.errors import IdentityRefused
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+    from offloaderd.core.read_options import ReadPriority
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metrics import Metrics
-    from offloaderd.model import TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectReader
     from offloaderd.read.plan import Tier, Why
     from offloaderd.read.ports import HotTier, Maps, Policies
-    from offloaderd.read_options import ReadPriority
 
 BATCH_BYTES = 1024 * 1024
 
@@ -99,7 +99,7 @@ class TopicReader:
         self.segments = SegmentReader(objects, clock=clock, metrics=metrics, options=self.options.segments)
         self._maps = maps
         self._policies = policies
-        self._newsroom = Newsroom(hot=hot, source=source, clock=clock, loader=self.segments.loader)
+        self._change_signals = ChangeSignals(hot=hot, source=source, clock=clock, loader=self.segments.loader)
 
     async def __aenter__(self) -> Self:
         """Be ready to read."""
@@ -139,9 +139,9 @@ class TopicReader:
             raise InvalidInput("batch_bytes and entries_max must be 0 or greater")
         started = self.clock.monotonic()
         waiting = True
-        with self._newsroom.following(topic) if follow else nullcontext() as news:
+        with self._change_signals.following(topic) if follow else nullcontext() as change_signal:
             limit = self.options.answer_bytes(batch_bytes)
-            stream = Stream(self, topic, news, limit, entries_max=entries_max, framed=framed)
+            stream = Stream(self, topic, change_signal, limit, entries_max=entries_max, framed=framed)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:
@@ -197,7 +197,7 @@ class TopicReader:
         """
         hot = self.hot.range(topic)
         source: Sequence[SourceLedger] | None = None
-        trouble: Transient | None = None
+        failure: Transient | None = None
         refused: IdentityRefused | None = None
         if self.source is not None:
             try:
@@ -205,13 +205,13 @@ class TopicReader:
                     refused = await self.patiently(lambda: self.source_refused(topic))
                     source = await self._source_ledgers(self.source, topic) if refused is None else None
             except TimeoutError:
-                trouble = Transient(f"the ledger source did not answer within {source_s:g} s")
+                failure = Transient(f"the ledger source did not answer within {source_s:g} s")
             except Transient as error:
-                trouble = error
+                failure = error
         topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
         stored = topic_map.offloaded if topic_map.unfinished is None else topic_map.history_end
-        if trouble is not None and not (last and stored and last <= stored):
-            raise trouble
+        if failure is not None and not (last and stored and last <= stored):
+            raise failure
         plan = topic_map.unfinished
         return TopicView(
             segments=topic_map.segments,
@@ -221,7 +221,7 @@ class TopicReader:
             losses=topic_map.losses,
             floor=topic_map.floor,
             unfinished=(topic_map.history_end or START, plan.live_begin) if plan is not None else None,
-            source_away=trouble is not None,
+            source_away=failure is not None,
             refused=refused,
         )
 

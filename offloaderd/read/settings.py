@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from offloaderd.errors import InvalidInput
-from offloaderd.read_options import ReadPriority
-from offloaderd.section import Bytes, Section
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.section import Bytes, Section
 
 KiB, MiB = 1024, 1024**2
 

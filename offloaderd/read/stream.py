@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position
+from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.retry import doubled
-from offloaderd.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
-from offloaderd.format.frames import FramedEntries
-from offloaderd.model import ENTRY_ID_MAX, EntryBatch, Position
 from offloaderd.read import plan
-from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView, Why
-from offloaderd.read.segment import Pace
-from offloaderd.read_options import ReadPriority
+from offloaderd.read.segments.reader import Pace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
-    from offloaderd.format.frames import Entries
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.model import TopicName
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.model import TopicName
-    from offloaderd.read.follow import News
+    from offloaderd.read.changes import ChangeSignal
     from offloaderd.read.reader import TopicReader
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ URGENCY = (Transient, CorruptData, Denied)
 
 
 class Stream:
-    """The state of one read. `news` is None for a read that does not follow; `framed` as for `TopicReader.read`.
+    """The state of one read. `change_signal` is None unless the read follows; `framed` as for `TopicReader.read`.
 
     Of a tier no more than `entries_max` is asked for; entries of the buffer, which cost nothing, may be more.
     """
@@ -51,7 +51,7 @@ class Stream:
         self,
         reader: TopicReader,
         topic: TopicName,
-        news: News | None,
+        change_signal: ChangeSignal | None,
         batch_bytes: int,
         *,
         entries_max: int,
@@ -59,7 +59,7 @@ class Stream:
     ) -> None:
         self._reader = reader
         self._topic = topic
-        self._news = news
+        self._change_signal = change_signal
         self._batch_bytes = batch_bytes
         self._left = entries_max or ENTRY_ID_MAX
         self._framed = framed
@@ -71,7 +71,7 @@ class Stream:
         self._bounded = False  # the request says where it ends
         self._failed: dict[object, Position] = {}
         self._reasons: dict[object, Why] = {}
-        self._troubles: list[tuple[Tier, OffloaderError]] = []
+        self._failure_tracker: list[tuple[Tier, OffloaderError]] = []
         self._missing: EntriesMissing | None = None
         self._source_tries = 0
         self._pace = Pace()
@@ -85,17 +85,17 @@ class Stream:
                 self._asked_s = self._reader.clock.monotonic()
             priority = priority or configured
         self._priority = priority
-        follow, self._bounded = self._news is not None, last is not None
+        follow, self._bounded = self._change_signal is not None, last is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         """Yield the entries of the range, with the tier that gave them and why it was asked."""
         while True:
-            seen = self._news.count if self._news is not None else 0
+            seen = self._change_signal.count if self._change_signal is not None else 0
             if self._cursor is None and not await self._find_start():
-                if self._news is None:
+                if self._change_signal is None:
                     return
-                await self._news.after(seen)
+                await self._change_signal.after(seen)
                 continue
             if (held := self._hot_batch()) is not None:
                 self._advance(held)
@@ -119,7 +119,7 @@ class Stream:
 
     async def _find_start(self) -> bool:
         """Look for the oldest entry of a topic that had none; says whether there is one."""
-        if self._news is not None:
+        if self._change_signal is not None:
             await self._look()
         if self._view.refused is not None:
             raise self._view.refused
@@ -138,9 +138,9 @@ class Stream:
 
     def _advance(self, batch: Entries) -> None:
         self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
-        for tier, _ in self._troubles:
+        for tier, _ in self._failure_tracker:
             self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
-        self._troubles.clear()
+        self._failure_tracker.clear()
         self._source_tries = 0
         self._left -= batch.count
 
@@ -152,7 +152,7 @@ class Stream:
             await self._look()
             step = self._decide()
         if step is None:
-            for tier, _ in self._troubles:
+            for tier, _ in self._failure_tracker:
                 self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
         if self._view.refused is not None and (step is Stop.WAIT or (step is Stop.DONE and not self._bounded)):
@@ -205,24 +205,24 @@ class Stream:
         """Return the error that tells most about why an entry cannot be had: what a tier said, if one was asked."""
         if isinstance(self._missing, EntriesDeleted):
             return self._missing
-        if self._view.refused is not None and not self._troubles and not isinstance(self._missing, EntriesLost):
+        if self._view.refused is not None and not self._failure_tracker and not isinstance(self._missing, EntriesLost):
             return self._view.refused
         for kind in URGENCY:
-            for _, error in self._troubles:
+            for _, error in self._failure_tracker:
                 if isinstance(error, kind):
                     return error
         missing = self._missing or EntriesMissing(f"no entry {self._cursor}")
-        error = self._troubles[0][1] if self._troubles else missing
+        error = self._failure_tracker[0][1] if self._failure_tracker else missing
         if isinstance(error, EntriesMissing | BucketMissing):
             return error
         return EntriesMissing(error.message, hint=error.hint)  # an object is gone, which does not mean that it may be
 
     async def _wait(self, seen: int) -> None:
-        if self._news is None:
+        if self._change_signal is None:
             raise Transient(
                 f"entry {self._cursor} of {self._topic} is not readable yet", hint="try again, or follow the topic"
             )
-        await self._news.after(seen)
+        await self._change_signal.after(seen)
 
     async def _ask_end(self, step: AskEnd) -> None:
         """Let the segment's manifest say whether, and where, the ledger ended."""
@@ -308,7 +308,7 @@ class Stream:
             reader.metrics.checksum_failures.labels(where="read").inc()
         self._failed[run.holder] = cursor
         self._reasons[run.holder] = reason_of(error)
-        self._troubles.append((run.tier, error))
+        self._failure_tracker.append((run.tier, error))
         log.warning(
             "read.tier_failed", topic=str(self._topic), tier=run.tier.value, position=str(cursor), error=str(error)
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from offloaderd.standalone.java import find_java
+from offloaderd.spark.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.spark.java import find_java
 from offloaderd.spark.java_home import java_home
-from offloaderd.standalone.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

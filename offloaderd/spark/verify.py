@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import BucketMissing, OffloaderError
-from offloaderd.metadata import catalog
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, OffloaderError
+from offloaderd.daemon.adapters.options import s3_options, sites
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.offload.damage import JobKeeper
-from offloaderd.spark.source_offsets import look
-from offloaderd.spark.source_options import parse
-from offloaderd.spark.source_read import store_at
-from offloaderd.spark.source_stores import HeldStores
-from offloaderd.spark.spark_errors import brief, from_spark
-from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
-from offloaderd.upkeep.verify import between
-from offloaderd.upkeep.verify_topic import look_at
-from offloaderd.wiring import s3_options, sites
+from offloaderd.spark.errors import brief, from_spark
+from offloaderd.spark.scan.options import parse
+from offloaderd.spark.scan.read import store_at
+from offloaderd.spark.scan.stores import HeldStores
+from offloaderd.spark.source.offsets import look
+from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper
+from offloaderd.upkeep.verify.cluster import between
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
+from offloaderd.upkeep.verify.topic import look_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import TopicName
-    from offloaderd.objects.s3_options import S3Options
-    from offloaderd.offload.damage import DamagedLedger
-    from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.spark.source_snapshot import Snapshot
-    from offloaderd.spark.source_stores import Stores
-    from offloaderd.upkeep.rebuild_known import Known
+    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.snapshot import Snapshot
+    from offloaderd.spark.scan.stores import Stores
+    from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
+    from offloaderd.upkeep.rebuild.known import Known
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments holds up no others."""

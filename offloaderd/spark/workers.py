@@ -16,8 +16,8 @@ import pyspark.sql.datasource
 import pyspark.worker  # noqa: F401 - as the others, for the workers
 from pyspark import daemon
 
-import offloaderd.objects.s3
-import offloaderd.read.segment  # noqa: F401 - as above
+import offloaderd.objects.s3.store
+import offloaderd.read.segments.reader  # noqa: F401 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import InvalidConfig, OffloaderError
+from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.standalone.lines import STDIN, Lines
 
 if TYPE_CHECKING:

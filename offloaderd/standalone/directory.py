@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Denied, InvalidConfig, NoSpace, OffloaderError
+from offloaderd.core.errors import Denied, InvalidConfig, NoSpace, OffloaderError
 
 if TYPE_CHECKING:
     from pathlib import Path

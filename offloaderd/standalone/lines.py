@@ -14,8 +14,8 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidInput, OffloaderError
-from offloaderd.model import ENTRY_BYTES_MAX
+from offloaderd.core.errors import InvalidInput, OffloaderError
+from offloaderd.core.model import ENTRY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -10,12 +10,12 @@ import errno
 import socket
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 LOOPBACK = "127.0.0.1"
 PORT_MIN, PORT_MAX = 12_000, 21_999

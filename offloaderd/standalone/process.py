@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from offloaderd.errors import InvalidConfig, NoSpace, OffloaderError
+from offloaderd.core.errors import InvalidConfig, NoSpace, OffloaderError
 from offloaderd.standalone.directory import directory_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 POLL_S = 0.05
 DEATH_POLL_S = 0.25

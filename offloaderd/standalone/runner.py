@@ -11,20 +11,20 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.daemon import Daemon
-from offloaderd.errors import OffloaderError, first_of
-from offloaderd.groups import Group
-from offloaderd.offload.signal import finished, race
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import finished, race
+from offloaderd.core.errors import OffloaderError, first_of
+from offloaderd.daemon.daemon import Daemon
 from offloaderd.standalone.stack import stack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from offloaderd.clock import Clock
-    from offloaderd.daemon import Addresses
+    from offloaderd.core.clock import Clock
+    from offloaderd.daemon.daemon import Addresses
     from offloaderd.standalone.stack import Stack, StackOptions
 
-    Guest = Callable[[Stack], Awaitable[None]]
+    Provisional = Callable[[Stack], Awaitable[None]]
     """What is done while the daemon serves; the standalone stops when it returns."""
 
 
@@ -68,7 +68,7 @@ async def run(
     *,
     starting: Callable[[Stack], None],
     ready: Callable[[Stack], None],
-    guest: Guest | None = None,
+    provisional: Provisional | None = None,
     keep: bool = False,
 ) -> int:
     """Run until told to stop, or until the guest is done (unless `keep`); returns the daemon's exit code.
@@ -81,7 +81,7 @@ async def run(
         try:
             async with stack(options, environ, clock) as running:
                 starting(running)
-                return await _serve(running, clock, stopper, ready, guest, keep=keep)
+                return await _serve(running, clock, stopper, ready, provisional, keep=keep)
         except asyncio.CancelledError:
             if stopper.asked.is_set():
                 raise Interrupted("interrupted") from None
@@ -93,7 +93,7 @@ async def _serve(
     clock: Clock,
     stopper: Stopper,
     ready: Callable[[Stack], None],
-    guest: Guest | None,
+    provisional: Provisional | None,
     *,
     keep: bool,
 ) -> int:
@@ -112,8 +112,8 @@ async def _serve(
             await race(serving.wait(), stopper.asked.wait(), finished(life))
             if serving.is_set() and not stopper.asked.is_set():
                 ready(running)
-                failure = await _entertain(group, running, guest, stopper, life, keep=keep)
-            elif guest is not None and stopper.asked.is_set():
+                failure = await _entertain(group, running, provisional, stopper, life, keep=keep)
+            elif provisional is not None and stopper.asked.is_set():
                 failure = Interrupted("interrupted before the daemon was ready")
             daemon.stop("told to stop")
             await finished(life)
@@ -129,7 +129,7 @@ async def _serve(
 async def _entertain(
     group: asyncio.TaskGroup,
     running: Stack,
-    guest: Guest | None,
+    provisional: Provisional | None,
     stopper: Stopper,
     life: asyncio.Task[None],
     *,
@@ -138,9 +138,9 @@ async def _entertain(
     """Wait until it is time to stop; returns what made the guest fail."""
     failure: list[OffloaderError] = []
 
-    async def visit(guest: Guest) -> None:
+    async def visit(provisional: Provisional) -> None:
         try:
-            await guest(running)
+            await provisional(running)
         except OffloaderError as error:
             failure.append(error)
         except BaseExceptionGroup as errors:
@@ -149,8 +149,8 @@ async def _entertain(
                 raise
             failure.append(worst)
 
-    if guest is not None:
-        visitor = group.create_task(visit(guest), name="guest")
+    if provisional is not None:
+        visitor = group.create_task(visit(provisional), name="guest")
         await race(finished(visitor), stopper.asked.wait(), finished(life))
         if not visitor.done():
             visitor.cancel()

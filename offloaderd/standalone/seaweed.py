@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone.directory import directory_error, prepare_directory, write_private
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, require_free
 from offloaderd.standalone.probe import http_get
@@ -24,7 +24,7 @@ from offloaderd.standalone.process import ChildProcess, Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 1.0

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Conflict, InvalidConfig, NotFound
+from offloaderd.core.errors import Conflict, InvalidConfig, NotFound
 from offloaderd.standalone.directory import directory_error, write_private
 from offloaderd.standalone.ports import LOOPBACK
 

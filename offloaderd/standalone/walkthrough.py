@@ -10,18 +10,18 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from offloaderd.errors import NotFound, OffloaderError, Transient
-from offloaderd.groups import Group
-from offloaderd.model import TopicName
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import NotFound, OffloaderError, Transient
+from offloaderd.core.model import TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.protocol.v1 import common_pb2
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
     from offloaderd.client import DaemonClient
-    from offloaderd.clock import Clock
-    from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2
+    from offloaderd.core.clock import Clock
+    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
     from offloaderd.standalone.dataset import Dataset
 
 SEGMENT_BYTES_MAX = 16 * 1024 * 1024
@@ -72,7 +72,7 @@ class Progress:
     lag_entries: int = 0
     lag_bytes: int = 0
     lag_seconds: float | None = 0.0
-    trouble: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class Walkthrough:
             lag_entries=status.lag_entries,
             lag_bytes=status.lag_bytes,
             lag_seconds=None if status.lag_age_unknown else status.lag_seconds,
-            trouble=status.stalled_reason,
+            failure=status.stalled_reason,
         )
         self._screen.progress(self._now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 
-from offloaderd.model import EntryBatch
+from offloaderd.core.model import EntryBatch
 
 
 def payload(ledger_id: int, entry_id: int, payload_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from offloaderd.errors import OutcomeUnknown
+from offloaderd.core.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence

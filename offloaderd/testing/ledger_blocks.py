@@ -1,6 +1,6 @@
 """A whole ledger's object (PIP-17, V1) written and read block by block, as plainly as the format can be told.
 
-What writes objects cuts them into runs and never holds a block (`offload/ledger_segment.py`); it is compared with this,
+What writes objects cuts them into runs and never holds a block (`segment/ledger_builder.py`); it is compared with this,
 and this with what Pulsar's own offloader writes.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format import v1
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import EntryBatch
 from offloaderd.format.index_entries import IndexEntry
-from offloaderd.model import EntryBatch
+from offloaderd.format.v1 import blocks as v1
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

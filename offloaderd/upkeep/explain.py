@@ -12,29 +12,29 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound, Transient
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Transient
+from offloaderd.core.model import START, Position
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
-from offloaderd.model import START, Position
-from offloaderd.upkeep import broker_object
-from offloaderd.upkeep.block_check import entries_of
-from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
-from offloaderd.upkeep.segment_check import Tables, Target, load_manifest
+from offloaderd.upkeep.verify import broker_object
+from offloaderd.upkeep.verify.blocks import entries_of
+from offloaderd.upkeep.verify.flaws import RESTORE, Flaw, Kind, corrupt, noted
+from offloaderd.upkeep.verify.segment import Tables, Target, load_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from offloaderd.core.model import LedgerEnd, Loss, TopicName
     from offloaderd.format.values import BlockInfo
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.records.verified import SegmentVerified
-    from offloaderd.model import LedgerEnd, Loss, TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.ports import Maps
     from offloaderd.upkeep.stored import Site

@@ -1,7 +1,7 @@
 """What lies in the bucket, segment by segment: the objects and the open uploads that bear a segment's id.
 
-Only keys that `keys.py` makes are looked at; what else lies under the prefix is counted and never touched. A ledger's
-object (V1) without a manifest beside it may be a broker's: its labels say whose it is.
+Only keys that `objects/keys.py` makes are looked at; what else lies under the prefix is counted and never touched. A
+ledger's object (V1) without a manifest beside it may be a broker's: its labels say whose it is.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from offloaderd.clock import SystemClock
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
-from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.core.clock import SystemClock
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Closed
-from offloaderd.metadata.memory import MemoryMetadata
-from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.core.errors import Closed
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.testing.memory.metadata import MemoryMetadata
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

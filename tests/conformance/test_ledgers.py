@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import Closed, InvalidInput, NotFound
+from offloaderd.core.errors import Closed, InvalidInput, NotFound
+from offloaderd.core.model import ENTRY_BYTES_MAX, Confirmed, Position, TopicName
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.ledgers.embedded import EmbeddedLedgers
-from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.model import ENTRY_BYTES_MAX, Confirmed, Position, TopicName
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import FakeClock, payloads
+from offloaderd.testing.memory.ledgers import MemoryLedgers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict, InvalidInput, NoSpace, NotFound
-from offloaderd.metadata.memory import MemoryMetadata
+from offloaderd.core.errors import Conflict, InvalidInput, NoSpace, NotFound
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
-from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.testing.memory.metadata import MemoryMetadata
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Closed, Conflict, NotFound
+from offloaderd.core.errors import Closed, Conflict, NotFound
 from offloaderd.metadata.port import Create, Delete, Replace
 from tests.conformance.metadata_stores import Changes, Tree, eventually
 from tests.patience import PATIENCE_S

@@ -13,14 +13,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.drill.listener import Listener, relay
-from offloaderd.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
-from offloaderd.metadata import zookeeper as adapter
-from offloaderd.metadata import zookeeper_client
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.session import SessionState
-from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.metadata.zookeeper import client as zookeeper_client
+from offloaderd.metadata.zookeeper import store as adapter
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, NotFound
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.objects import checks
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.memory import MemoryStore
+from offloaderd.objects.filesystem.store import FilesystemStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.real import stores
 
 if TYPE_CHECKING:

@@ -18,21 +18,21 @@ import google_crc32c
 from google.protobuf.descriptor import FieldDescriptor
 
 import offloaderd.metadata.records
-from offloaderd.access.rights import Grant
+from offloaderd.access.roles import Grant
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key
-from offloaderd.clock import SystemClock
-from offloaderd.errors import OffloaderError
-from offloaderd.format import (
-    broker_entry,
-    chunks,
-    manifest,
-    pulsar_message,
-    transactions,
-    v1,
-    v1_index,
-    v2,
-    v2_index,
-)
+from offloaderd.bookkeeper.connections import sasl
+from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
+from offloaderd.bookkeeper.metadata import registration
+from offloaderd.bookkeeper.wire import v2 as wire_v2
+from offloaderd.bookkeeper.wire import v3 as wire_v3
+from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names import managed_ledgers as pulsar_names
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.format import chunks
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.bookkeeper import data_formats_pb2, protocol_pb2, registration_pb2
 from offloaderd.format.pb.pulsar import messages_pb2, ml_data_formats_pb2
 from offloaderd.format.pb.storage import (
@@ -43,14 +43,14 @@ from offloaderd.format.pb.storage import (
     rollback_pb2,
     verified_pb2,
 )
+from offloaderd.format.pulsar import broker_entry, transactions
+from offloaderd.format.pulsar import messages as pulsar_message
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v1 import index as v1_index
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.v2 import index as v2_index
 from offloaderd.format.values import SegmentManifest
-from offloaderd.ledgers import pulsar, pulsar_names
-from offloaderd.ledgers.bookkeeper import ledger_metadata, registration, sasl
-from offloaderd.ledgers.bookkeeper import v2 as wire_v2
-from offloaderd.ledgers.bookkeeper import v3 as wire_v3
-from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
-from offloaderd.model import Position, TopicName
-from offloaderd.patterns import TopicPattern
+from offloaderd.ledgers.pulsar import managed_ledger as pulsar
 from tests.authority import token
 from tests.golden import bookkeeper
 

@@ -11,28 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.values import BlockInfo, LedgerPart, Past
-from offloaderd.metadata.records import (
-    asked,
-    attempt,
-    context,
-    daemon,
-    epoch,
-    floor,
-    grant,
-    history,
-    identity,
-    level_policy,
-    loss,
-    owner,
-    policy,
-    rollback,
-    selection,
-    trash,
-    verified,
-)
-from offloaderd.model import (
+from offloaderd.core.model import (
     HistoryOrder,
     LedgerEnd,
     Loss,
@@ -42,9 +21,32 @@ from offloaderd.model import (
     SegmentRange,
     TierRetention,
 )
-from offloaderd.patterns import TopicPattern
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.values import BlockInfo, LedgerPart, Past
+from offloaderd.metadata.records import (
+    attempt,
+    context,
+    daemon,
+    epoch,
+    floor,
+    grant,
+    history,
+    identity,
+    loss,
+    owner,
+    rollback,
+    trash,
+    verified,
+)
+from offloaderd.metadata.records import (
+    request as asked,
+)
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.read_options import ReadPriority
+from offloaderd.policy.records import level as level_policy
+from offloaderd.policy.records import selection
+from offloaderd.policy.records import topic as policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,15 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.format import broker_entry, head, manifest, v1, v2
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.format import head
 from offloaderd.format.head import HeadSegment, PlaceMarker, TopicHead
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
-from offloaderd.model import EntryBatch, Position
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.testing import ledger_blocks
 from tests.unit.format import builders
 

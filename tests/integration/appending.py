@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from offloaderd.client import DaemonClient
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
 
 
 async def append_to(client: DaemonClient, topic: TopicName, payloads: Sequence[bytes], *, at_once: int = 100) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.client import DaemonClient, Unreachable
-from offloaderd.clock import SystemClock
-from offloaderd.drill.link import Link as Proxy
+from offloaderd.core.clock import SystemClock
+from offloaderd.drill.tcp_proxy import Link as Proxy
 from offloaderd.standalone.ports import free_ports
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyarrow import parquet
 
+from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata import paths
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import OffloadMethod
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.commands import ran, started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import OLD, TOPIC, append, digest, enable, entries, expected, look, until_done

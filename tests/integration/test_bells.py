@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Transient
-from offloaderd.ledgers.bookkeeper import bells
-from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.options import SourceOptions
-from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
+from offloaderd.bookkeeper import long_poll as long_polls
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing import payloads
 from tests.patience import PATIENCE_S
 from tests.real.writer import Plan, ledger_writer
@@ -141,7 +141,7 @@ async def test_the_longest_wait_and_the_requests_of_a_silence(
     bookkeeper: BookKeeperCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bells that come back are hung again: over the longest waits a topic asks a bookie as often as was worked out."""
-    monkeypatch.setattr(bells, "FIRST_S", 60.0)
+    monkeypatch.setattr(long_polls, "FIRST_S", 60.0)
     async with watched(bookkeeper) as it:
         await it.quiet()
         before = sum(map(it.requests, ("last", "wait", "read", "batch")))
@@ -199,7 +199,7 @@ async def test_a_bookie_is_frozen(bookkeeper: BookKeeperCluster) -> None:
         ledger = it.topic.ledger
         begun = CLOCK.monotonic()
         await ledger.put(b"seen late", lac=9, to=[bookie.bookie_id for bookie in others])
-        await it.until(9, 2 * FAILED_S + bells.RETURN_S + OPTIONS.hedge_s + SOON_S)
+        await it.until(9, 2 * FAILED_S + long_polls.RETURN_S + OPTIONS.hedge_s + SOON_S)
         assert CLOCK.monotonic() - begun > 1
         await it.quiet()
         await ledger.put(b"seen at once", lac=10, to=[bookie.bookie_id for bookie in others])

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Denied, OffloaderError, Transient
-from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions, SaslOptions, TlsOptions
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.connection import ConnectionLost, TimedOut
-from offloaderd.ledgers.bookkeeper.entry import DigestType, EntryChecker
-from offloaderd.ledgers.bookkeeper.status import NotHere
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.connections.connection import ConnectionLost, TimedOut
+from offloaderd.bookkeeper.connections.options import BookieOptions, SaslOptions, TlsOptions
+from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
+from offloaderd.bookkeeper.wire.status import NotHere
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Denied, OffloaderError, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.patience import PATIENCE_S
 from tests.real.java_client import Ensemble, payload
 from tests.real.jvm import settings_text

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.model import Position
-from offloaderd.read.errors import EntriesDeleted, EntriesLost
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import Position
+from offloaderd.core.read_errors import EntriesDeleted, EntriesLost
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.protocol.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2
+    from offloaderd.protocol.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.writer import LedgerWriter
     from tests.real.written_topic import WrittenTopic

@@ -10,18 +10,18 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound, Transient
-from offloaderd.ledgers.bookkeeper.bookie_options import BookieOptions
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.entry import DigestType
-from offloaderd.ledgers.bookkeeper.hunt import MissingEntry, UnsoundEntry
-from offloaderd.ledgers.bookkeeper.options import SourceOptions
-from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import Edge, TopicName
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.replicas.read import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.wire.entry import DigestType
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Edge, TopicName
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
+from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing import payloads
 from tests.patience import PATIENCE_S
 from tests.real.java_client import Ensemble

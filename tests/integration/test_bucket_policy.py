@@ -15,13 +15,13 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Denied, OffloaderError
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Denied, OffloaderError
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_errors import RIGHTS
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.spark.source import SegmentSource
+from offloaderd.objects.s3.errors import RIGHTS
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.spark.source.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site

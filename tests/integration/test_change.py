@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import DaemonClient
-from offloaderd.errors import InvalidConfig, OffloaderError
-from offloaderd.model import Position, TopicName
+from offloaderd.core.errors import InvalidConfig, OffloaderError
+from offloaderd.core.model import Position, TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.proof import check
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300, func_only=True)  # several waits, each for
 NEXT_RELEASE = [
     sys.executable,
     "-c",
-    "import offloaderd; offloaderd.__version__ = '99.0.0'; from offloaderd.cli.offloaderd import main; main()",
+    "import offloaderd; offloaderd.__version__ = '99.0.0'; from offloaderd.cli.offloaderd.__main__ import main; main()",
 ]
 """The same daemon under another version's name."""
 

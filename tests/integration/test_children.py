@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import BucketMissing, Denied, InvalidConfig, Transient
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, Transient
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
 from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.model import Position, TopicName
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import ReadPriority
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import TopicName
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.integration.test_doctor import administrator
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import TopicName
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.appending import append_to

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.config import load
+from offloaderd.core.model import OffloadMethod
+from offloaderd.daemon.settings import load
 from offloaderd.metadata import paths
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import OffloadMethod
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.rpc.v1 import policy_pb2
-from offloaderd.spark import convert
-from offloaderd.spark.backfill_stores import open_shop
-from offloaderd.spark.convert_job import Driver, Target
+from offloaderd.protocol.v1 import policy_pb2
+from offloaderd.spark.convert import convert
+from offloaderd.spark.jobs.rewrite_job import Driver, Target
+from offloaderd.spark.jobs.stores import open_context
 from tests.integration.commands import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected, look
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.spark.convert_job import Progress
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.spark.jobs.rewrite_job import Progress
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(400)
@@ -55,10 +55,10 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 async def converted(site: Site, target: Target) -> Progress:
     """Run a conversion to its end in this process: segments of up to 32 MiB."""
     settings = load(None, site.environment(1, 2))
-    async with open_shop(settings, CLOCK, rewriting=True) as (shop, book):
-        driver = Driver(runner=convert.LocalRunner(shop), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
+    async with open_context(settings, CLOCK, rewriting=True) as (context, book):
+        driver = Driver(runner=convert.LocalRunner(context), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
         options = convert.Options(target=target, segment_bytes=32 << 20)
-        (ended,) = await convert.run(shop, book, [TOPIC], options, driver)
+        (ended,) = await convert.run(context, book, [TOPIC], options, driver)
     assert ended.error is None
     assert ended.progress is not None
     return ended.progress

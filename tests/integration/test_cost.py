@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import EntryBatch, Position
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.offload.segment import SegmentLayout
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from offloaderd.policy.cost import HOUR_S, Cutting, Load, Prices, estimate, per_segment
-from tests.unit.offload.rig import Rig, enabled, until_offloaded
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.segment.builder import SegmentLayout
+from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 
 if TYPE_CHECKING:
     from tests.servers import S3Server

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
 
-from offloaderd.cli.offloaderd import cli
-from offloaderd.config import Settings
-from offloaderd.doctor.examination import examine
-from offloaderd.doctor.finding import Verdict
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.daemon.doctor.examination import examine
+from offloaderd.daemon.doctor.finding import Verdict
+from offloaderd.daemon.settings import Settings
 from offloaderd.standalone.ports import free_ports
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from offloaderd.doctor.finding import CheckResult
+    from offloaderd.daemon.doctor.finding import CheckResult
     from tests.servers import S3Server
 
 OWNER = make_digest_acl("admin", "secret", all=True)

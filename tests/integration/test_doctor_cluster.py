@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.config import Settings
-from offloaderd.doctor.examination import examine
-from offloaderd.doctor.finding import Verdict
+from offloaderd.daemon.doctor.examination import examine
+from offloaderd.daemon.doctor.finding import Verdict
+from offloaderd.daemon.settings import Settings
 from tests.integration.processes import CLOCK
 from tests.patience import PATIENCE_S
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from offloaderd.doctor.finding import CheckResult
+    from offloaderd.daemon.doctor.finding import CheckResult
     from tests.real.bookies import BookKeeperCluster
     from tests.real.pulsar import PulsarServer
 

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.config import load
+from offloaderd.daemon.adapters.stores import bucket_store
+from offloaderd.daemon.settings import load
 from offloaderd.drill import drill, exercises
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.report import PROMISES, Outcome
 from offloaderd.drill.scratch import Scratch
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.stores import bucket_store
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, Site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offloaderd.drill.ground import Ground
+    from offloaderd.drill.context import Ground
     from tests.servers import S3Server
 
 WORD = "0123456789ab"

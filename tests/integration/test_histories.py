@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.standalone import zookeeper as servers
 from offloaderd.standalone.ports import free_ports

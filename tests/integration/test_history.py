@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict, NotFound, Transient
-from offloaderd.metadata import catalog, paths
+from offloaderd.core.errors import Conflict, NotFound, Transient
+from offloaderd.core.model import TopicName
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import TopicName
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.patience import PATIENCE_S
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.topic_map.map import TopicMap
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.model import Position
+from offloaderd.core.model import Position
 from offloaderd.objects import keys
 from tests.integration.appending import append_to
 from tests.integration.commands import ran
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.client import DaemonClient
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.rpc.v1 import admin_pb2, inspect_pb2
+    from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
     from tests.servers import S3Server
 
 TOPIC = TOPICS[0]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.errors import OffloaderError
-from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.audit import bucket_of, parts_stored

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Conflict
-from offloaderd.ledgers.bookkeeper import v3
-from offloaderd.ledgers.bookkeeper.entry import BadEntry, DigestType, EntryChecker
-from offloaderd.ledgers.bookkeeper.layout import Layout
-from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerState, decode
-from offloaderd.metadata.memory import MemoryTree
+from offloaderd.bookkeeper.metadata.layout import Layout
+from offloaderd.bookkeeper.metadata.ledger import LedgerState, decode
+from offloaderd.bookkeeper.wire import v3
+from offloaderd.bookkeeper.wire.entry import BadEntry, DigestType, EntryChecker
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict
+from offloaderd.testing.memory.metadata import MemoryTree
 from tests.real.bookie_link import BookieLinks
 from tests.real.java_client import Ensemble, payload
 from tests.real.writer import LedgerWriter, Plan, ledger_writer

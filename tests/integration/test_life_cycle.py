@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from structlog.testing import capture_logs
 
-from offloaderd import daemon
-from offloaderd.clock import SystemClock
-from offloaderd.config import load
+from offloaderd.core.clock import SystemClock
+from offloaderd.daemon import daemon
+from offloaderd.daemon.settings import load
 from offloaderd.standalone.ports import free_ports
 from tests.patience import PATIENCE_S
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from offloaderd.config import Settings
+    from offloaderd.daemon.settings import Settings
 
 CLOCK = SystemClock()
 

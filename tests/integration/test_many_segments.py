@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.clock import SystemClock
-from offloaderd.metadata import catalog, paths, pieces, removal
-from offloaderd.model import LedgerEnd
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import LedgerEnd
+from offloaderd.metadata import paths, pieces
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map import removal
 from tests.conformance.metadata_stores import zookeeper_store
-from tests.unit.offload.many_segments import ENTRIES, LEDGER, as_one_node, as_rebuilt, begun, commit
-from tests.unit.offload.rig import TOPIC
+from tests.unit.rigs.many_segments import ENTRIES, LEDGER, as_one_node, as_rebuilt, begun, commit
+from tests.unit.rigs.rig import TOPIC
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.offload.commit import AttemptLog
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.attempt_log import AttemptLog
 
 SEGMENTS = 20_000
 TIMED = 1_000

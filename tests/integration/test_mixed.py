@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pytest
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.drill.s3_proxy import Fault, S3Proxy, Shaking
-from offloaderd.format import broker_entry
 from offloaderd.format.pb.pulsar import messages_pb2
-from offloaderd.ledgers.pulsar import PulsarOffload
-from offloaderd.model import Position
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2, policy_pb2, read_pb2
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.ledgers.pulsar.managed_ledger import PulsarOffload
+from offloaderd.protocol.v1 import common_pb2, policy_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_messages import Assembly
 from tests.real.pulsar_offloader import OffloadTo
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2
+    from offloaderd.protocol.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.pulsar_offloader import PulsarOffloader
     from tests.real.writer import LedgerWriter

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.real.proof import check

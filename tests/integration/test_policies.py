@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import InvalidInput
-from offloaderd.model import Position
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.v1 import common_pb2, policy_pb2
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.integration.test_bookkeeper_daemon import Written, confirmed, offload
 from tests.real.writer import Plan, ledger_writer

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pulsar
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.bookkeeper.bookies import BookiePool
-from offloaderd.ledgers.bookkeeper.options import SourceOptions
-from offloaderd.ledgers.bookkeeper.source import BookKeeperLedgers
-from offloaderd.ledgers.pulsar_admin import PulsarAdmin
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import Edge, TopicName
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Edge, TopicName
+from offloaderd.ledgers.pulsar.admin import PulsarAdmin
+from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

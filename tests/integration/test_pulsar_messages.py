@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.format import broker_entry
-from offloaderd.model import TopicName
-from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.protocol.v1 import common_pb2, read_pb2
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.gateway import java_gateway

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from offloaderd.clock import SystemClock
+from offloaderd.bookkeeper.metadata.index import index_metadata
+from offloaderd.bookkeeper.wire.entry import DigestType
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.format import v1
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.index_entries import IndexEntry
-from offloaderd.ledgers.bookkeeper.entry import DigestType
-from offloaderd.ledgers.bookkeeper.index_metadata import index_metadata
+from offloaderd.format.v1 import blocks as v1
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from offloaderd.testing import ledger_blocks
 from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused

@@ -9,13 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.pulsar import PulsarOffload
-from offloaderd.model import Position
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import Position
+from offloaderd.ledgers.pulsar.managed_ledger import PulsarOffload
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.rpc.v1 import common_pb2, policy_pb2
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_offloader import OffloadTo
 from tests.real.writer import Plan, ledger_writer

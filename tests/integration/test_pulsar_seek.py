@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pulsar as pulsar_module
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.format.entry_time import time_of
-from offloaderd.model import Position, TopicName
-from offloaderd.read.seek_goal import Goal, SeekKind
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import Position, TopicName
+from offloaderd.format.pulsar.entry_time import time_of
+from offloaderd.protocol.v1 import common_pb2, read_pb2
+from offloaderd.read.seek.goal import Goal, SeekKind
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.format.entry_time import EntryTime
+    from offloaderd.format.pulsar.entry_time import EntryTime
     from tests.real.pulsar import PulsarServer
     from tests.servers import S3Server
 

@@ -12,26 +12,27 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.memory import MemoryTree
-from offloaderd.metadata.policy_book import PolicyBook
-from offloaderd.metadata.records import policy
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metrics import Metrics
+from offloaderd.api.read.service import ReadService
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.protocol.errors import from_rpc_error
+from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
-from offloaderd.rpc.errors import from_rpc_error
-from offloaderd.rpc.read import ReadService
-from offloaderd.rpc.v1 import common_pb2, read_pb2, read_pb2_grpc
+from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.testing.memory.metadata import MemoryTree
+from tests.unit.api.serve import serving
+from tests.unit.api.serve_reads import entries_of
 from tests.unit.read.build import PREFIX, TOPIC, Hot, Piece, put_segment, sample
-from tests.unit.rpc.serve import serving
-from tests.unit.rpc.serve_reads import entries_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,7 +68,7 @@ async def topic(
         await metadata.create(paths.ledgers(TOPIC), b"")
         steps, _ = catalog.TopicMap(TOPIC).with_commit(segment)
         await metadata.transact(steps)
-        stored, book = StoredMaps(metadata), PolicyBook(metadata)
+        stored, book = StoredMaps(metadata), PolicyResolver(metadata)
         reader = await stack.enter_async_context(
             TopicReader(
                 maps=stored, policies=book, objects=store, source=source, hot=Hot(), clock=clock, metrics=metrics

@@ -10,10 +10,10 @@ import pulsar
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.pulsar import decode
-from offloaderd.ledgers.pulsar_names import topic_path
-from offloaderd.model import TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.managed_ledgers import topic_path
+from offloaderd.ledgers.pulsar.managed_ledger import decode
 from tests.real.bookies import LEDGERS_ROOT, SESSION_MS, zookeeper_client
 from tests.real.java_client import Ensemble, java_client, payload
 

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import OffloaderError
-from offloaderd.ledgers.embedded import EmbeddedLedgers
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata import paths
-from offloaderd.model import TopicName
 from offloaderd.objects import keys
 from tests.integration.appending import append_to
 from tests.integration.commands import ran

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict, NotFound
-from offloaderd.metrics import Metrics
-from offloaderd.model import Position
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.core.errors import Conflict, NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_daemon import TOPIC, append, entries, offload, read_all
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import retention_pb2
+    from offloaderd.protocol.v1 import retention_pb2
     from tests.servers import S3Server
 
 

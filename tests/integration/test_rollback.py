@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import OffloaderError
-from offloaderd.metadata import catalog
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import OffloadMethod
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import OffloadMethod
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site as Place
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_history import TOPIC, append, digest, entries, expected
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.rpc.v1 import rollback_pb2
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.protocol.v1 import rollback_pb2
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import Fault, S3Proxy, suits
-from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.audit import bucket_of, parts_stored

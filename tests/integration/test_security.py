@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import Trust
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Site
 

@@ -6,20 +6,20 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
-from offloaderd.metadata.enabled import enabled_topics, topic_policies
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import TopicName
-from offloaderd.offload import discovery
-from offloaderd.offload.discovery import Discovery
-from offloaderd.offload.selector import Selector
-from offloaderd.patterns import TopicPattern
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.policy import discovery
+from offloaderd.policy.discovery import Discovery
+from offloaderd.policy.enabled import enabled_topics, topic_policies
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.selector import Selector
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.patience import PATIENCE_S
-from tests.unit.offload.topic_source import TopicSource
+from tests.unit.rigs.topic_source import TopicSource
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.standalone.java import find_java
+from offloaderd.spark.java import find_java
 from tests.real import ivy, jar_lock, jars
 from tests.real.ivy import REPOSITORY
 from tests.real.jar_lock import FetchFailed, Jar, lock_path, read_lock, write_lock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.model import Position, TopicName
+from offloaderd.core.model import Position, TopicName
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.real.writer import Plan, ledger_writer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2
+    from offloaderd.protocol.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyarrow import parquet
 
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.spark_cluster import spark_cluster
 from tests.real.writer import Plan, ledger_writer
@@ -28,7 +28,7 @@ from tests.real.written_topic import written_topic
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from tests.real.bookies import BookKeeperCluster
     from tests.real.spark_cluster import SparkCluster
     from tests.servers import S3Server
@@ -140,7 +140,7 @@ async def test_a_cluster_with_a_packed_environment_backfills_a_topic_and_reads_i
             names.append(topic.name)
         (tmp_path / "environment").symlink_to(sys.prefix)
         job = tmp_path / "job.py"
-        job.write_text("from offloaderd.cli.offloadctl import main; main()\n")
+        job.write_text("from offloaderd.cli.offloadctl.__main__ import main; main()\n")
         one = ("backfill", "run", str(names[0]), "--parallel", "2")
         await ran(tmp_path, *submit(cluster, packed, job), *one, environment=environment)
         assert (await client.history(names[0])).plan.done_ms
@@ -151,7 +151,7 @@ async def test_a_cluster_with_a_packed_environment_backfills_a_topic_and_reads_i
         said = json.loads(await ran(tmp_path, str(BIN / "offloadctl"), *two, environment=environment))
         assert said["topics"][0]["done"]
         assert len(cluster.interpreters()) == 2
-        job.write_text("from offloaderd.cli.offloaderd import main; main()\n")
+        job.write_text("from offloaderd.cli.offloaderd.__main__ import main; main()\n")
         for name in names:
             async for _ in client.offload(name, wait=True, timeout_s=200):
                 pass

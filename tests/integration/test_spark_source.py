@@ -16,28 +16,30 @@ import pytest
 from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
-from offloaderd.cli.offloaderd import cli
-from offloaderd.clock import SystemClock
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.metadata import catalog, paths, removal
-from offloaderd.metadata.policy_book import PolicyBook
-from offloaderd.metadata.records import policy
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import TopicName
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map import removal
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
-from offloaderd.spark.export import export, pending
-from offloaderd.spark.export_commit import Commit
-from offloaderd.spark.export_folder import ExportFolder
-from offloaderd.spark.export_iceberg import COMMIT
+from offloaderd.spark.export.commit import Commit
+from offloaderd.spark.export.export import export, pending
+from offloaderd.spark.export.folder import ExportFolder
+from offloaderd.spark.export.iceberg import COMMIT
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source import register
+from offloaderd.spark.source.source import register
 from offloaderd.spark.verify import verify
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
@@ -148,7 +150,7 @@ class Site:
         """Return the hash of all payloads as the daemon's reader gives them out."""
         found = sha256()
         async with self.stores() as (metadata, objects):
-            maps, book = StoredMaps(metadata), PolicyBook(metadata)
+            maps, book = StoredMaps(metadata), PolicyResolver(metadata)
             reader = TopicReader(
                 maps=maps, policies=book, objects=objects, source=None, hot=Hot(), clock=CLOCK, metrics=Metrics()
             )

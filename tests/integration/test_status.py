@@ -28,7 +28,17 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 
 async def top(address: str) -> Any:  # noqa: ANN401 - JSON
     """Return what `offloadctl top --once --json` says."""
-    words = ["-m", "offloaderd.cli.offloadctl", "top", "--once", "--json", "--interval", "0.2", "--address", address]
+    words = [
+        "-m",
+        "offloaderd.cli.offloadctl.__main__",
+        "top",
+        "--once",
+        "--json",
+        "--interval",
+        "0.2",
+        "--address",
+        address,
+    ]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, env=dict(os.environ), stdout=asyncio.subprocess.PIPE
     )

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import Trust
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.pulsar import decode
-from offloaderd.ledgers.pulsar_names import SHADOW_SOURCE
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.names.managed_ledgers import SHADOW_SOURCE
+from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.objects import keys
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.protocol.v1 import policy_pb2
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.real.driven import Driven, Reader

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from offloaderd.client import Transactions
-from offloaderd.clock import SystemClock
-from offloaderd.patterns import TopicPattern
-from offloaderd.rpc.v1 import read_pb2
-from offloaderd.spark.source import SegmentSource
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.protocol.v1 import read_pb2
+from offloaderd.spark.source.source import SegmentSource
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar import PulsarOptions, PulsarServer, pulsar_standalone

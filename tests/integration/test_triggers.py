@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.model import TopicName
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.core.model import TopicName
+from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 

@@ -10,15 +10,15 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metrics import Metrics
-from offloaderd.model import TopicName
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys, marker
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.rpc.v1 import policy_pb2
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound
-from offloaderd.ledgers.bookkeeper.layout import Layout
-from offloaderd.ledgers.bookkeeper.ledger_metadata import LedgerState
-from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, decode
-from offloaderd.ledgers.pulsar_names import is_compacted, misplaced_ledger
-from offloaderd.metadata.memory import MemoryTree
-from offloaderd.model import Position
+from offloaderd.bookkeeper.metadata.layout import Layout
+from offloaderd.bookkeeper.metadata.ledger import LedgerState
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import Position
+from offloaderd.core.names.managed_ledgers import is_compacted, misplaced_ledger
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger, decode
+from offloaderd.testing.memory.metadata import MemoryTree
 from tests.real.pulsar_nodes import Compression
 from tests.real.writer import LedgerWriter, Plan, ledger_writer
 from tests.real.written_topic import WrittenTopic, written_topic

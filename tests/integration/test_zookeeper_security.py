@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Denied, InvalidConfig, Transient
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Denied, InvalidConfig, Transient
+from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.authority import Authority

@@ -11,23 +11,24 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
-from offloaderd.metadata import catalog, paths
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import Position
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.model import Position
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import TopicName
     from offloaderd.objects.port import SegmentStore, UploadInfo
     from tests.integration.processes import Site
 

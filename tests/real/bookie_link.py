@@ -16,11 +16,11 @@ from collections import defaultdict, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from offloaderd.errors import NotFound
+from offloaderd.bookkeeper.metadata.layout import registration_paths
+from offloaderd.bookkeeper.metadata.registration import resolve
+from offloaderd.bookkeeper.wire.framing import Decoder, frame
+from offloaderd.core.errors import NotFound
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
-from offloaderd.ledgers.bookkeeper.framing import Decoder, frame
-from offloaderd.ledgers.bookkeeper.layout import registration_paths
-from offloaderd.ledgers.bookkeeper.registration import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

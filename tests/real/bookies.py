@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 LEDGERS_ROOT = "/ledgers"
 START_S = 60.0

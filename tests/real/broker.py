@@ -28,7 +28,7 @@ from tests.real.pulsar import SMALL_BROKER, START_S, Administered
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from tests.real.bookies import BookKeeperCluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.drill.listener import Listener, relay
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pulsar
 
-from offloaderd.ledgers.pulsar import decode
-from offloaderd.model import DRIVER
+from offloaderd.core.model import DRIVER
+from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.standalone.probe import http_get
 from tests.patience import PATIENCE_S
 from tests.real.broker_servers import CLOCK, COMPILED, OURS, THEIRS, cpu_s

@@ -19,8 +19,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from offloaderd.errors import OffloaderError
-from offloaderd.model import TopicName
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy
 from tests.real.dashboard_picture import Curve, Panel, draw
 from tests.real.ground import ground

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 
-from offloaderd.clock import SystemClock
-from offloaderd.model import TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
 from offloaderd.standalone.ports import LOOPBACK
 from tests.patience import PATIENCE_S
 from tests.real.pulsar_topics import KINDS, OPERATION_S, produce, pulsar_client

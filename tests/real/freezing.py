@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
 
 if TYPE_CHECKING:
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 STOPPED_S = 10.0
 """A process stands still long before so many seconds after SIGSTOP."""

@@ -15,7 +15,7 @@ from tests.real.jvm import Server, java_command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 START_S = 90.0
 CALL_TIMEOUT_S = 90.0

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper

@@ -21,7 +21,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.model import Position
+from offloaderd.core.model import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

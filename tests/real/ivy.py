@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from offloaderd.standalone.java import find_java
+from offloaderd.spark.java import find_java
 from tests.real.jar_lock import FetchFailed
 from tests.real.trust_store import trusted_by_python, write_trust_store
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from pathlib import Path
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from tests.real.gateway import RunningGateway
 
 DigestType = Literal["CRC32", "CRC32C", "MAC", "DUMMY"]

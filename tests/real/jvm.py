@@ -6,7 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from offloaderd.standalone.java import find_java
+from offloaderd.spark.java import find_java
 from offloaderd.standalone.process import ChildProcess, Command
 from tests.real import freezing
 from tests.real.jar_lock import DESCRIPTIONS
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 _OPENED = (
     "java.base/java.io",

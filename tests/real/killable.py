@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
-from offloaderd import sources, stores
-from offloaderd.cli.offloaderd import main
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.embedded import EmbeddedLedgers
-from offloaderd.metadata.zookeeper import ZooKeeperStore
-from offloaderd.objects.s3 import S3Store
+from offloaderd.cli.offloaderd.__main__ import main
+from offloaderd.core.clock import SystemClock
+from offloaderd.daemon.adapters import sources, stores
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.s3.store import S3Store
 from tests.real import labels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.port import Step
-    from offloaderd.model import TopicName
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 T = TypeVar("T")

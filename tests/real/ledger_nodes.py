@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
+from offloaderd.bookkeeper.metadata.ledger import HEAD, LedgerMetadata, LedgerState, decode
+from offloaderd.bookkeeper.metadata.text import CLOSED, IN_RECOVERY_ENTRY
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.ledgers.bookkeeper.ledger_metadata import HEAD, LedgerMetadata, LedgerState, decode
-from offloaderd.ledgers.bookkeeper.ledger_text import CLOSED, IN_RECOVERY_ENTRY
 
 if TYPE_CHECKING:
-    from offloaderd.ledgers.bookkeeper.layout import Layout
+    from offloaderd.bookkeeper.metadata.layout import Layout
     from offloaderd.metadata.port import MetadataStore
 
 

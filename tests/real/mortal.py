@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import OffloaderError
+from offloaderd.core.errors import OffloaderError
 from tests.integration.processes import DaemonProcess
 from tests.real import killable
 

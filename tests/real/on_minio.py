@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.session import get_session
 
-from offloaderd.errors import Denied
+from offloaderd.core.errors import Denied
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_bucket_policy import BUCKET, PREFIX, policy

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from offloaderd.model import TopicName
-from tests.unit.pages.scene import HOSTILE, Scene, lost, opened, stalled, status, topic
+from offloaderd.core.model import TopicName
+from tests.unit.daemon.scene import HOSTILE, Scene, lost, opened, stalled, status, topic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,9 +158,9 @@ def scene() -> Scene:
     hostile = [
         replace(status(4000 + at), topic=TopicName("public", "default", name)) for at, name in enumerate(HOSTILE)
     ]
-    troubled = [stalled(1, "throttled: the bucket asks for fewer requests"), lost(2)]
+    failing = [stalled(1, "throttled: the bucket asks for fewer requests"), lost(2)]
     down = "connection refused by s3.example:443"
-    return Scene([*troubled, *(status(number) for number in range(3, 500)), *hostile], down=down)
+    return Scene([*failing, *(status(number) for number in range(3, 500)), *hostile], down=down)
 
 
 async def test_the_page_in_a_browser(browser: Browser) -> None:

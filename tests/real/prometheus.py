@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiohttp
 import yaml
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
 from tests.real.jars import cache_directory
 from tests.unit.deploy.expressions import PROMETHEUS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.client import DaemonClient
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from tests.integration.processes import Site
     from tests.real.audit import Audit
     from tests.real.workload import Workload

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.standalone.process import Command
 
 START_S = 120.0

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 import cramjam
 
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
-from offloaderd.ledgers.pulsar_compression import MAGIC
+from offloaderd.ledgers.pulsar.compression import MAGIC
 from offloaderd.metadata.records.context import split_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload
+    from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger, PulsarOffload
 
 Compression = Literal["NONE", "LZ4", "ZLIB", "ZSTD", "SNAPPY"]
 

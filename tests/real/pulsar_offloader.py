@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from tests.real.gateway import RunningGateway
     from tests.servers import S3Server
 

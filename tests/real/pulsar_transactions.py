@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from tests.real.pulsar import PulsarServer
 
 TRANSACTION_SETTINGS = {"transactionCoordinatorEnabled": True, "systemTopicEnabled": True}

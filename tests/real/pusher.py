@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from grpc import aio
 
-from offloaderd.model import Position
-from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
+from offloaderd.core.model import Position
+from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:

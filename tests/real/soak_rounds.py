@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.client import DaemonClient
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy, Shaking
-from offloaderd.errors import OffloaderError
-from offloaderd.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy
 from tests.real.ground import Tally
@@ -169,7 +169,7 @@ async def brokers(ground: Ground, chance: Chance, *, trouble_s: float = TROUBLE_
         pushers = [Pusher(workload, lambda: [member.daemon.address for member in members]) for workload in workloads]
         pushing = [group.create_task(pusher.run(), name="broker") for pusher in pushers]
         proxy.shake(Shaking(int(chance.between(0, 2**32)), chance.between(0.02, 0.1)))
-        await trouble(members, workloads, chance, tally, CLOCK.monotonic() + trouble_s)
+        await failure(members, workloads, chance, tally, CLOCK.monotonic() + trouble_s)
         proxy.heal()
         tally.spoilt(proxy)
         async with asyncio.timeout(ENDS_WITHIN_S):
@@ -193,7 +193,7 @@ async def serving(member: Member) -> str:
     return member.daemon.address
 
 
-async def trouble(
+async def failure(
     members: Sequence[Member], workloads: Sequence[Workload], chance: Chance, tally: Tally, until: float
 ) -> None:
     """Let things happen for a while, one after the other, and look at the topics between."""

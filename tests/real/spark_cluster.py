@@ -21,7 +21,7 @@ from offloaderd.standalone.process import ChildProcess, Command
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 START_S = 180.0
 """A JVM takes many seconds on a busy machine."""

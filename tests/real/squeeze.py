@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from grpc import aio
 
+from offloaderd.core.model import OutagePolicy, TopicName
 from offloaderd.drill.listener import Listener, relay
-from offloaderd.model import OutagePolicy, TopicName
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
-from offloaderd.rpc.v1 import common_pb2, offload_pb2, offload_pb2_grpc
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.ground import ground
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from offloaderd.client import DaemonClient
-    from offloaderd.rpc.v1 import admin_pb2, ledgers_pb2
+    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
 
 MIB = 1 << 20
 TOPIC = TopicName.parse("public/default/squeezed")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
@@ -22,7 +22,7 @@ from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.standalone.seaweed import SeaweedUser
 
 FOLDER = Path(__file__).parents[2] / "build" / "stores"

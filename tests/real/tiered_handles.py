@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from tests.real.gateway import RunningGateway
 
 READ_ENTRIES = 100

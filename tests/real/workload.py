@@ -10,17 +10,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from offloaderd.client.resume import RESUME_S
-from offloaderd.clock import SystemClock
-from offloaderd.errors import OffloaderError
-from offloaderd.model import Position
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position
 from tests.real.history import History
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from offloaderd.client import DaemonClient
-    from offloaderd.model import TopicName
-    from offloaderd.rpc.v1 import ledgers_pb2
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import ledgers_pb2
 
 CLOCK = SystemClock()
 TIMEOUT_S = 90.0

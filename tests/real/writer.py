@@ -17,12 +17,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
-from offloaderd.ledgers.bookkeeper.entry import DigestType
-from offloaderd.ledgers.bookkeeper.layout import ROOT_DEFAULT, Layout, decode_layout, layout_path
-from offloaderd.ledgers.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
-from offloaderd.ledgers.bookkeeper.registration import READONLY
-from offloaderd.metadata.zookeeper import ZooKeeperStore
+from offloaderd.bookkeeper.metadata.layout import ROOT_DEFAULT, Layout, decode_layout, layout_path
+from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.metadata.registration import READONLY
+from offloaderd.bookkeeper.wire.entry import DigestType
+from offloaderd.core.errors import NotFound
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.real.bookie_link import BookieLinks
 from tests.real.ledger_nodes import LedgerNodes
 from tests.real.written_ledger import WrittenLedger
@@ -30,7 +30,7 @@ from tests.real.written_ledger import WrittenLedger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
     from offloaderd.metadata.port import MetadataStore
 
 

@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from offloaderd.ledgers.bookkeeper.entry import ENTRY_HEADER, LAC_HEADER, DigestType
-from offloaderd.ledgers.bookkeeper.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, LAC_HEADER, DigestType
 from tests.real.bookie_link import LOST, Answer
-from tests.unit.ledgers.bookkeeper.entries import digest, master_key, package
+from tests.unit.bookkeeper.entries import digest, master_key, package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
-from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger
-from offloaderd.ledgers.pulsar_names import MANAGED_LEDGER_KEY, topic_path
-from offloaderd.model import TopicName
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.managed_ledgers import MANAGED_LEDGER_KEY, topic_path
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
 from tests.real.pulsar_nodes import encode
 from tests.real.writer import Plan
 

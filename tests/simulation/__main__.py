@@ -10,8 +10,8 @@ from collections import Counter
 
 import structlog
 
-from offloaderd.metrics import Metrics
-from offloaderd.metrics_placement import WAKE_CAUSES
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.placement import WAKE_CAUSES
 from tests.simulation.run import simulate
 
 

@@ -9,9 +9,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Denied, NotFound
+from offloaderd.core.errors import Denied, NotFound
+from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, TopicName
 from offloaderd.ledgers.book import plain_metadata
-from offloaderd.model import Confirmed, Edge, EntryBatch, LedgerInfo, Position, TopicName
 from tests.simulation.wire import Wire
 
 if TYPE_CHECKING:

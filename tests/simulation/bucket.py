@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.multipart import md5
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.simulation.wire import Wire, drained, instantly
 
 if TYPE_CHECKING:

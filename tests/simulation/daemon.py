@@ -8,37 +8,37 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.errors import Conflict, IdentityRefused, OffloaderError, first_of
-from offloaderd.fleet_settings import PlacementSettings
+from offloaderd.core.aio.signal import race
+from offloaderd.core.byte_budget import ByteBudget, until_answered
+from offloaderd.core.errors import Conflict, IdentityRefused, OffloaderError, first_of
+from offloaderd.core.pace import Pace
+from offloaderd.fleet.engine import Engine
+from offloaderd.fleet.hot_tier import HotBuffers
+from offloaderd.fleet.registration import Registration
+from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.format.head import PlaceMarker
+from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
-from offloaderd.metadata.policy_book import PolicyBook
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
-from offloaderd.offload.budget import ByteBudget, until_answered
-from offloaderd.offload.engine import Engine
-from offloaderd.offload.grants import Grants
-from offloaderd.offload.hot import HotBuffers
-from offloaderd.offload.known_source import KnownSource
-from offloaderd.offload.ledger_layout import WholeLedgers
-from offloaderd.offload.pace import Pace
-from offloaderd.offload.pool import BufferPool
-from offloaderd.offload.registration import Registration
-from offloaderd.offload.retention import Retention
-from offloaderd.offload.signal import race
-from offloaderd.offload.sleep import SleepOptions
-from offloaderd.offload.topic_context import TopicContext
-from offloaderd.offload.uploader import Uplink, UploadLimits
-from offloaderd.policy.effective import Level, Origin
+from offloaderd.policy.merge import Level, Origin
+from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.upkeep.finds import Find, Kind, Summary
-from offloaderd.upkeep.gc import Collector
-from offloaderd.upkeep.scrub import Scrubber
+from offloaderd.segment.ledger_layout import WholeLedgers
+from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.topic.context import TopicContext
+from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.pool import BufferPool
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.gc.findings import Find, Kind, Summary
+from offloaderd.upkeep.grants.grants import Grants
+from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep_settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
+from offloaderd.upkeep.verify.scrub import Scrubber
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
 from tests.simulation.loop import Process
@@ -46,7 +46,7 @@ from tests.simulation.old_release import OldBucket, OldSource, OldZooKeeper
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
-    from offloaderd.offload.supervisor import Duty
+    from offloaderd.fleet.supervisor import Duty
     from tests.simulation.world import World
     from tests.simulation.zookeeper import Tree
 
@@ -125,7 +125,7 @@ class SimDaemon:
         self.clock.offset_ms = self.offset_ms
         self._connect(world, process)
         options = world.options
-        uplink = Uplink(
+        upload_context = UploadContext(
             objects=self.bucket,
             budget=ByteBudget(options.upload_bytes),
             limits=UploadLimits(parts_in_flight_max=options.parts_in_flight_max, readback=options.readback),
@@ -136,12 +136,12 @@ class SimDaemon:
         source = None if options.push == "only" else self.source
         said = {"kind": "bookkeeper", "cluster": CLUSTER, "daemon_id": self.name}
         self.known = KnownSource(self.zookeeper, self.source, self.source, clock=self.clock, **said)
-        shop = TopicContext(
+        context = TopicContext(
             metadata=self.zookeeper,
             source=source,
             known_source=self.known if source is not None and self._has_ids else None,
             deployment_id=str(self._deployment) if self._has_ids else "",
-            uplink=uplink,
+            upload_context=upload_context,
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
             cluster=CLUSTER,
@@ -154,14 +154,14 @@ class SimDaemon:
             ),
             chunk_bytes=options.layout.block_bytes // 6,
         )
-        book = PolicyBook(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
-        self.retention = Retention(shop, source, RetentionSettings(follow_lag_s=2.0, interval_s=2.0), book)
+        book = PolicyResolver(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
+        self.retention = Retention(context, source, RetentionSettings(follow_lag_s=2.0, interval_s=2.0), book)
         self.engine = Engine(
-            shop,
+            context,
             book,
             placement=PLACEMENT,
-            duties=self._duties(shop, book),
-            sleep=SleepOptions(after_s=options.sleep_s, again_s=options.again_s),
+            duties=self._duties(context, book),
+            sleep=IdleOptions(after_s=options.sleep_s, again_s=options.again_s),
         )
         node = DaemonNode(daemon_id=self.name, address=f"{self.name}:1", version="0", started_ms=self.clock.wall_ms())
         self.registration = Registration(
@@ -185,12 +185,12 @@ class SimDaemon:
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
 
-    def _duties(self, shop: TopicContext, book: PolicyBook) -> dict[str, Duty]:
+    def _duties(self, context: TopicContext, book: PolicyResolver) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
         options = self._world.options
         store = self.source if options.retention == "granted" else None
         grants = Grants(
-            shop,
+            context,
             store,
             GrantSettings(enabled=options.grants, readback=options.readback, interval_s=2.0),
             book,
@@ -221,12 +221,12 @@ class SimDaemon:
             self.process.stop()
             self.zookeeper.process_stopped()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue a stopped process."""
         if self.process is not None and self.process.alive and self.process.stopped:
             self._world.trace(self.name, "goes on")
             self.zookeeper.process_goes_on()
-            self.process.go_on()
+            self.process.resume()
 
     async def drain(self) -> None:
         """End it as SIGTERM does; within a time."""
@@ -326,10 +326,10 @@ class SimDaemon:
 
     async def mark_again(self) -> None:
         """Take all places over, as `offloadctl identity accept --place` does."""
-        shop = self.engine.shop
+        context = self.engine.context
         ours = PlaceMarker(deployment_id=str(DEPLOYMENT), cluster=CLUSTER, daemon_id=self.name, since_ms=1)
-        for place in shop.places:
-            await marker.put(shop.uplink.objects.at(place.bucket), place.prefix, ours)
+        for place in context.places:
+            await marker.put(context.upload_context.objects.at(place.bucket), place.prefix, ours)
 
     async def _probe(self) -> None:
         while True:

@@ -62,7 +62,7 @@ class Process:
         self._withhold()
         self.queue = self.backlog
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let it run again as SIGCONT does."""
         self.stopped = False
         self.queue = self._loop.ready
@@ -75,7 +75,7 @@ class Process:
         for task in self.tasks:
             if not task.done():
                 task.cancel()
-        self.go_on()
+        self.resume()
 
     def _withhold(self) -> None:
         """Take what is about to run out of the loop's queue."""

@@ -6,13 +6,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import OffloaderError
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import policy as policy_record
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import OffloadMethod
 from offloaderd.objects import keys
-from offloaderd.offload import grant_records
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.upkeep.grants import records as grant_records
 from tests.simulation.bookies import ANOTHER, HISTORIES, NAMELESS, NOWHERE
 from tests.simulation.bucket import PREFIXES
 from tests.simulation.daemon import CLUSTER, SimDaemon
@@ -21,7 +21,7 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from tests.simulation.world import World
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
@@ -68,7 +68,7 @@ class Nemesis:
             self._upgrade_one(daemon)
         while self._busy or not all(daemon.up for daemon in world.daemons):
             for daemon in world.daemons:
-                daemon.go_on()
+                daemon.resume()
                 if not self._busy:
                     self._start(daemon)
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
@@ -105,7 +105,7 @@ class Nemesis:
             world.loop.in_world(rng.choice([0.1, 1.0, 6.0]), self._start, daemon)
         elif event in {"pause", "long pause"}:
             daemon.pause()
-            world.loop.in_world(rng.uniform(0.1, 3.0) if event == "pause" else rng.uniform(4.0, 12.0), daemon.go_on)
+            world.loop.in_world(rng.uniform(0.1, 3.0) if event == "pause" else rng.uniform(4.0, 12.0), daemon.resume)
         elif event == "drain":
             self._begin(self._drain(daemon))
         elif event.endswith(" cut"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import NotFound
+from offloaderd.core.errors import NotFound
 from offloaderd.format.head import decode_head
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
@@ -21,8 +21,8 @@ from tests.simulation.zookeeper import ZooKeeper
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from offloaderd.core.model import LedgerInfo, TopicName
     from offloaderd.metadata.port import Versioned
-    from offloaderd.model import LedgerInfo, TopicName
     from offloaderd.objects.port import Bytes
 
 

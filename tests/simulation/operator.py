@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import OffloaderError
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
-from offloaderd.refusals import RefusalKind
-from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_known import Trouble
+from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep.rebuild.known import Failure
 from tests.simulation.bucket import BucketClient
 from tests.simulation.daemon import SITES
 from tests.simulation.loop import Process
@@ -20,9 +20,9 @@ from tests.simulation.zookeeper import ZooKeeper
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.records.identity import Refusal
-    from offloaderd.model import TopicName
-    from offloaderd.upkeep.rebuild import Plan
+    from offloaderd.upkeep.rebuild.rebuild import Plan
     from tests.simulation.world import World
 
 
@@ -113,9 +113,9 @@ class Operator:
                 return plan
             problem = blocking[0]
             self._world.trace("user", f"decides over {problem.kind}: {problem.text}")
-            if problem.kind is Trouble.OVERLAP and problem.segments[0] not in prefer:
+            if problem.kind is Failure.OVERLAP and problem.segments[0] not in prefer:
                 prefer.add(problem.segments[0])
-            elif problem.kind in {Trouble.INCOMPLETE, Trouble.UNREADABLE} and problem.segments[0] not in without:
+            elif problem.kind in {Failure.INCOMPLETE, Failure.UNREADABLE} and problem.segments[0] not in without:
                 without = without | set(problem.segments)
             else:
                 break

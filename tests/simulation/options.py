@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.model import HistoryOrder, OffloadMethod, TierRetention
-from offloaderd.offload.retention_limits import Limits
-from offloaderd.offload.roll import RollPolicy
-from offloaderd.offload.segment import SegmentLayout
+from offloaderd.core.model import HistoryOrder, OffloadMethod, TierRetention
 from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.upkeep.retention.limits import Limits
 from tests.simulation.bucket import BUCKET, PREFIXES
 
 if TYPE_CHECKING:

@@ -9,27 +9,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import OffloaderError
-from offloaderd.format import manifest
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position
 from offloaderd.format.chunks import checksums
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, decode_verified_block
-from offloaderd.metadata import catalog, paths
+from offloaderd.metadata import paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import loss as loss_record
-from offloaderd.model import Position
+from offloaderd.metadata.topic_map import map as catalog
 from tests.simulation.bucket import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from offloaderd.format.frames import Entries
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import Loss, TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
     from tests.simulation.world import World
     from tests.simulation.zookeeper import Nodes
 

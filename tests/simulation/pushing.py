@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.errors import OffloaderError
-from offloaderd.model import EntryBatch, Position
-from offloaderd.rpc.convert import from_position, to_batch
-from offloaderd.rpc.offload import OffloadService
-from offloaderd.rpc.v1 import offload_pb2
+from offloaderd.api.services.offload import OffloadService
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.protocol.conversion import from_position, to_batch
+from offloaderd.protocol.v1 import offload_pb2
 from tests.simulation.oracle import START
 
 if TYPE_CHECKING:
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from tests.simulation.daemon import SimDaemon
     from tests.simulation.world import World
 
@@ -113,7 +113,7 @@ class Pusher:
             if batch is None:
                 response = await stream.receive(0.5)
                 if response is not None and response.HasField("offloaded"):
-                    self._heard(from_position(response.offloaded.position))
+                    self._last_answer(from_position(response.offloaded.position))
                 continue
             stream.send(request(batch=to_batch(batch)))
             result = (await self._expect(stream, "offered")).offered.result
@@ -147,11 +147,11 @@ class Pusher:
             if response is None:
                 raise Broken
             if response.HasField("offloaded"):
-                self._heard(from_position(response.offloaded.position))
+                self._last_answer(from_position(response.offloaded.position))
             if response.HasField(kind):  # type: ignore[arg-type]
                 return response
 
-    def _heard(self, position: Position) -> None:
+    def _last_answer(self, position: Position) -> None:
         """P1: what is acknowledged as offloaded is in the map, and stays there (the model sees to that)."""
         reached = self._world.oracle.reached(self._topic)
         if reached is None or reached < position:

@@ -13,7 +13,7 @@ from tests.simulation.oracle import Violation
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from offloaderd.metrics import Metrics
+    from offloaderd.core.metrics.metrics import Metrics
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offloaderd.metrics import Metrics
+from offloaderd.core.metrics.metrics import Metrics
 from tests.simulation import run as simulation
 from tests.simulation.world import World
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offloaderd.errors import (
+from offloaderd.core.errors import (
     BucketMissing,
     Denied,
     Expired,

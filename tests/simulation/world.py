@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.errors import Conflict, CorruptData, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, CorruptData, NotFound, OffloaderError
+from offloaderd.core.model import Position, TierRetention, TopicName
+from offloaderd.core.read_errors import EntriesLost, EntriesMissing
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import Position, TierRetention, TopicName
 from offloaderd.objects import keys
-from offloaderd.read.errors import EntriesLost, EntriesMissing
+from offloaderd.policy.records.topic import TopicPolicy
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import PREFIXES, Bucket, parsed
@@ -33,8 +33,8 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metrics import Metrics
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import UploadInfo
 
 START_MS = 1_800_000_000_000
@@ -149,12 +149,12 @@ class World:
             pushing = self.loop.create_task(self._push())
             pushing.add_done_callback(self._ended)
             nemesis = Nemesis(self)
-            troubles = group.create_task(nemesis.run())
+            failure_tracker = group.create_task(nemesis.run())
             await asyncio.sleep(self.options.busy_s)  # noqa: TID251 - the loop's own time
             while nemesis.waiting and self.loop.time() < self.options.busy_s + LONGER_S:
                 await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
             self.writing = False
-            troubles.cancel()
+            failure_tracker.cancel()
             reading.cancel()
         self.trace("world", "heals")
         await nemesis.heal()

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from offloaderd.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
-from offloaderd.metadata import memory, rules
-from offloaderd.metadata.memory import MemoryTree
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.metadata import rules
 from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 from offloaderd.metadata.session import StoreSession
+from offloaderd.testing.memory import metadata as memory
+from offloaderd.testing.memory.metadata import MemoryTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -309,7 +310,7 @@ class ZooKeeper:
             self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
 
     def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
-        if self.heard(connection) and self._connected.is_set():
+        if self.last_answer(connection) and self._connected.is_set():
             self._seen = max(self._seen, number)
             for watch in watches:
                 watch.event.set()
@@ -436,7 +437,7 @@ class ZooKeeper:
         if connection == self._connection and self._process.alive:
             self.disconnect()
 
-    def heard(self, connection: int) -> bool:
+    def last_answer(self, connection: int) -> bool:
         """Say whether an answer on that connection reaches the process."""
         return connection == self._connection and not self._swallowed
 
@@ -480,7 +481,7 @@ class _Request:
 
     def arrive(self, late: bool) -> None:
         """Carry it out, unless the connection broke before."""
-        if self.arrived or not (late or self._client.heard(self._connection)):
+        if self.arrived or not (late or self._client.last_answer(self._connection)):
             return
         self.arrived = True
         try:
@@ -502,7 +503,7 @@ class _Request:
             self._answer.set_exception(error)
 
     def _deliver(self, result: object) -> None:
-        if self._client.heard(self._connection) and not self._answer.done():
+        if self._client.last_answer(self._connection) and not self._answer.done():
             self._answer.set_result(result)
 
 

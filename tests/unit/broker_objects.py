@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.format import v1
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.model import LedgerInfo, LedgerOffload, OffloadMethod
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.format.v1 import blocks as v1
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.model import LedgerInfo, LedgerOffload, OffloadMethod
 from offloaderd.objects import keys
 from offloaderd.testing import ledger_blocks
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from offloaderd.objects.port import ObjectStore
 
 BUCKET = "b"

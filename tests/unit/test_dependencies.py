@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from offloaderd.errors import InvalidConfig
-from offloaderd.metadata import zookeeper_client
-from offloaderd.metadata.zookeeper_client import ZooKeeperSecurity
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.metadata.zookeeper import client as zookeeper_client
+from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity
 from tests.test_tidy import imported, sources
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput
 from tests.fuzz.targets import Target, targets
 
 TARGETS = targets()

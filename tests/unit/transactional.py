@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from offloaderd.format.transactions import TransactionId
+from offloaderd.format.pulsar.transactions import TransactionId
 from tests.unit.format.test_pulsar_message import entry
 
 if TYPE_CHECKING:

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from offloaderd.format import manifest_parts
+from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.manifest_rules import canonical_uuid
-from offloaderd.format.messages import filled, halves
+from offloaderd.format.manifest import parts as manifest_parts
+from offloaderd.format.manifest.rules import canonical_uuid
+from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.format.values import Broken
 from offloaderd.metadata.records import codec
-from offloaderd.model import OffloadMethod, Position
 from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from offloaderd.core.model import LedgerEnd, Loss
     from offloaderd.format.values import BlockInfo, LedgerPart, Past
-    from offloaderd.model import LedgerEnd, Loss
 
 
 class AttemptStatus(StrEnum):

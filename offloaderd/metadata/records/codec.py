@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID
 
-from offloaderd.errors import CorruptData, NewerRecord
-from offloaderd.format.messages import filled, parse_message, value_of
-from offloaderd.model import LEDGER_ID_MAX, Position
+from offloaderd.core.errors import CorruptData, NewerRecord
+from offloaderd.core.model import LEDGER_ID_MAX, Position
+from offloaderd.format.parsing import filled, parse_message, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 from uuid import UUID
 
+from offloaderd.core.model import DRIVER, LedgerEnd, OffloadMethod
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
     OffloadContext,
     OffloadDriverMetadata,
@@ -40,7 +41,6 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
     OffloadSegment,
 )
 from offloaderd.metadata.records import codec
-from offloaderd.model import DRIVER, LedgerEnd, OffloadMethod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNode:
-    """One run of a daemon; `address` is the `host:port` of its gRPC server, `process` the mark of processes.py.
+    """One run of a daemon; `address` is the `host:port` of its gRPC server, `process` the mark of fleet/processes.py.
 
     One that is `draining` gives its topics away and takes none; one that is `impaired` says why others suit every topic
     better.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offloaderd.format.messages import halves
+from offloaderd.core.model import LedgerEnd, Position
+from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import LedgerEnd, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import InvalidInput
-from offloaderd.format.messages import filled, halves
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import HistoryOrder, LedgerEnd, OffloadMethod, Position
+from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import HistoryOrder, LedgerEnd, OffloadMethod, Position
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.format.messages import filled
+from offloaderd.core.refusals import RefusalKind
+from offloaderd.format.parsing import filled
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.refusals import RefusalKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

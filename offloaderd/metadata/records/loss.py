@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from offloaderd.format.messages import halves
+from offloaderd.core.model import START, Loss, Position
+from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import START, Loss, Position
 
 
 def encode(value: Loss) -> bytes:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.format.messages import filled, halves
+from offloaderd.core.model import SegmentRange
+from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import verified_pb2
 from offloaderd.metadata.records import codec
-from offloaderd.model import SegmentRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

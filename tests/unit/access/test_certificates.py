@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from offloaderd.access.certificates import TlsFiles, load_certificates
 from offloaderd.access.watched import Watched
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 from tests.authority import LONG_AGO, Authority
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def test_what_changes_is_read_again_and_what_is_broken_is_not_used(tmp_path: Pat
         except (OSError, ValueError):
             raise InvalidConfig("broken") from None
 
-    watched, heard = Watched([file], load), list[int]()
-    watched.listen(heard.append)
+    watched, last_answer = Watched([file], load), list[int]()
+    watched.listen(last_answer.append)
     assert not watched.refresh()
     file.write_text("10")
     assert watched.refresh()
@@ -94,4 +94,4 @@ def test_what_changes_is_read_again_and_what_is_broken_is_not_used(tmp_path: Pat
     assert watched.value == 10
     file.write_text("100")
     assert watched.refresh()
-    assert (watched.value, heard, watched.failing) == (100, [10, 100], False)
+    assert (watched.value, last_answer, watched.failing) == (100, [10, 100], False)

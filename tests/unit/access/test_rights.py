@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.access.rights import BARE, Grant, Identity, Kind, Rights, Role, covers
-from offloaderd.errors import InvalidInput
-from offloaderd.model import TopicName
-from offloaderd.patterns import TopicPattern, of_topic
+from offloaderd.access.roles import BARE, Grant, Identity, Kind, Rights, Role, covers
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern, of_topic
 
 
 def where(text: str) -> TopicPattern | None:

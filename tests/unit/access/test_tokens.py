@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key, secret_key
-from offloaderd.errors import InvalidConfig, Unauthenticated
+from offloaderd.core.errors import InvalidConfig, Unauthenticated
 from offloaderd.testing.clock import FakeClock
 from tests.authority import token
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from offloaderd.cli.offloadctl import cli
+from offloaderd.cli.offloadctl.__main__ import cli
 from tests.unit.cli.fake_daemon import FakeDaemon, running_fake
 
 if TYPE_CHECKING:

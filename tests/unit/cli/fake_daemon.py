@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from offloaderd.rpc.v1 import (
+from offloaderd.protocol.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,

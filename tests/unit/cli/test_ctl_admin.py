@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.rpc.v1 import admin_pb2, read_pb2
+from offloaderd.protocol.v1 import admin_pb2, read_pb2
 from tests.unit.cli.fake_daemon import OPEN_ID, SEGMENT_ID, TOPIC, at
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.cli import offloadctl
-from offloaderd.cli.ctl import backfill
+from offloaderd.cli.offloadctl import __main__ as offloadctl
+from offloaderd.cli.offloadctl.history import backfill
 from offloaderd.cli.progress import Bars
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.model import OffloadMethod, Position, TopicName
-from offloaderd.offload.segment import SegmentLayout
 from offloaderd.policy.cost import Prices
-from offloaderd.spark.backfill import Ended, Status
-from offloaderd.spark.backfill_job import BackfillFailed, Origin, Progress
-from offloaderd.spark.backfill_plan import TopicPlan
+from offloaderd.segment.builder import SegmentLayout
+from offloaderd.spark.backfill.backfill import Ended, Status
+from offloaderd.spark.backfill.plan import TopicPlan
+from offloaderd.spark.jobs.job import BackfillFailed, Origin, Progress
 
 TOPIC = TopicName.parse("public/default/orders")
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from offloaderd.rpc.v1 import control_pb2, control_pb2_grpc
+from offloaderd.protocol.v1 import control_pb2, control_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 
 if TYPE_CHECKING:

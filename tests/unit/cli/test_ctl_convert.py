@@ -8,15 +8,15 @@ from uuid import UUID
 
 from click.testing import CliRunner
 
-from offloaderd.cli import offloadctl
-from offloaderd.cli.ctl import convert
+from offloaderd.cli.offloadctl import __main__ as offloadctl
+from offloaderd.cli.offloadctl.history import convert
 from offloaderd.cli.progress import Bars
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metadata.merging import goal_of
-from offloaderd.model import TopicName
-from offloaderd.spark.convert import Ended, Plan, Status
-from offloaderd.spark.convert_job import ConversionFailed, Outlook, Progress, Target
+from offloaderd.metadata.topic_map.merging import goal_of
+from offloaderd.spark.convert.convert import Ended, Plan, Status
+from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Outlook, Progress, Target
 
 if TYPE_CHECKING:
     import pytest

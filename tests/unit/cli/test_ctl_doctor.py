@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.cli import checks
-from offloaderd.doctor.finding import CheckResult, Verdict
-from offloaderd.rpc.v1 import doctor_pb2, doctor_pb2_grpc
+from offloaderd.daemon.doctor.finding import CheckResult, Verdict
+from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 

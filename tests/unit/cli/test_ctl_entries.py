@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.cli.ctl.read_styles import encoder, message_encoder
-from offloaderd.model import EntryBatch
-from offloaderd.rpc.v1 import common_pb2, read_pb2
+from offloaderd.cli.offloadctl.entries.read_styles import encoder, message_encoder
+from offloaderd.core.model import EntryBatch
+from offloaderd.protocol.v1 import common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import TOPIC, Failure
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def test_corrupt_data_ends_a_read_with_code_5(ctl: Ctl, fake: FakeDaemon) -> Non
 def test_a_reader_that_goes_away_is_no_error(fake: FakeDaemon) -> None:
     """A pipe that closes early ends the command quietly with code 141."""
     fake.batches = [batch(number * 100, *[b"x" * 1000] * 100) for number in range(50)]
-    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", "read", "orders", "--address", fake.address]
+    command = [sys.executable, "-m", "offloaderd.cli.offloadctl.__main__", "read", "orders", "--address", fake.address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -244,7 +244,15 @@ def test_produce_of_a_missing_file_is_a_usage_error(ctl: Ctl) -> None:
 
 def test_produce_from_a_pipe_appends_before_the_end(fake: FakeDaemon) -> None:
     """A line on standard input arrives while the pipe is still open: `tail -f` works."""
-    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", "produce", "orders", "--address", fake.address]
+    command = [
+        sys.executable,
+        "-m",
+        "offloaderd.cli.offloadctl.__main__",
+        "produce",
+        "orders",
+        "--address",
+        fake.address,
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"early\nla")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.rpc.v1 import upkeep_pb2, upkeep_pb2_grpc
+from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 

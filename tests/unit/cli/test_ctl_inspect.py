@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
+from offloaderd.api.services.inspect import InspectService
 from offloaderd.cli.program import NOT_FOUND, exit_code
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import LedgerEnd, Position
+from offloaderd.core.read_errors import TopicNotFound
 from offloaderd.metadata import paths
-from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
-from offloaderd.model import LedgerEnd, Position
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.errors import TopicNotFound
-from offloaderd.rpc.inspect import InspectService
-from offloaderd.rpc.v1 import inspect_pb2, inspect_pb2_grpc
-from offloaderd.upkeep import verify_topic
+from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.explain import Explainer, Held
-from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify_topic import Between, SegmentReport, TopicVerifier
+from offloaderd.upkeep.verify import topic as verify_topic
+from offloaderd.upkeep.verify.flaws import Kind, Level
+from offloaderd.upkeep.verify.topic import Between, SegmentReport, TopicVerifier
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 from tests.unit.read.build import FastClock
@@ -50,10 +50,10 @@ from tests.unit.upkeep.site import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo, SegmentStore
-    from offloaderd.offload.engine import Engine
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.rpc.v1 import admin_pb2, common_pb2
+from offloaderd.protocol.v1 import admin_pb2, common_pb2
 from tests.unit.cli.fake_daemon import Failure, running_fake
 
 if TYPE_CHECKING:

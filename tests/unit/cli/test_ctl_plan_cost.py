@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.rpc.v1 import admin_pb2, policy_pb2
+from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from tests.unit.cli.fake_daemon import TOPIC
 
 if TYPE_CHECKING:

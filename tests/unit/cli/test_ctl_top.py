@@ -18,8 +18,8 @@ import grpc
 import pytest
 from rich.console import Console
 
-from offloaderd.cli.ctl.top import Screen, View
-from offloaderd.rpc.v1 import admin_pb2
+from offloaderd.cli.offloadctl.daemons.top import Screen, View
+from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.testing.clock import FakeClock
 from tests.unit.cli.fake_daemon import Failure
 
@@ -168,7 +168,7 @@ class Terminal:
 def terminal(*words: str) -> Iterator[Terminal]:
     """Run offloadctl on a terminal of 100 by 20; it is ended if it does not end by itself."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", *words]
+    command = [sys.executable, "-m", "offloaderd.cli.offloadctl.__main__", *words]
     surroundings = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "20"}
     process = Popen(command, stdin=slave, stdout=slave, stderr=slave, env=surroundings, cwd=Path.cwd())
     os.close(slave)

@@ -27,7 +27,8 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return found(name)
 metadata.version = version
-from offloaderd.cli import offloadctl, offloaderd
+from offloaderd.cli.offloadctl import __main__ as offloadctl
+from offloaderd.cli.offloaderd import __main__ as offloaderd
 for program, *arguments in commands:
     try:
         (offloaderd if program == "offloaderd" else offloadctl).cli.main(arguments, program)

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
-from offloaderd.cli.daemon import health as command
-from offloaderd.cli.offloaderd import cli
-from offloaderd.config.sections import HttpSettings
-from offloaderd.health import Health
-from offloaderd.http import HttpServer
-from offloaderd.metrics import Metrics
+from offloaderd.cli.offloaderd import health as command
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.core.health import Health
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.daemon.http import HttpServer
+from offloaderd.daemon.settings.sections.settings import HttpSettings
 from tests.authority import Authority
 
 if TYPE_CHECKING:

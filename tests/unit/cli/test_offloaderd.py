@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from offloaderd import daemon
 from offloaderd.cli import show
-from offloaderd.cli.daemon import screen as screen_module
-from offloaderd.cli.daemon.screen import TerminalScreen, flow_line
-from offloaderd.cli.offloaderd import cli
+from offloaderd.cli.offloaderd import screen as screen_module
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.cli.offloaderd.screen import TerminalScreen, flow_line
 from offloaderd.cli.program import Program
-from offloaderd.doctor.machine import listen
-from offloaderd.model import TopicName
+from offloaderd.core.model import TopicName
+from offloaderd.daemon import daemon
+from offloaderd.daemon.doctor.machine import listen
 from offloaderd.standalone.walkthrough import Comparison, Digest, Progress
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     """In CI nothing is drawn over: one line, then silence until it is time again."""
     screen = TerminalScreen(tmp_path)
     screen.appending("a file", TopicName.parse("t"))
-    now = Progress(seconds=3, total_entries=10, appended_entries=5, appended_bytes=2048, trouble="S3 is away")
+    now = Progress(seconds=3, total_entries=10, appended_entries=5, appended_bytes=2048, failure="S3 is away")
     screen.progress(now)
     screen.progress(now)
     assert capsys.readouterr().out.count("appended 5 of 10 (2.0 KiB)") == 1

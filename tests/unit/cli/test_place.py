@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.cli.daemon.place import settings_at
-from offloaderd.cli.offloadctl import cli
-from offloaderd.config import Settings, load
-from offloaderd.config.writing import as_toml
-from offloaderd.errors import InvalidConfig, NotFound
+from offloaderd.cli.offloadctl.__main__ import cli
+from offloaderd.cli.options.place import settings_at
+from offloaderd.core.errors import InvalidConfig, NotFound
+from offloaderd.daemon.settings import Settings, load
+from offloaderd.daemon.settings.writing import as_toml
 from offloaderd.standalone import state
 from offloaderd.standalone.stack import settings_for
 from offloaderd.standalone.state import StandaloneState

@@ -17,11 +17,13 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.cli import offloadctl, offloaderd
-from offloaderd.cli.ctl import options
+from offloaderd.api.settings import GrpcSettings
+from offloaderd.cli.offloadctl import __main__ as offloadctl
+from offloaderd.cli.offloaderd import __main__ as offloaderd
+from offloaderd.cli.options import common as options
 from offloaderd.cli.program import Program, exit_code, outcome_of
 from offloaderd.client import TimedOut, Unreachable
-from offloaderd.errors import (
+from offloaderd.core.errors import (
     CorruptData,
     Denied,
     InvalidConfig,
@@ -30,7 +32,6 @@ from offloaderd.errors import (
     OffloaderError,
     Unauthenticated,
 )
-from offloaderd.rpc.settings import GrpcSettings
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
 from tests.unit.cli.fake_daemon import Failure
@@ -165,7 +166,15 @@ def test_many_mistakes_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_interrupting_a_read_gives_130(fake: FakeDaemon) -> None:
     """Ctrl-C in the middle of a stream ends quietly with the conventional code."""
-    command = [sys.executable, "-m", "offloaderd.cli.offloadctl", "produce", "orders", "--address", fake.address]
+    command = [
+        sys.executable,
+        "-m",
+        "offloaderd.cli.offloadctl.__main__",
+        "produce",
+        "orders",
+        "--address",
+        fake.address,
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"one\n")
@@ -211,7 +220,9 @@ def test_every_offloadctl_command_takes_the_shared_options() -> None:
 
 def test_a_command_waits_for_no_library_that_only_others_need() -> None:
     """Probes of containers run `health` every few seconds."""
-    script = "import sys; from offloaderd.cli.offloaderd import cli; cli.commands['health']; print(*sys.modules)"
+    script = (
+        "import sys; from offloaderd.cli.offloaderd.__main__ import cli; cli.commands['health']; print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"grpc", "kazoo", "aiobotocore", "pyspark", "pydantic"} & set(done.stdout.split())
 

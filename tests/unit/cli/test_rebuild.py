@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.cli.offloaderd import cli
-from offloaderd.clock import SystemClock
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.core.clock import SystemClock
 from offloaderd.objects import keys
-from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.filesystem.store import FilesystemStore
 from tests.unit.upkeep.site import Ground, runs
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from offloaderd.cli import show
-from offloaderd.model import Position, TopicName
-from offloaderd.rpc.message_json import picked
-from offloaderd.rpc.v1 import admin_pb2, common_pb2, history_pb2
+from offloaderd.core.model import Position, TopicName
+from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.v1 import admin_pb2, common_pb2, history_pb2
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.cli.offloaderd import cli
-from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.objects.filesystem.store import FilesystemStore
 from offloaderd.testing import FakeClock
 from tests.unit.upkeep.site import PREFIX, TOPIC, Ground, data_key, runs, segment_id
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from offloaderd import stores
-from offloaderd.cli.offloaderd import cli
-from offloaderd.config import load
-from offloaderd.errors import Denied, OffloaderError, Transient
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.core.errors import Denied, OffloaderError, Transient
+from offloaderd.daemon.adapters import stores
+from offloaderd.daemon.adapters.options import sites
+from offloaderd.daemon.settings import load
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.offload import grant_records
+from offloaderd.objects.filesystem.store import FilesystemStore
 from offloaderd.testing import FakeClock
-from offloaderd.wiring import sites
+from offloaderd.upkeep.grants import records as grant_records
 from tests.unit.cli.test_verify import damage
 from tests.unit.upkeep.site import PREFIX, TOPIC, Ground, data_key, manifest_key, runs
 

@@ -12,12 +12,12 @@ import grpc
 from grpc import aio
 
 from offloaderd.client import DaemonClient
-from offloaderd.errors import Conflict, OffloaderError
-from offloaderd.format.entries import frame
-from offloaderd.model import Position
-from offloaderd.read.errors import OutOfRange
-from offloaderd.rpc.errors import DETAIL_KEY, code_of, detail_of
-from offloaderd.rpc.v1 import (
+from offloaderd.core.entries import frame
+from offloaderd.core.errors import Conflict, OffloaderError
+from offloaderd.core.model import Position
+from offloaderd.core.read_errors import OutOfRange
+from offloaderd.protocol.errors import DETAIL_KEY, code_of, detail_of
+from offloaderd.protocol.v1 import (
     common_pb2,
     offload_pb2,
     offload_pb2_grpc,

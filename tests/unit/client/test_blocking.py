@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from offloaderd.client import BlockingClient, Goal, Position, SeekKind, Unreachable
-from offloaderd.errors import Closed, CorruptData, InvalidInput, NotFound
-from offloaderd.rpc.v1 import admin_pb2, common_pb2, read_pb2
+from offloaderd.core.errors import Closed, CorruptData, InvalidInput, NotFound
+from offloaderd.protocol.v1 import admin_pb2, common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import Failure, FakeDaemon, at, running_fake
 
 if TYPE_CHECKING:

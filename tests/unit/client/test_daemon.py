@@ -13,12 +13,12 @@ import pytest
 from grpc import aio
 
 from offloaderd.client import DaemonClient, TimedOut, Unreachable, checked_address
-from offloaderd.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
-from offloaderd.model import Position, TopicName
-from offloaderd.patterns import TopicPattern
-from offloaderd.read_options import ReadPriority
-from offloaderd.rpc.errors import DETAIL_KEY
-from offloaderd.rpc.v1 import (
+from offloaderd.core.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.protocol.errors import DETAIL_KEY
+from offloaderd.protocol.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,

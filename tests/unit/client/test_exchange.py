@@ -12,7 +12,7 @@ from grpc import aio
 
 from offloaderd.client import EntryBatch, Position
 from offloaderd.client.exchange import Exchange
-from offloaderd.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput
 from tests.unit.client.fleet import TOPIC, patient
 
 if TYPE_CHECKING:

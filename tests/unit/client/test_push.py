@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import EntryBatch, LedgerClosed, NotConsecutive, OfferResult, Position, Pushed
-from offloaderd.errors import Closed, Conflict, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Closed, Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from tests.unit.client.fleet import LEDGER_ENTRIES, TOPIC, Daemon, at, patient, serving
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import EntryBatch, ReadAnswer, TimedOut, Unreachable
-from offloaderd.client.ahead import Ahead
-from offloaderd.errors import Closed, CorruptData, NotFound, OffloaderError, Throttled, Transient
-from offloaderd.rpc.errors import CallTooLong
-from offloaderd.rpc.v1 import common_pb2
+from offloaderd.client.read_ahead import Ahead
+from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.protocol.errors import CallTooLong
+from offloaderd.protocol.v1 import common_pb2
 from tests.unit.client.fleet import TOPIC, Daemon, at, number_of, patient, serving
 
 if TYPE_CHECKING:

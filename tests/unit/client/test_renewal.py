@@ -11,10 +11,10 @@ import pytest
 from offloaderd.access.tokens import TokenKey
 from offloaderd.client import DaemonClient, NotTrusted, Trust
 from offloaderd.client.resume import Resume
-from offloaderd.errors import Denied, Unauthenticated
+from offloaderd.core.errors import Denied, Unauthenticated
 from offloaderd.testing.clock import FakeClock
 from tests.authority import Authority, Pair, token
-from tests.unit.rpc.guarded import guarded
+from tests.unit.api.guarded import guarded
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from offloaderd.core.errors import Transient
 from offloaderd.core.retry import RetryPolicy, retried
-from offloaderd.errors import Transient
 from tests.unit.read.build import FastClock
 
 

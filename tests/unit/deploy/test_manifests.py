@@ -17,9 +17,9 @@ from compose_spec.models import ComposeSpecification
 
 from offloaderd import __version__
 from offloaderd.cli.program import USAGE
-from offloaderd.config import Settings, load
-from offloaderd.doctor.machine import BASE_BYTES, MEMORY_WARN_SHARE
-from offloaderd.units import parse_bytes
+from offloaderd.core.units import parse_bytes
+from offloaderd.daemon.doctor.machine import BASE_BYTES, MEMORY_WARN_SHARE
+from offloaderd.daemon.settings import Settings, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

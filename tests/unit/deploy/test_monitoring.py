@@ -8,9 +8,9 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from offloaderd.metric_values import S3_CODES
-from offloaderd.metrics import Metrics
-from offloaderd.model import TopicName
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.values import S3_CODES
+from offloaderd.core.model import TopicName
 from tests.unit.deploy.expressions import PROMETHEUS, ROOT, asked_by, drawn, expressions, panels, plain, rules
 
 FOREIGN = {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}

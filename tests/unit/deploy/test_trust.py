@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from offloaderd.access.certificates import TlsFiles, load_certificates
-from offloaderd.config import load
-from offloaderd.config.doubts import doubtful
-from offloaderd.section import is_loopback
+from offloaderd.core.section import is_loopback
+from offloaderd.daemon.settings import load
+from offloaderd.daemon.settings.warnings import doubtful
 from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
 
 DAEMONS = ("offloaderd-0", "offloaderd-1")

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cryptography import x509
 
-from offloaderd.access.pair import Pair
-from offloaderd.access.rights import Grant, Identity, Kind, Rights, Role
-from offloaderd.clock import SystemClock
-from offloaderd.config import Settings, check
-from offloaderd.config.sections import MemorySettings
+from offloaderd.access.roles import Grant, Identity, Kind, Rights, Role
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, Transient
+from offloaderd.daemon.settings import Settings, check
+from offloaderd.daemon.settings.sections.settings import MemorySettings
 from offloaderd.drill import drill
+from offloaderd.drill.certificate import Pair
+from offloaderd.drill.context import Broken
 from offloaderd.drill.exercises import EXERCISES, Exercise
-from offloaderd.drill.ground import Broken
 from offloaderd.drill.report import PROMISES, Finding, Outcome, Report
 from offloaderd.drill.scratch import TOPIC, MiB, Scratch
-from offloaderd.errors import Conflict, InvalidConfig, InvalidInput, Transient
 from tests.authority import Authority
 
 if TYPE_CHECKING:

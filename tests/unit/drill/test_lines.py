@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.access.pair import Pair
-from offloaderd.clock import SystemClock
-from offloaderd.drill.link import Link
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
+from offloaderd.drill.certificate import Pair
 from offloaderd.drill.listener import Listener
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
-from offloaderd.errors import Transient
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.drill.tcp_proxy import Link
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from tests.authority import Authority
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from uuid import UUID
 import google_crc32c
 from hypothesis import strategies as st
 
-from offloaderd.format import v1, v2
-from offloaderd.format.entry_time import block_times
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.format.pulsar.entry_time import block_times
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.testing import ledger_blocks
 

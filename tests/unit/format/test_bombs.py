@@ -10,11 +10,14 @@ import sys
 
 import pytest
 
-from offloaderd.errors import CorruptData
-from offloaderd.format import manifest, manifest_wire, v1, v2
-from offloaderd.format.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.errors import CorruptData
 from offloaderd.format.index_entries import INDEX_BYTES_MAX
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.manifest import wire as manifest_wire
 from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.format.values import Broken
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
@@ -35,8 +38,8 @@ BOMBS = {
 }
 READ = """
 import resource, sys
-from offloaderd.errors import CorruptData
-from offloaderd.format import manifest
+from offloaderd.core.errors import CorruptData
+from offloaderd.format.manifest import document as manifest
 from tests.unit.format.builders import sealed
 data = sealed({body})
 resource.setrlimit(resource.RLIMIT_DATA, ({room}, {room}))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput
-from offloaderd.format.broker_entry import BrokerEntry, encode_head, read_head
+from offloaderd.core.errors import InvalidInput
+from offloaderd.format.pulsar.broker_entry import BrokerEntry, encode_head, read_head
 
 UINT64 = st.none() | st.integers(0, 2**64 - 1)
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format import chunks, manifest
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import EntryBatch
+from offloaderd.format import chunks
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.model import EntryBatch
+from offloaderd.format.manifest import document as manifest
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, Run, sealed
 

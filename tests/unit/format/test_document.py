@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 import struct
+import sys
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 import offloaderd.format
-from offloaderd.format import broker_entry, manifest, v1, v2
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.storage import head_pb2, manifest_pb2
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
 from tests.unit.format import builders
 from tests.unit.messages import fields_of
 
@@ -39,17 +44,18 @@ STRUCTS, MESSAGES = tables("Struct"), tables("Message")
 
 def modules() -> list[str]:
     """Return the names of the package's own modules."""
-    return [module.name for module in pkgutil.iter_modules([str(PACKAGE)]) if not module.ispkg]
+    found = pkgutil.walk_packages([str(PACKAGE)], "offloaderd.format.")
+    return ["offloaderd.core.entries", *(one.name for one in found if not one.ispkg and ".pb." not in one.name)]
 
 
 def test_every_struct_has_its_table() -> None:
     """No module packs or unpacks a header that the document does not describe, and the other way round."""
     defined = {
-        f"offloaderd.format.{module}.{name}"
+        f"{module}.{name}"
         for module in modules()
-        for name, value in vars(importlib.import_module(f"offloaderd.format.{module}")).items()
+        for name, value in vars(importlib.import_module(module)).items()
         if isinstance(value, struct.Struct)
-        and re.search(rf"^{name} = struct", (PACKAGE / f"{module}.py").read_text(encoding="utf-8"), re.MULTILINE)
+        and re.search(rf"^{name} = struct", inspect.getsource(sys.modules[module]), re.MULTILINE)
     }
     assert defined == set(STRUCTS)
 
@@ -70,12 +76,12 @@ def test_table_is_the_struct(name: str) -> None:
 
 
 SAMPLES = {
-    "offloaderd.format.v1.BLOCK_HEADER": v1.encode_header(v1.BlockHeader(180, 3)),
-    "offloaderd.format.v1_index.INDEX_HEADER": builders.build_ledger([b"abc"], block_bytes_max=180)[2],
-    "offloaderd.format.v2.BLOCK_HEADER": v2.encode_header(v2.BlockHeader(192, 0, 7)),
-    "offloaderd.format.v2_index.INDEX_HEADER": builders.small_segment().index,
-    "offloaderd.format.manifest.HEADER": manifest.encode(builders.small_segment().manifest),
-    "offloaderd.format.broker_entry.HEAD": broker_entry.encode_head(index=1),
+    "offloaderd.format.v1.blocks.BLOCK_HEADER": v1.encode_header(v1.BlockHeader(180, 3)),
+    "offloaderd.format.v1.index.INDEX_HEADER": builders.build_ledger([b"abc"], block_bytes_max=180)[2],
+    "offloaderd.format.v2.blocks.BLOCK_HEADER": v2.encode_header(v2.BlockHeader(192, 0, 7)),
+    "offloaderd.format.v2.index.INDEX_HEADER": builders.small_segment().index,
+    "offloaderd.format.manifest.document.HEADER": manifest.encode(builders.small_segment().manifest),
+    "offloaderd.format.pulsar.broker_entry.HEAD": broker_entry.encode_head(index=1),
 }
 
 

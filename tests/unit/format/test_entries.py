@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format.entries import PAD, decode_entries, frame, framed_bytes, padding
+from offloaderd.core.entries import PAD, decode_entries, frame, framed_bytes, padding
+from offloaderd.core.errors import CorruptData, InvalidInput
 from tests.unit.format.builders import KEY, payload_lists
 
 

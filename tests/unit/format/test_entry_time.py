@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry
-from offloaderd.format.entry_time import EntryTime, Survey, survey, time_of
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.entry_time import EntryTime, Survey, survey, time_of
 
 NOW = 1_700_000_000_000
 UINT64 = 2**64 - 1

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
-from offloaderd.format.entries import frame, framed_bytes
-from offloaderd.format.frames import FramedEntries
-from offloaderd.model import EntryBatch, Position
+from offloaderd.core.entries import frame, framed_bytes
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.model import EntryBatch, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
-from offloaderd.format import entries, manifest, v1, v2
-from offloaderd.format.v2_index import GROUP_HEAD
+from offloaderd.core import entries
+from offloaderd.core.errors import CorruptData
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.v2.index import GROUP_HEAD
 from offloaderd.testing import ledger_blocks
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed

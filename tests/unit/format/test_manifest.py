@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format import manifest
-from offloaderd.format.entry_time import Survey
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import LedgerEnd, Loss, Position, SegmentRange
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.format.values import Past
-from offloaderd.model import LedgerEnd, Loss, Position, SegmentRange
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry
-from offloaderd.format.compression import Compression
+from offloaderd.core.model import Position
 from offloaderd.format.pb.pulsar import messages_pb2 as pb
-from offloaderd.format.pulsar_message import Joiner, Message, MessageState, decode_entry
-from offloaderd.model import Position
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.compression import Compression
+from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry, transactions
-from offloaderd.format.transactions import Mention, TransactionId, TransactionLog, TransactionState, mention_of
-from offloaderd.model import Position
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar import broker_entry, transactions
+from offloaderd.format.pulsar.transactions import Mention, TransactionId, TransactionLog, TransactionState, mention_of
 from tests.unit.format.test_pulsar_message import entry, sized
 from tests.unit.transactional import abort, commit, sent
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format import v1
-from offloaderd.format.entries import decode_entries
+from offloaderd.core.entries import decode_entries
+from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.format.v1 import blocks as v1
 from offloaderd.testing import ledger_blocks
 from tests.unit.format.builders import KEY, build_ledger, ledger_metadata
 

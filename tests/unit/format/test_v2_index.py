@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, InvalidInput
-from offloaderd.format import v2
-from offloaderd.format.v2_index import GROUP_HEAD, INDEX_HEADER
-from offloaderd.model import Position
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import Position
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.v2.index import GROUP_HEAD, INDEX_HEADER
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, ledger_info
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
-from offloaderd.format import v1, v2, verify
-from offloaderd.format.entries import PAD, frame, framed_bytes, padding
+from offloaderd.core.entries import PAD, frame, framed_bytes, padding
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import EntryBatch, OffloadMethod
+from offloaderd.format import verify
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.format.values import BlockInfo
-from offloaderd.model import EntryBatch, OffloadMethod
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY
 

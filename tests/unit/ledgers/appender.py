@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from offloaderd.clock import SystemClock
-from offloaderd.ledgers.embedded import EmbeddedLedgers
-from offloaderd.model import TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import payloads
 
 TOPICS = [TopicName.parse("a"), TopicName.parse("b")]

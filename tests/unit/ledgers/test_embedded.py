@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Conflict, CorruptData, Denied, InvalidConfig, NoSpace, NotFound, OffloaderError, Transient
-from offloaderd.ledgers.database import RESERVE_BYTES
-from offloaderd.ledgers.embedded import EmbeddedLedgers
-from offloaderd.ledgers.embedded_reader import EmbeddedReader
-from offloaderd.model import Position, TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import (
+    Conflict,
+    CorruptData,
+    Denied,
+    InvalidConfig,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
+from offloaderd.core.model import Position, TopicName
+from offloaderd.ledgers.embedded.database import RESERVE_BYTES
+from offloaderd.ledgers.embedded.reader import EmbeddedReader
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.ledgers import appender
 
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from offloaderd.core.model import LedgerInfo
     from offloaderd.ledgers.book import Draft
-    from offloaderd.model import LedgerInfo
 
 TOPIC = TopicName.parse("flights")
 OTHER = TopicName.parse("other")
@@ -208,7 +217,7 @@ async def test_a_probe_tells_a_disk_without_room_before_anybody_appends(
     async with opened(tmp_path) as store:
         await store.append(TOPIC, payloads(10))
         await store.probe()
-        monkeypatch.setattr("offloaderd.ledgers.database.free_bytes", lambda _: 5 << 20)
+        monkeypatch.setattr("offloaderd.ledgers.embedded.database.free_bytes", lambda _: 5 << 20)
         with pytest.raises(NoSpace, match="5 MiB are free, 64 MiB are needed") as caught:
             await store.probe()
         assert str(tmp_path) in str(caught.value)
@@ -253,7 +262,7 @@ async def test_a_disk_that_is_nearly_full_still_deletes(tmp_path: Path, monkeypa
         await store.append(TOPIC, payloads(3000, 1000))
         await store.roll(TOPIC)
     async with opened(tmp_path) as store:
-        monkeypatch.setattr("offloaderd.ledgers.database.free_bytes", lambda _: RESERVE_BYTES + 1_000_000)
+        monkeypatch.setattr("offloaderd.ledgers.embedded.database.free_bytes", lambda _: RESERVE_BYTES + 1_000_000)
         with pytest.raises(NoSpace, match="no space left"):
             await store.append(TOPIC, payloads(1001, 1000))
         await store.delete(TOPIC, 0)
@@ -261,7 +270,7 @@ async def test_a_disk_that_is_nearly_full_still_deletes(tmp_path: Path, monkeypa
             await asyncio.sleep(0.01)  # noqa: TID251 - a thread is at work
         assert list(await store.ledgers(TOPIC)) == []
         for start in range(0, 2800, 700):  # most of what was freed, and far more than the disk has beside it
-            monkeypatch.setattr("offloaderd.ledgers.database.free_bytes", lambda _: log_room(tmp_path))
+            monkeypatch.setattr("offloaderd.ledgers.embedded.database.free_bytes", lambda _: log_room(tmp_path))
             await store.append(TOPIC, payloads(700, 1000, first_entry_id=start))
         assert await everything(store) == payloads(2800, 1000)
 
@@ -314,7 +323,7 @@ async def test_what_the_disk_says_at_the_start_is_one_clear_error(
     def fail(*_arguments: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("offloaderd.ledgers.database.os.open", fail)
+    monkeypatch.setattr("offloaderd.ledgers.embedded.database.os.open", fail)
     with pytest.raises(kind) as caught:
         async with opened(tmp_path):
             pass

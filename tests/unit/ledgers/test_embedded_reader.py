@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import CorruptData, Denied, NotFound
-from offloaderd.ledgers.embedded import EmbeddedLedgers
-from offloaderd.ledgers.embedded_reader import EmbeddedReader
-from offloaderd.model import Confirmed, Position, TopicName
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import CorruptData, Denied, NotFound
+from offloaderd.core.model import Confirmed, Position, TopicName
+from offloaderd.ledgers.embedded.reader import EmbeddedReader
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import LedgerOffload, Position
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
-from offloaderd.ledgers.pulsar import ListedLedger, ManagedLedger, PulsarOffload, decode
-from offloaderd.ledgers.pulsar_compression import MAGIC, content_of
-from offloaderd.model import LedgerOffload, Position
+from offloaderd.ledgers.pulsar.compression import MAGIC, content_of
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger, PulsarOffload, decode
 from tests.real.pulsar_nodes import Compression, compressed, encode, zlib_unfinished
 
 KEY = "/managed-ledgers/a/b/persistent/c"

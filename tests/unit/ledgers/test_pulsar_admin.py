@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from offloaderd.errors import Denied, InvalidConfig, Transient
-from offloaderd.ledgers.pulsar_admin import ANSWER_BYTES_MAX, AdminOptions, PulsarAdmin
-from offloaderd.model import Position, Retained, TopicName
+from offloaderd.core.errors import Denied, InvalidConfig, Transient
+from offloaderd.core.model import Position, Retained, TopicName
+from offloaderd.ledgers.pulsar.admin import ANSWER_BYTES_MAX, AdminOptions, PulsarAdmin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -155,7 +155,7 @@ async def test_an_answer_that_is_none_is_transient(brokers: Brokers, body: bytes
 async def test_an_endless_answer_is_cut_off(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays bounded."""
     assert ANSWER_BYTES_MAX >= 1 << 20
-    monkeypatch.setattr("offloaderd.ledgers.pulsar_admin.ANSWER_BYTES_MAX", 10)
+    monkeypatch.setattr("offloaderd.ledgers.pulsar.admin.ANSWER_BYTES_MAX", 10)
     with pytest.raises(Transient, match="larger than"):
         await ask(brokers)
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput
-from offloaderd.ledgers.pulsar_names import (
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName, decode_local, encode_local
+from offloaderd.core.names.managed_ledgers import (
     Partition,
     is_compacted,
     misplaced_ledger,
@@ -16,7 +17,6 @@ from offloaderd.ledgers.pulsar_names import (
     system_reason,
     topic_path,
 )
-from offloaderd.model import TopicName, decode_local, encode_local
 
 
 def topic(text: str) -> TopicName:

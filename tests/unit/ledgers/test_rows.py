@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
-from offloaderd.ledgers import rows
+from offloaderd.core.errors import CorruptData
 from offloaderd.ledgers.book import Run
+from offloaderd.ledgers.embedded import rows
 
 Row = tuple[int | bytes, ...]
 

@@ -14,8 +14,8 @@ from offloaderd.metadata.port import Create, Delete, Replace, Versioned
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.port import Step
-    from offloaderd.model import TopicName
 
 
 def made(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:

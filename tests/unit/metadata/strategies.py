@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from offloaderd.core.model import LedgerEnd, Loss, OutagePolicy, Position, TierRetention, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.layout import SegmentLayout
 from offloaderd.format.values import Past
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment, Summary
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metadata.records.selection import Selection
-from offloaderd.model import LedgerEnd, Loss, OutagePolicy, Position, TierRetention, TopicName
-from offloaderd.patterns import TopicPattern
-from offloaderd.read_options import ReadPriority
+from offloaderd.policy.records.selection import Selection
+from offloaderd.policy.records.topic import TopicPolicy
 from tests.unit.format import builders
 
 INT63 = st.integers(0, 2**63 - 1)

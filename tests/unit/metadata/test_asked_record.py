@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import Position
 from offloaderd.format.pb.storage import asked_pb2
-from offloaderd.metadata.records import asked
-from offloaderd.metadata.records.asked import WORDS_MAX, Asked
-from offloaderd.model import Position
+from offloaderd.metadata.records import request as asked
+from offloaderd.metadata.records.request import WORDS_MAX, Asked
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64, positions
 
 ASKED = st.builds(

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput, Transient
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.enabled import enabled_topics, topic_policies
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, Transient
+from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position, SegmentRange, TopicName
+from offloaderd.metadata import paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Replace, Versioned
-from offloaderd.metadata.records import context, policy
+from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position, SegmentRange, TopicName
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.enabled import enabled_topics, topic_policies
+from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:

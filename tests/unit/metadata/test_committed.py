@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.model import OffloadMethod
 from tests.unit.format import builders
 
 MANIFEST = replace(builders.small_segment().manifest, assigned_ms=11, sealed_ms=22)

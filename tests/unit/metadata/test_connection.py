@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Closed, InvalidConfig, Transient
-from offloaderd.metadata import connection as module
-from offloaderd.metadata.connection import Connection
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Closed, InvalidConfig, Transient
 from offloaderd.metadata.session import SessionState
+from offloaderd.metadata.zookeeper import connection as module
+from offloaderd.metadata.zookeeper.connection import Connection
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

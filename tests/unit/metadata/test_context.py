@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext, OffloadDriverMetadata, OffloadSegment
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment

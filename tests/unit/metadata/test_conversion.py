@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import Conflict, CorruptData, InvalidInput
-from offloaderd.metadata import catalog, conversion, paths, removal
-from offloaderd.metadata.catalog import TopicMap
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
+from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metadata.conversion import Standing
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create
 from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.rollback import FAILURES_MAX, RollbackOrder
-from offloaderd.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
+from offloaderd.metadata.topic_map import conversion, removal
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 
 if TYPE_CHECKING:
     from collections.abc import Collection

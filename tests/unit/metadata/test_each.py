@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from offloaderd.errors import NotFound
-from offloaderd.metadata.each import IN_FLIGHT_MAX, each
+from offloaderd.core.aio.each import IN_FLIGHT_MAX, each
+from offloaderd.core.errors import NotFound
 
 
 async def test_answers_come_in_the_order_of_the_items() -> None:

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import CorruptData, NotFound
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import HistoryOrder, Position, TopicName
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.history import HistoryRanges
-from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.records import history as record
 from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryPlan, HistoryRange, RangeState, Worker
-from offloaderd.model import HistoryOrder, Position, TopicName
+from offloaderd.testing.memory.metadata import MemoryTree
 
 if TYPE_CHECKING:
     from uuid import UUID

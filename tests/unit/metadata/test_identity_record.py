@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.identity import Acceptance, Deployment, Refusal, SourceIdentity, TopicIdentityRecord
-from offloaderd.refusals import RefusalKind
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64
 
 PATH = "/identity"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from offloaderd.metadata.memory import MemoryTree
+from offloaderd.testing.memory.metadata import MemoryTree
 
 
 async def test_a_closed_watch_is_forgotten() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.rules import checked_path
-from offloaderd.model import TopicName
 from tests.unit.metadata.strategies import topic_names
 
 ORDERS = TopicName("acme", "shop", "orders/2024 ü")

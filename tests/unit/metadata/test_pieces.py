@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, NewerRecord, Transient
+from offloaderd.core.errors import CorruptData, NewerRecord, Transient
+from offloaderd.core.model import LedgerEnd, OffloadMethod, Position, TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
-from offloaderd.metadata import catalog, conversion, merging, nodes, paths, pieces, removal
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.port import Replace, Versioned
 from offloaderd.metadata.records import codec, context
-from offloaderd.model import LedgerEnd, OffloadMethod, Position, TopicName
+from offloaderd.metadata.topic_map import conversion, merging, removal
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:

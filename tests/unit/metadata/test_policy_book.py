@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import TopicName
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata import paths
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
-from offloaderd.metadata.policy_book import PolicyBook, node_of
-from offloaderd.metadata.records import level_policy
-from offloaderd.metadata.records import policy as policy_record
-from offloaderd.metadata.records.level_policy import LevelPolicy
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.model import TopicName
-from offloaderd.policy.effective import Level, Origin
+from offloaderd.policy.merge import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.records import level as level_policy
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.level import LevelPolicy
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver, node_of
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.policy.test_effective import POLICIES
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_what_is_said_of_a_namespace_stands_between_the_patterns(
 ) -> None:
     """Names and the namespace's own pattern are narrower than its policy, tenants and expressions are not."""
     async with stored(broker=size(2), acme__eu=size(3), acme__us=size(4)) as store:
-        book = PolicyBook(store, DAEMON)
+        book = PolicyResolver(store, DAEMON)
         await book.load()
         policy = TopicPolicy(segment_bytes_max=5, segment_age_max_s=5.0, selected_by=selected_by)
         found = book.effective(TOPIC, policy)
@@ -78,7 +78,7 @@ async def test_what_is_said_of_a_namespace_stands_between_the_patterns(
 async def test_a_topic_is_looked_up_with_all_levels() -> None:
     """One that nobody spoke of is told from one without values; `fresh` sees what others wrote meanwhile."""
     async with stored(acme__eu=size(3)) as store:
-        book = PolicyBook(store)
+        book = PolicyResolver(store)
         assert not (found := await book.of(TOPIC)).known
         assert found.values.segment_bytes_max == 3
         await store.create(paths.policy(TOPIC), policy_record.encode(TopicPolicy(segment_age_max_s=9.0)))
@@ -92,7 +92,7 @@ async def test_a_topic_is_looked_up_with_all_levels() -> None:
 async def test_what_cannot_be_read_leaves_what_was_known() -> None:
     """A damaged record is told and changes nothing for who knew the last one; for others it says nothing."""
     async with stored(broker=size(2), acme__eu=OffloadPolicies(), acme__us=b"\xff") as store:
-        book = PolicyBook(store)
+        book = PolicyResolver(store)
         await book.load()
         assert book.unread == {("acme", "us")}
         for path in (node_of(None), node_of(("acme", "eu"))):
@@ -106,7 +106,7 @@ async def test_what_cannot_be_read_leaves_what_was_known() -> None:
 async def test_a_book_that_says_something_else_is_another_one() -> None:
     """What would be is asked of a copy."""
     async with stored(broker=size(2), acme__eu=size(3)) as store:
-        book = PolicyBook(store)
+        book = PolicyResolver(store)
         await book.load()
         other = book.saying(("acme", "eu"), None).saying(None, size(9))
         assert other.effective(TOPIC, None).values.segment_bytes_max == 9

@@ -10,22 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.pb.storage import manifest_pb2, records_pb2
-from offloaderd.metadata.records import (
-    attempt,
-    context,
-    daemon,
-    epoch,
-    floor,
-    grant,
-    owner,
-    policy,
-    selection,
-    trash,
-)
-from offloaderd.model import Position
-from offloaderd.read_options import ReadPriority
+from offloaderd.metadata.records import attempt, context, daemon, epoch, floor, grant, owner, trash
+from offloaderd.policy.records import selection
+from offloaderd.policy.records import topic as policy
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, floors, grants, policies, selections
 
 if TYPE_CHECKING:

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import Conflict, CorruptData
+from offloaderd.core.errors import Conflict, CorruptData
+from offloaderd.core.model import LedgerEnd, Loss, Position, TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
-from offloaderd.metadata import catalog, paths, removal
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
+from offloaderd.metadata import paths
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.trash import Trash
-from offloaderd.model import LedgerEnd, Loss, Position, TopicName
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map import removal
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.metadata.segments import carry_out, contexts_of, made
 
 if TYPE_CHECKING:

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import CorruptData, NewerRecord
-from offloaderd.metadata import catalog, paths
+from offloaderd.core.errors import CorruptData, NewerRecord
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import codec
-from offloaderd.metadata.records import policy as policy_record
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.offload import asked, policies
-from offloaderd.offload.wanted import Wanted
-from offloaderd.patterns import TopicPattern
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.policy import store as policies
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.upkeep.gc import Collector
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.topic.requests import requests as asked
+from offloaderd.topic.requests.plan import Wanted
+from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.stored import Site
 from tests.golden.records import VALUES, lines
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
 from offloaderd.metadata.records import verified
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
-from tests.unit.offload import many_segments
+from tests.unit.rigs import many_segments
 
 numbers = st.integers(0, 2**40)
 looks = st.builds(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import BucketMissing
+from offloaderd.core.errors import BucketMissing
 from offloaderd.objects import keys
-from offloaderd.objects.memory import MemoryStore
+from offloaderd.testing.memory.objects import MemoryStore
 
 if TYPE_CHECKING:
-    from offloaderd.clock import Clock
+    from offloaderd.core.clock import Clock
 
 
 class Buckets(MemoryStore):

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from offloaderd.drill.listener import Listener
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, Transient
-from offloaderd.objects.directory import ObjectDirectory, escaped, translated, unescaped
-from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, Transient
+from offloaderd.objects.filesystem.files import ObjectDirectory, escaped, translated, unescaped
+from offloaderd.objects.filesystem.store import FilesystemStore
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=16)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.model import LEDGER_ID_MAX
+from offloaderd.core.model import LEDGER_ID_MAX
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, ObjectName
 from offloaderd.objects.port import ObjectInfo

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offloaderd.clock import SystemClock
-from offloaderd.objects.memory import MemoryStore
+from offloaderd.core.clock import SystemClock
+from offloaderd.testing.memory.objects import MemoryStore
 
 
 async def test_small_parts() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import (
+from offloaderd.core.errors import (
     BucketMissing,
     Closed,
     Conflict,
@@ -23,8 +23,8 @@ from offloaderd.errors import (
     Transient,
 )
 from offloaderd.objects.port import PartInfo
-from offloaderd.objects.s3 import S3Store
-from offloaderd.objects.s3_options import S3Options
+from offloaderd.objects.s3.options import S3Options
+from offloaderd.objects.s3.store import S3Store
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, Expired
-from offloaderd.objects import s3_client
+from offloaderd.core.errors import Denied, Expired
+from offloaderd.objects.s3 import client as s3_client
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def key_of(head: bytes) -> str:
 def taking(key: str, *, refusal: str = "ExpiredToken") -> FaultyServer:
     """A server that takes one access key only."""
 
-    async def judge(connection: Connection) -> None:
+    async def classifier(connection: Connection) -> None:
         await connection.read_body()
         if key_of(connection.head) == key:
             connection.answer("200 OK", ETag='"e"')
         else:
             connection.answer("400 Bad Request", error_body(refusal))
 
-    return FaultyServer(judge)
+    return FaultyServer(classifier)
 
 
 @pytest.mark.parametrize("refusal", ["ExpiredToken", "InvalidAccessKeyId"])
@@ -115,7 +115,7 @@ async def test_a_request_on_its_way_is_not_cut_off(credentials: Path) -> None:
     """While a slow answer is awaited, another request has the credentials read again: both end well."""
     go, arrived = asyncio.Event(), asyncio.Event()
 
-    async def judge(connection: Connection) -> None:
+    async def classifier(connection: Connection) -> None:
         await connection.read_body()
         if b"/slow" in connection.head:
             arrived.set()
@@ -125,7 +125,7 @@ async def test_a_request_on_its_way_is_not_cut_off(credentials: Path) -> None:
             return
         connection.answer("200 OK", ETag='"e"')
 
-    server = FaultyServer(judge)
+    server = FaultyServer(classifier)
     async with store_at(server, read_timeout_s=20.0, **KEYLESS) as store, asyncio.TaskGroup() as group:
         slow = group.create_task(store.put("slow", b"abc"))
         await arrived.wait()

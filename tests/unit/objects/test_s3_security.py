@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.drill.listener import Listener
-from offloaderd.objects.s3_errors import RIGHTS
+from offloaderd.objects.s3.errors import RIGHTS
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,7 +155,7 @@ async def test_a_web_identity_becomes_a_role_and_is_renewed_before_it_ends(
 
 def test_the_policy_allows_what_the_code_calls_and_no_more() -> None:
     """Each call of the adapter has its action in deploy/s3/bucket-policy.json, and each action its call."""
-    source = "".join(path.read_text() for path in (ROOT / "offloaderd/objects").glob("s3*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "offloaderd/objects/s3").glob("*.py"))
     calls = set(re.findall(r"client\.([a-z_0-9]+)\(", source)) - {"create_bucket"}  # which only standalone asks for
     requests = {operation for operation in RIGHTS if operation != "CreateBucket"}
     assert {name.title().replace("_", "") for name in calls} == requests

@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Transient
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
 from offloaderd.objects import whole as turns
-from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.patience import PATIENCE_S
 
 
@@ -63,13 +63,13 @@ async def test_long_objects_are_held_one_at_a_time() -> None:
 
 async def test_long_objects_are_taken_apart_beside_other_work_one_at_a_time() -> None:
     """A manifest that takes seconds stops nobody: others have their turn, and one that was given up keeps its own."""
-    begun, go_on = queue.SimpleQueue[str](), threading.Event()
+    begun, resume = queue.SimpleQueue[str](), threading.Event()
     busy = threading.Lock()
 
     def decode(name: str, data: bytes) -> str:
         assert busy.acquire(blocking=False)
         begun.put(name)
-        assert go_on.wait(PATIENCE_S)
+        assert resume.wait(PATIENCE_S)
         busy.release()
         return f"{name} {len(data)}"
 
@@ -83,7 +83,7 @@ async def test_long_objects_are_taken_apart_beside_other_work_one_at_a_time() ->
         with pytest.raises(asyncio.CancelledError):
             await first
         assert begun.empty()
-        go_on.set()
+        resume.set()
         assert await second == f"second {APART_BYTES}"
     with pytest.raises(ZeroDivisionError):
         await apart(lambda _: 1 // 0, bytes(APART_BYTES))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.config import Settings
-from offloaderd.config.rules import broken_rules
-from offloaderd.model import OffloadMethod
-from offloaderd.policy.broker_conf import Import, read, toml
+from offloaderd.core.model import OffloadMethod
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings.rules.rules import broken_rules
+from offloaderd.policy.broker_conf.keys import Import, read, toml
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.read_options import ReadPriority
 
 MiB = 2**20
 S3 = "managedLedgerOffloadDriver=aws-s3\ns3ManagedLedgerOffloadBucket=topics\n"

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
-from offloaderd.policy.effective import BUILT_IN, Level, Origin, effective
+from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.policy.merge import BUILT_IN, Level, Origin, effective
 from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
-from offloaderd.read_options import ReadPriority
 
 LIMITS = ("retention_age_s", "retention_bytes")
 ORDER = (Origin.TOPIC, Origin.SELECTION, Origin.NAMESPACE, Origin.BROKER, Origin.SETTINGS)

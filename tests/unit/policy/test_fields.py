@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import OffloadMethod
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import OffloadMethod
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.policy.policies import DEFAULTS, FIELDS, NAMES, Kind, OffloadPolicies, differences, shown
-from offloaderd.read_options import ReadPriority
 from tests.unit.policy.test_effective import VALUES
 
 MiB = 2**20

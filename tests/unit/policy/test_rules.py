@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.errors import InvalidInput
-from offloaderd.model import OffloadMethod, TierRetention
-from offloaderd.policy.effective import Level, Origin, effective
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.policy.merge import Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, contradictions, sound
 

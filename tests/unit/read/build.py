@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format import v2
 from offloaderd.format.chunks import checksums, sparse_positions
-from offloaderd.format.entry_time import block_times
+from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.format.pulsar.entry_time import block_times
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.format.values import BlockInfo, LedgerPart, Past, SegmentManifest
-from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metrics import Metrics
-from offloaderd.model import EntryBatch, Loss, Position, TopicName
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.objects.memory import MemoryStore
-from offloaderd.policy.effective import Effective, Level, Origin, effective
+from offloaderd.policy.merge import Effective, Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.read.segment import SegmentOptions
+from offloaderd.read.segments.reader import SegmentOptions
+from offloaderd.testing.memory.objects import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offloaderd.format.frames import Entries
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.read_options import ReadPriority
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.objects.port import ObjectReader, ObjectStore
-    from offloaderd.read_options import ReadPriority
 
 TOPIC = TopicName("public", "default", "orders")
 PREFIX = "p/"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import EntryTime, time_of
+from offloaderd.core.model import EntryBatch, LedgerInfo, Position
+from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.model import EntryBatch, LedgerInfo, Position
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.entry_time import EntryTime, time_of
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.offload.past import past_behind, past_of
-from offloaderd.read.seek_goal import DISORDER_MS, Goal, SeekKind
+from offloaderd.read.seek.goal import DISORDER_MS, Goal, SeekKind
+from offloaderd.segment.prefix_totals import past_behind, past_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, make_house, put_segment
 from tests.unit.read.shelf import Shelf
 

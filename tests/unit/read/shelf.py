@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import CorruptData, NotFound, OffloaderError, Transient
-from offloaderd.model import Confirmed, EntryBatch, LedgerInfo, TopicName
+from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import Closed, NotFound
-from offloaderd.metrics import Metrics
-from offloaderd.read.blocks import Cache
-from offloaderd.tasks import Tasks
+from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.errors import Closed, NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.read.cache import Cache
 from tests.unit.read.build import for_ever, sample, turns
 
 if TYPE_CHECKING:
-    from offloaderd.read.blocks import Slot
+    from offloaderd.read.cache import Slot
 
 
 def make(limit_bytes: int, loader: Tasks) -> tuple[Cache[str], Metrics]:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, NotFound
-from offloaderd.format.manifest_wire import CHUNKS_BYTES
-from offloaderd.model import Position
-from offloaderd.read.seek import seek
-from offloaderd.read.seek_goal import Goal, SeekKind
-from offloaderd.read.table import table_of
-from offloaderd.read_options import ReadPriority
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.manifest.wire import CHUNKS_BYTES
+from offloaderd.read.seek.goal import Goal, SeekKind
+from offloaderd.read.seek.seek import seek
+from offloaderd.read.segments.table import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_house, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read

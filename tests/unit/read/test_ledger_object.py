@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.errors import CorruptData, NotFound
-from offloaderd.format.v1_index import decode_index
-from offloaderd.format.v1_scan import BlockScan, block_spans
-from offloaderd.ledgers.memory import MemoryLedgers
-from offloaderd.metrics import Metrics
-from offloaderd.model import Position
-from offloaderd.objects.memory import MemoryStore
-from offloaderd.read import ledger_object
+from offloaderd.format.v1.index import decode_index
+from offloaderd.format.v1.scan import BlockScan, block_spans
 from offloaderd.read.plan import Tier
-from offloaderd.read.segment import Pace, SegmentOptions, SegmentReader
-from offloaderd.read_options import ReadPriority
+from offloaderd.read.segments import broker_ledger as ledger_object
+from offloaderd.read.segments.reader import Pace, SegmentOptions, SegmentReader
+from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock, make_house
 

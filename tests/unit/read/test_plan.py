@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.errors import IdentityRefused, InvalidInput, NotFound
+from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound
+from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.model import LedgerEnd, Loss, Position
-from offloaderd.read.errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
 from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step
-from offloaderd.read_options import ReadPriority
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, Transient
-from offloaderd.model import Position
+from offloaderd.core.errors import Denied, Transient
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.objects import keys
 from offloaderd.read import stream
 from offloaderd.read.plan import Tier, Why
-from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import PREFIX, TOPIC, House, make_house, sample
 from tests.unit.read.shelf import Broken
 from tests.unit.read.test_reader import IDS, collect, run, three_tiers
 
 if TYPE_CHECKING:
-    from offloaderd.errors import OffloaderError
-    from offloaderd.model import TopicName
-    from offloaderd.policy.effective import Effective
+    from offloaderd.core.errors import OffloaderError
+    from offloaderd.core.model import TopicName
+    from offloaderd.policy.merge import Effective
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 OFFLOADED = run(3, 0, 9) + run(5, 0, 3)
@@ -89,15 +89,15 @@ async def test_the_requests_word_wins_over_the_policys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "why"), [("missing", Why.MISSING), ("corrupt", Why.CORRUPT), ("down", Why.UNAVAILABLE)]
+    ("failure", "why"), [("missing", Why.MISSING), ("corrupt", Why.CORRUPT), ("down", Why.UNAVAILABLE)]
 )
-async def test_the_tier_fails_and_bookkeeper_goes_on(trouble: str, why: Why) -> None:
+async def test_the_tier_fails_and_bookkeeper_goes_on(failure: str, why: Why) -> None:
     """Deleted objects, a flipped bit, a store that does not answer: the same entries, and it is told why."""
     house, shelf = await three_tiers()
     key = keys.SegmentKeys(PREFIX, IDS[0]).data
-    if trouble == "missing":
+    if failure == "missing":
         await house.store.delete([key])
-    elif trouble == "corrupt":
+    elif failure == "corrupt":
         stored = bytearray(await house.store.get(key))
         stored[140] ^= 1
         await house.store.put(key, bytes(stored))
@@ -110,16 +110,16 @@ async def test_the_tier_fails_and_bookkeeper_goes_on(trouble: str, why: Why) -> 
     assert choices(house) == {("source", why.value): 5}
 
 
-@pytest.mark.parametrize("trouble", ["corrupt", "away", "refused"])
-async def test_bookkeeper_fails_and_the_tier_goes_on(trouble: str) -> None:
+@pytest.mark.parametrize("failure", ["corrupt", "away", "refused"])
+async def test_bookkeeper_fails_and_the_tier_goes_on(failure: str) -> None:
     """An entry that no bookie has right, bookies that do not answer, or refuse: the same entries from the bucket."""
     house, shelf = await three_tiers()
     expected = Why.CORRUPT
-    if trouble == "corrupt":
+    if failure == "corrupt":
         shelf.rotten = {(3, 0)}
     else:
         expected = Why.UNAVAILABLE
-        error: OffloaderError = Transient("bookies are away") if trouble == "away" else Denied("no")
+        error: OffloaderError = Transient("bookies are away") if failure == "away" else Denied("no")
 
         async def failing(*arguments: object, **options: object) -> object:
             raise error

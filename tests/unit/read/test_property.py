@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import OffloaderError
-from offloaderd.model import EntryBatch, Position
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.objects import keys
-from offloaderd.read_options import ReadPriority
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, put_segment
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
-    from offloaderd.format.frames import Entries
+    from offloaderd.core.frames import Entries
 
 FAULTS = ("none", "none", "data gone", "data cut", "block flipped", "index flipped", "index gone", "manifest flipped")
 

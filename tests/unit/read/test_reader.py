@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
-from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.core.model import EntryBatch, HistoryOrder, Loss, Position, TopicName
+from offloaderd.core.read_errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
+from offloaderd.core.read_options import ReadPriority
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.model import EntryBatch, HistoryOrder, Loss, Position, TopicName
 from offloaderd.objects import keys
-from offloaderd.read.errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
 from offloaderd.read.plan import Tier
 from offloaderd.read.stream import split
-from offloaderd.read_options import ReadPriority
+from offloaderd.testing.memory.ledgers import MemoryLedgers
 from tests.unit.read.build import (
     PREFIX,
     TOPIC,
@@ -35,7 +35,7 @@ from tests.unit.read.build import (
 from tests.unit.read.shelf import Broken, Shelf
 
 if TYPE_CHECKING:
-    from offloaderd.format.frames import Entries
+    from offloaderd.core.frames import Entries
     from tests.unit.read.build import House
 
 IDS = [uuid.UUID(int=number) for number in range(1, 9)]

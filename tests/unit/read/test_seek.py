@@ -11,23 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import EntryTime
+from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.core.read_errors import TopicNotFound
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.pulsar.entry_time import EntryTime
 from offloaderd.format.values import Past
-from offloaderd.metadata.catalog import TopicMap
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.model import EntryBatch, Position
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.objects.memory import MemoryStore
-from offloaderd.offload.past import past_behind, past_of
-from offloaderd.read.errors import TopicNotFound
 from offloaderd.read.plan import Tier
-from offloaderd.read.seek import seek
-from offloaderd.read.seek_goal import Answered, Goal, SeekKind, Unseekable
-from offloaderd.read.seek_segments import first_true
-from offloaderd.read.seek_source import BLANK_MAX
+from offloaderd.read.seek.goal import Answered, Goal, SeekKind, Unseekable
+from offloaderd.read.seek.seek import seek
+from offloaderd.read.seek.segments import first_true
+from offloaderd.read.seek.source import BLANK_MAX
+from offloaderd.segment.prefix_totals import past_behind, past_of
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_house, put_segment, sample
 from tests.unit.read.seek_topics import (
     NOW,
@@ -47,7 +47,7 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from offloaderd.objects.port import ObjectInfo
     from tests.unit.read.build import House
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.model import Position
-from offloaderd.offload.past import past_of
-from offloaderd.read import ledger_object, seek_source
+from offloaderd.core.model import Position
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.read.plan import Tier
-from offloaderd.read.seek import seek
-from offloaderd.read.seek_goal import Goal, SeekKind, Unseekable
+from offloaderd.read.seek import source as seek_source
+from offloaderd.read.seek.goal import Goal, SeekKind, Unseekable
+from offloaderd.read.seek.seek import seek
+from offloaderd.read.segments import broker_ledger as ledger_object
+from offloaderd.segment.prefix_totals import past_of
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, Piece, make_house, put_segment
 from tests.unit.read.seek_topics import NOW, message, noted

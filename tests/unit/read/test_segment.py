@@ -13,23 +13,23 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format import v2
-from offloaderd.model import Position, TopicName
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.model import Position, TopicName
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.read import segment as segment_module
-from offloaderd.read.table import table_of
+from offloaderd.read.segments import reader as segment_module
+from offloaderd.read.segments.table import table_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, payloads, put_segment, sample, turns
 from tests.unit.read.shelf import Broken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import EntryBatch
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import EntryBatch
-    from offloaderd.read.segment import SegmentReader
+    from offloaderd.read.segments.reader import SegmentReader
     from tests.unit.read.build import House
 
 ID = uuid.UUID(int=7)

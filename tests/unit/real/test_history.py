@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offloaderd.model import Position
+from offloaderd.core.model import Position
 from tests.real.history import History, Problem, Read
 
 

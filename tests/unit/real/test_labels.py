@@ -7,13 +7,13 @@ from uuid import UUID
 
 import pytest
 
+from offloaderd.core.model import Position, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import context
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
-from offloaderd.model import Position, TopicName
 from offloaderd.objects import keys
 from tests.real import labels
 

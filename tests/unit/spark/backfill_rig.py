@@ -6,21 +6,21 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.errors import Transient
-from offloaderd.metadata import catalog
-from offloaderd.model import OffloadMethod
-from offloaderd.spark.backfill_job import Aim, Driver, Progress, SegmentTask, Written
-from offloaderd.spark.backfill_task import write_segment
-from offloaderd.spark.backfill_topic import TopicBackfill
-from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, Rig, enabled, payloads, until
-from tests.unit.offload.test_history import rig_with
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import OffloadMethod
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.backfill.topic import TopicBackfill
+from offloaderd.spark.jobs.job import Aim, Driver, Progress, SegmentTask, Written
+from offloaderd.spark.jobs.write_task import write_segment
+from tests.unit.history.test_history import rig_with
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.memory import MemoryMetadata
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.testing.memory.metadata import MemoryMetadata
 
 SEGMENT_BYTES = 4000
 
@@ -46,7 +46,7 @@ class LocalRunner:
                 await self.before(task, len(self.ran))
             ledgers = self.rig.ledgers
             assert ledgers is not None
-            return await write_segment(self.rig.workshop(store, source=ledgers), ledgers, task)
+            return await write_segment(self.rig.context(store, source=ledgers), ledgers, task)
         finally:
             self.at_once -= 1
             store.close()
@@ -77,7 +77,7 @@ def backfill(
     """One run of the rig's topic."""
     ledgers = rig.ledgers
     assert ledgers is not None
-    shop = rig.workshop(store or rig.tree.connect(), source=ledgers)
+    context = rig.context(store or rig.tree.connect(), source=ledgers)
     driver = Driver(
         runner=runner or LocalRunner(rig),
         slots=asyncio.Semaphore(slots),
@@ -85,8 +85,8 @@ def backfill(
         patience_s=patience_s,
         progress=progress,
     )
-    aim = Aim(segment_bytes=segment_bytes, place=shop.places.home, method=method)
-    return TopicBackfill(shop, ledgers, TOPIC, driver, aim=aim)
+    aim = Aim(segment_bytes=segment_bytes, place=context.places.home, method=method)
+    return TopicBackfill(context, ledgers, TOPIC, driver, aim=aim)
 
 
 async def map_of(rig: Rig) -> TopicMap:

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.config import load
-from offloaderd.format import broker_entry
-from offloaderd.metadata.catalog import TopicMap
-from offloaderd.objects.memory import MemoryStore
-from offloaderd.patterns import of_topic
-from offloaderd.spark import source_plan
-from offloaderd.spark.source_columns import Columns
-from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_late import LateReader
-from offloaderd.spark.source_options import SourceOptions
-from offloaderd.spark.source_read import record_batches
-from offloaderd.spark.source_share import Piece
-from offloaderd.spark.source_snapshot import Snapshot, holes_of
+from offloaderd.core.names.patterns import of_topic
+from offloaderd.daemon.settings import load
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.spark.scan import plan as source_plan
+from offloaderd.spark.scan.columns import Columns
+from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.late import LateReader
+from offloaderd.spark.scan.options import SourceOptions
+from offloaderd.spark.scan.read import record_batches
+from offloaderd.spark.scan.share import Piece
+from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payload
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.read.build import TOPIC, FastClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import Loss, TopicName
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.spark.source_share import Share
-    from offloaderd.spark.source_wanted import Wanted
+    from offloaderd.spark.scan.query import Wanted
+    from offloaderd.spark.scan.share import Share
 
 BASE_MS = 1_760_000_000_000
 ENVIRONMENT = {"OFFLOADERD__OBJECTS__BUCKET": "bucket", "OFFLOADERD__OBJECTS__PREFIX": "p/"}

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.spark.spark_files import link_new, move_new
+from offloaderd.spark.files import link_new, move_new
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

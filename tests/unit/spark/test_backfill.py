@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.errors import Denied, Fenced, OffloaderError, Transient
-from offloaderd.format import manifest
+from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.core.errors import Denied, Fenced, OffloaderError, Transient
+from offloaderd.core.model import HistoryOrder, Position
+from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
-from offloaderd.model import HistoryOrder, Position
-from offloaderd.offload.budget import ByteBudget
-from offloaderd.spark import backfill_lease
-from offloaderd.spark.backfill_eligible import plan_for_job
-from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Progress, SegmentTask
-from offloaderd.spark.backfill_lease import Driven
+from offloaderd.spark.backfill.eligible import plan_for_job
+from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Progress, SegmentTask
+from offloaderd.spark.jobs.lease import Driven
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep import references
+from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S
-from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
-from tests.unit.offload.test_history import rig_with
+from tests.unit.history.test_history import rig_with
+from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.offload.topic_context import TopicContext
-    from tests.unit.offload.rig import Rig
+    from offloaderd.topic.context import TopicContext
+    from tests.unit.rigs.rig import Rig
 
 
 async def test_history_is_written_side_by_side_and_committed_in_order() -> None:
@@ -367,7 +367,7 @@ async def test_a_topic_that_is_deleted_meanwhile_ends_the_run() -> None:
             return []
 
     job = backfill(rig, patience_s=0.05)
-    job._shop = replace(job._shop, source=cast("LedgerStore", Gone()))
+    job._context = replace(job._context, source=cast("LedgerStore", Gone()))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="lists nothing"):
             await job.run()
@@ -440,18 +440,18 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
             super()._grant()
             most = max(most, self.used_bytes)
 
-    workshop = rig.workshop
+    context_of = rig.context
 
     def watched(metadata: MetadataStore, *, source: LedgerStore | None) -> TopicContext:
-        shop = workshop(metadata, source=source)
-        return replace(shop, uplink=replace(shop.uplink, budget=Watched(rig.upload_bytes)))
+        made = context_of(metadata, source=source)
+        return replace(made, upload_context=replace(made.upload_context, budget=Watched(rig.upload_bytes)))
 
-    rig.workshop = watched  # type: ignore[method-assign]
+    rig.context = watched  # type: ignore[method-assign]
     async with asyncio.timeout(PATIENCE_S):
         await backfill(rig, segment_bytes=1 << 30).run()
     assert (await map_of(rig)).segments[0].payload_bytes > 10 * rig.upload_bytes
     assert 0 < most <= rig.upload_bytes
-    rig.workshop = workshop  # type: ignore[method-assign]
+    rig.context = context_of  # type: ignore[method-assign]
     await whole(rig, 12_000)
 
 
@@ -468,7 +468,7 @@ async def test_a_driver_without_its_metadata_store_ends_all_the_same() -> None:
 
     runner.before = cut
     job = backfill(rig, runner)
-    job._shop = replace(job._shop, metadata=FaultyMetadata(store, faults))
+    job._context = replace(job._context, metadata=FaultyMetadata(store, faults))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(BackfillFailed, match="session"):
             await job.run()

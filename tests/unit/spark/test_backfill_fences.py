@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Conflict, Fenced, Transient
-from offloaderd.metadata import catalog, history, paths
+from offloaderd.core.errors import Conflict, Fenced, Transient
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.metadata import history, paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.attempt import AttemptStatus
-from offloaderd.model import OffloadMethod, TopicName
-from offloaderd.offload.commit import AttemptLog
-from offloaderd.spark import backfill as job
-from offloaderd.spark import backfill_lease
-from offloaderd.spark.backfill_handback import hand_back
-from offloaderd.spark.backfill_job import BackfillFailed, Driver, Outcome, SegmentTask
-from offloaderd.spark.backfill_lease import Driven
-from offloaderd.spark.backfill_plan import plan_topic
-from offloaderd.spark.backfill_record import JobRecord
-from offloaderd.spark.backfill_stores import RatedPace, Stores, share
-from offloaderd.spark.backfill_task import write_segment
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.spark.backfill import backfill as job
+from offloaderd.spark.backfill.handback import hand_back
+from offloaderd.spark.backfill.plan import plan_topic
+from offloaderd.spark.backfill.record import JobRecord
+from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.job import BackfillFailed, Driver, Outcome, SegmentTask
+from offloaderd.spark.jobs.lease import Driven
+from offloaderd.spark.jobs.stores import RatedPace, Stores, share
+from offloaderd.spark.jobs.write_task import write_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep import references
+from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S
-from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, until
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
-    from tests.unit.offload.rig import Rig
+    from tests.unit.rigs.rig import Rig
 
 
 async def stopped(rig: Rig, *, segments: int) -> LocalRunner:
@@ -54,7 +55,7 @@ def stores_of(rig: Rig) -> Stores:
     """What a command opens."""
     store, ledgers = rig.tree.connect(), rig.ledgers
     assert ledgers is not None
-    return Stores(shop=rig.workshop(store, source=ledgers), source=ledgers, book=rig.book(store))
+    return Stores(context=rig.context(store, source=ledgers), source=ledgers, book=rig.book(store))
 
 
 async def test_a_claim_is_one_drivers_until_it_is_released_or_deposed() -> None:
@@ -125,13 +126,13 @@ async def test_an_executor_waits_for_another_that_writes_the_same_segment() -> N
     assert ledgers is not None
     store = rig.tree.connect()
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        writing = group.create_task(write_segment(rig.workshop(store, source=ledgers), ledgers, task))
+        writing = group.create_task(write_segment(rig.context(store, source=ledgers), ledgers, task))
         await rig.clock.sleep(5)
         assert not writing.done()
         other.expire()
         written = await writing
     assert (written.outcome, written.payload_bytes) == (Outcome.READY, 4000)
-    again = await write_segment(rig.workshop(store, source=ledgers), ledgers, task)
+    again = await write_segment(rig.context(store, source=ledgers), ledgers, task)
     assert (again.outcome, again.payload_bytes) == (Outcome.READY, 0)
     assert await store.children(paths.history_writers(TOPIC)) == []
 
@@ -150,7 +151,7 @@ async def test_an_executor_that_lost_its_session_leaves_its_successors_lock() ->
     path = paths.history_writer(TOPIC, task.segment_id)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         task = replace(task, claim=claim, patience_s=PATIENCE_S)
-        writing = group.create_task(write_segment(rig.workshop(store, source=ledgers), ledgers, task))
+        writing = group.create_task(write_segment(rig.context(store, source=ledgers), ledgers, task))
         await until(lambda: faults.fired > 0)
         store.expire()
         await other.create(path, b"", ephemeral=True)
@@ -190,7 +191,7 @@ async def test_an_executor_of_a_deposed_driver_is_fenced() -> None:
     await backfill_lease.claim(store, TOPIC, "next", rig.clock)
     path = paths.history_job_attempt(TOPIC, task.segment_id)
     before = await store.get(path)
-    written = await write_segment(rig.workshop(rig.tree.connect(), source=ledgers), ledgers, task)
+    written = await write_segment(rig.context(rig.tree.connect(), source=ledgers), ledgers, task)
     assert written.outcome is Outcome.FENCED
     assert await store.get(path) == before
 
@@ -200,10 +201,10 @@ async def test_a_history_that_was_given_back_is_out_of_the_jobs_reach() -> None:
     rig = await planned()
     (task,) = (await stopped(rig, segments=1)).ran
     stores = stores_of(rig)
-    store, ledgers = stores.shop.metadata, rig.ledgers
+    store, ledgers = stores.context.metadata, rig.ledgers
     assert ledgers is not None
     claim = await backfill_lease.claim(rig.tree.connect(), TOPIC, "paused", rig.clock)
-    record = await JobRecord.open(stores.shop, ledgers, claim, me="paused", patience_s=5.0)
+    record = await JobRecord.open(stores.context, ledgers, claim, me="paused", patience_s=5.0)
     await record.hold()
     await hand_back(stores_of(rig), TOPIC)
     before = (await map_of(rig)).history
@@ -211,7 +212,7 @@ async def test_a_history_that_was_given_back_is_out_of_the_jobs_reach() -> None:
     assert (before.worker, before.holder) == (history_record.Worker.DAEMON, "")
     with pytest.raises(Fenced):
         await record.hold()
-    written = await write_segment(rig.workshop(store, source=ledgers), ledgers, replace(task, claim=claim))
+    written = await write_segment(rig.context(store, source=ledgers), ledgers, replace(task, claim=claim))
     assert written.outcome is Outcome.FENCED
     assert (await map_of(rig)).history == before
     assert await store.children(paths.history_attempts(TOPIC)) == []

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata.records.history import RangeState, Worker
-from offloaderd.model import HistoryOrder, OffloadMethod, Position
-from offloaderd.spark import backfill_lease
-from offloaderd.spark.backfill_handback import hand_back
-from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Origin
-from offloaderd.spark.backfill_plan import aim_of, plan_topic
-from offloaderd.spark.backfill_takeover import take_up
+from offloaderd.spark.backfill.handback import hand_back
+from offloaderd.spark.backfill.plan import aim_of, plan_topic
+from offloaderd.spark.backfill.takeover import take_up
+from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Origin
 from tests.patience import PATIENCE_S
-from tests.unit.offload.rig import TOPIC, enabled, offloader_of, until
+from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
 from tests.unit.spark.test_backfill_whole import WHOLE, by_ledger, drained, idle, stores_of
 
 if TYPE_CHECKING:
-    from offloaderd.offload.engine import Engine
-    from offloaderd.spark.backfill_job import SegmentTask, Written
-    from tests.unit.offload.rig import Rig
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.spark.jobs.job import SegmentTask, Written
+    from tests.unit.rigs.rig import Rig
 
 LEDGERS = [Position(number, 0) for number in range(6)]
 
@@ -146,7 +146,7 @@ async def test_what_nobody_has_split_yet_is_split_before() -> None:
         await enabled(engine)
     dead, store = stores_of(rig), rig.tree.connect()
     claim = await backfill_lease.claim(store, TOPIC, "dead", rig.clock)
-    await take_up(dead.shop, claim, await aim_of(dead, TOPIC, 0), me="dead")
+    await take_up(dead.context, claim, await aim_of(dead, TOPIC, 0), me="dead")
     store.expire()
     found = await hand_back(stores_of(rig), TOPIC)
     assert (found.committed, found.discarded, found.left.entries) == (0, 0, 180)

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.errors import Fenced, OffloaderError
-from offloaderd.model import Position
-from offloaderd.offload.commit import AttemptLog
-from offloaderd.offload.past import Pasts
+from offloaderd.core.errors import Fenced, OffloaderError
+from offloaderd.core.model import Position
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
-from tests.unit.offload.rig import TOPIC
+from tests.unit.rigs.rig import TOPIC
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from offloaderd.format.values import Past
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import Bytes, ObjectInfo
-    from offloaderd.spark.backfill_job import SegmentTask
-    from tests.unit.offload.rig import Rig
+    from offloaderd.spark.jobs.job import SegmentTask
+    from tests.unit.rigs.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
 

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import IdentityRefused
+from offloaderd.core.errors import IdentityRefused
+from offloaderd.core.model import Position
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity, paths
-from offloaderd.model import Position
-from offloaderd.refusals import RefusalKind
-from offloaderd.spark.backfill_handback import hand_back
-from offloaderd.spark.backfill_job import BackfillFailed
-from offloaderd.upkeep import rebuild
+from offloaderd.spark.backfill.handback import hand_back
+from offloaderd.spark.jobs.job import BackfillFailed
+from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
-from tests.unit.offload.rig import TOPIC, payloads, until
+from tests.unit.rigs.rig import TOPIC, payloads, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
 from tests.unit.spark.test_backfill_whole import stores_of
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.metadata.memory import MemoryTree
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo
-    from offloaderd.spark.backfill_job import SegmentTask
-    from tests.unit.offload.rig import Rig
+    from offloaderd.spark.jobs.job import SegmentTask
+    from offloaderd.testing.memory.metadata import MemoryTree
+    from tests.unit.rigs.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
 

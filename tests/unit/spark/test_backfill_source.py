@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.errors import IdentityRefused
+from offloaderd.core.errors import IdentityRefused
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity
-from offloaderd.refusals import RefusalKind
-from offloaderd.spark.backfill_job import BackfillFailed, SegmentTask
-from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, memory_ledgers, payloads
+from offloaderd.spark.jobs.job import BackfillFailed, SegmentTask
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
-    from offloaderd.ledgers.memory import MemoryLedgers
-    from tests.unit.offload.rig import Rig
+    from offloaderd.testing.memory.ledgers import MemoryLedgers
+    from tests.unit.rigs.rig import Rig
 
 
 async def _planned() -> Rig:

@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import OutcomeUnknown, Transient
-from offloaderd.format import manifest
-from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.core.errors import OutcomeUnknown, Transient
+from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
+from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create
 from offloaderd.metadata.records.history import Worker
-from offloaderd.model import HistoryOrder, OffloadMethod, Position
-from offloaderd.offload.workshop import HistoryRules
-from offloaderd.spark import backfill as job
-from offloaderd.spark.backfill_job import AlreadyDone, BackfillFailed, Origin
-from offloaderd.spark.backfill_plan import plan_topic
-from offloaderd.spark.backfill_stores import Stores
+from offloaderd.segment.context import HistoryRules
+from offloaderd.spark.backfill import backfill as job
+from offloaderd.spark.backfill.plan import plan_topic
+from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Origin
+from offloaderd.spark.jobs.stores import Stores
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep import references
+from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S
-from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
-from tests.unit.offload.test_history import rig_with
+from tests.unit.history.test_history import rig_with
+from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.fleet.engine import Engine
     from offloaderd.metadata.port import Step
-    from offloaderd.model import LedgerInfo
-    from offloaderd.offload.engine import Engine
-    from offloaderd.spark.backfill_job import SegmentTask
-    from offloaderd.spark.backfill_topic import TopicBackfill
-    from tests.unit.offload.rig import Rig
+    from offloaderd.spark.backfill.topic import TopicBackfill
+    from offloaderd.spark.jobs.job import SegmentTask
+    from tests.unit.rigs.rig import Rig
 
 WHOLE = OffloadMethod.LEDGER_BASED
 
@@ -67,7 +67,7 @@ def stores_of(rig: Rig) -> Stores:
     """What a command opens."""
     store, ledgers = rig.tree.connect(), rig.ledgers
     assert ledgers is not None
-    return Stores(shop=rig.workshop(store, source=ledgers), source=ledgers, book=rig.book(store))
+    return Stores(context=rig.context(store, source=ledgers), source=ledgers, book=rig.book(store))
 
 
 async def drained(rig: Rig, count: int) -> None:
@@ -274,7 +274,7 @@ async def test_taking_over_whose_answer_is_lost_is_done_once() -> None:
     rig = await idle()
     store = LosesPlans(rig.tree.connect(), Faults())
     run = run_of(rig)
-    run._shop = replace(run._shop, metadata=store)
+    run._context = replace(run._context, metadata=store)
     async with asyncio.timeout(PATIENCE_S):
         await run.run()
     assert store.lost == 1

@@ -7,34 +7,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Fenced, Transient
-from offloaderd.format import manifest
+from offloaderd.core.errors import Fenced, Transient
+from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
+from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, decode_verified_block
-from offloaderd.metadata import catalog, paths
-from offloaderd.model import HistoryOrder, OffloadMethod, Position, TopicName
-from offloaderd.spark import backfill_lease, convert
-from offloaderd.spark.backfill_lease import Driven
-from offloaderd.spark.convert_job import ConversionFailed, Driver, Target, Wish, outlook
-from offloaderd.spark.convert_task import rewrite_segment
-from offloaderd.spark.convert_topic import TopicConversion
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.convert import convert
+from offloaderd.spark.convert.topic import TopicConversion
+from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.lease import Driven
+from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Driver, Target, Wish, outlook
+from offloaderd.spark.jobs.rewrite_task import rewrite_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep import rebuild, references
+from offloaderd.upkeep.gc import references
+from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
-from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, enabled, offloader_of, payloads, until
-from tests.unit.offload.test_history import rig_with
+from tests.unit.history.test_history import rig_with
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.spark.backfill_rig import map_of, planned
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.spark.backfill_job import Written
-    from offloaderd.spark.convert_job import RewriteTask
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.spark.jobs.job import Written
+    from offloaderd.spark.jobs.rewrite_job import RewriteTask
     from offloaderd.testing.faults import When
-    from tests.unit.offload.rig import Rig
+    from tests.unit.rigs.rig import Rig
 
 STREAMING, WHOLE = OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -67,7 +70,7 @@ class Runner:
         try:
             if self._before is not None:
                 await self._before(task)
-            return await rewrite_segment(self._rig.workshop(store, source=None), task)
+            return await rewrite_segment(self._rig.context(store, source=None), task)
         finally:
             store.close()
 
@@ -83,10 +86,10 @@ def conversion(
     small_bytes: int = 2000,
 ) -> TopicConversion:
     """One run over the rig's topic."""
-    shop = rig.workshop(store or rig.tree.connect(), source=None)
+    context = rig.context(store or rig.tree.connect(), source=None)
     driver = Driver(runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=5.0)
     return TopicConversion(
-        shop, TOPIC, driver, Wish(target=target, segment_bytes=segment_bytes, small_bytes=small_bytes)
+        context, TOPIC, driver, Wish(target=target, segment_bytes=segment_bytes, small_bytes=small_bytes)
     )
 
 
@@ -185,11 +188,11 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
     tree = rig.tree.connect()
     rig.objects = FaultyStore(objects, kill)
     store = FaultyMetadata(tree, kill)
-    shop = rig.workshop(store, source=None)
-    driver = Driver(runner=convert.LocalRunner(shop), slots=asyncio.Semaphore(1), me=f"dies-{at}")
+    context = rig.context(store, source=None)
+    driver = Driver(runner=convert.LocalRunner(context), slots=asyncio.Semaphore(1), me=f"dies-{at}")
     wish = Wish(target=target, segment_bytes=2500, small_bytes=2500)
     async with asyncio.timeout(PATIENCE_S):
-        running = asyncio.ensure_future(TopicConversion(shop, TOPIC, driver, wish).run())  # noqa: TID251 - to be killed
+        running = asyncio.ensure_future(TopicConversion(context, TOPIC, driver, wish).run())  # noqa: TID251 - to be killed
         dying = asyncio.ensure_future(kill.dead.wait())  # noqa: TID251 - as above
         await asyncio.wait([running, dying], return_when=asyncio.FIRST_COMPLETED)
         tree.expire()
@@ -367,24 +370,24 @@ async def test_a_cancelled_conversion_leaves_nothing_behind() -> None:
         await until(lambda: len(runner.ran) == 2)
         store.expire()
         running.cancel()
-    shop = rig.workshop(rig.tree.connect(), source=None)
-    assert (await convert.status(shop.metadata, TOPIC)).begun == 2
-    assert await convert.cancel(shop, TOPIC) == 2
-    assert (await convert.status(shop.metadata, TOPIC)).begun == 0
+    context = rig.context(rig.tree.connect(), source=None)
+    assert (await convert.status(context.metadata, TOPIC)).begun == 2
+    assert await convert.cancel(context, TOPIC) == 2
+    assert (await convert.status(context.metadata, TOPIC)).begun == 0
     await whole(rig)
 
 
 async def test_a_plan_says_what_is_left_alone_and_why() -> None:
     """The newest segment, large ones; a topic without anything, or whose history is not done, is refused."""
     rig = await streamed()
-    shop = rig.workshop(rig.tree.connect(), source=None)
-    book = rig.book(shop.metadata)
+    context = rig.context(rig.tree.connect(), source=None)
+    book = rig.book(context.metadata)
     options = convert.Options(target=Target.LEDGER_BASED)
-    ((_, plan),) = await convert.plan(shop, book, [TOPIC], options)
+    ((_, plan),) = await convert.plan(context, book, [TOPIC], options)
     assert isinstance(plan, convert.Plan)
     assert (len(plan.outlook.goals), plan.entries, plan.payload_bytes) == (6, 180, 18_000)
     assert plan.outlook.left == {"it is not closed, or not offloaded to its end": 1}
-    ((_, refused),) = await convert.plan(shop, book, [TopicName.parse("public/default/unknown")], options)
+    ((_, refused),) = await convert.plan(context, book, [TopicName.parse("public/default/unknown")], options)
     assert isinstance(refused, ConversionFailed)
     unfinished = await planned()
     with pytest.raises(ConversionFailed, match="still being offloaded"):

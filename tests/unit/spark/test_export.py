@@ -6,11 +6,11 @@ from importlib import metadata
 
 import pytest
 
-from offloaderd.errors import InvalidConfig, NotFound
-from offloaderd.metadata.memory import MemoryTree
-from offloaderd.spark import source_snapshot
-from offloaderd.spark.export import check
-from offloaderd.spark.export_iceberg import IcebergTable
+from offloaderd.core.errors import InvalidConfig, NotFound
+from offloaderd.spark.export.export import check
+from offloaderd.spark.export.iceberg import IcebergTable
+from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.testing.memory.metadata import MemoryTree
 
 OPTIONS = {"topic": "orders", "objects.bucket": "tests"}
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from offloaderd.errors import Conflict, CorruptData, InvalidConfig, OffloaderError
-from offloaderd.spark import export_folder
-from offloaderd.spark.export_commit import Commit
-from offloaderd.spark.export_folder import ExportFolder
-from offloaderd.spark.spark_files import check_scheme, link_new, move_new
+from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OffloaderError
+from offloaderd.spark.export import folder as export_folder
+from offloaderd.spark.export.commit import Commit
+from offloaderd.spark.export.folder import ExportFolder
+from offloaderd.spark.files import check_scheme, link_new, move_new
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from offloaderd.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark import export_commit, export_iceberg
-from offloaderd.spark.export_iceberg import COMMIT, ExportTable, IcebergTable
-from offloaderd.spark.source_schema import full_schema
+from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export import commit as export_commit
+from offloaderd.spark.export import iceberg as export_iceberg
+from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
+from offloaderd.spark.scan.schema import full_schema
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
-    from offloaderd.spark.export_commit import Commit
+    from offloaderd.spark.export.commit import Commit
 
 SOURCE = {"cluster": "c", "topic": "public/default/orders", "rows": "entries"}
 COLUMNS = full_schema(messages=False, skips=False)

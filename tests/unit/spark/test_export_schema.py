@@ -14,9 +14,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from offloaderd.errors import InvalidConfig
-from offloaderd.spark.export_commit import Commit
-from offloaderd.spark.export_schema import renamed, widened
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.spark.export.commit import Commit
+from offloaderd.spark.export.schema import renamed, widened
 
 
 def struct(**fields: DataType) -> StructType:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from offloaderd.config import load
-from offloaderd.spark.backfill_spark import traced as traced_by_settings
-from offloaderd.traces import NO_TRACES
+from offloaderd.core.traces import NO_TRACES
+from offloaderd.daemon.settings import load
+from offloaderd.spark.jobs.run import traced as traced_by_settings
 from tests.patience import PATIENCE_S
-from tests.unit.offload.test_traces import facts, traced
+from tests.unit.core.test_traces import facts, traced
 from tests.unit.spark.backfill_rig import backfill, map_of, planned
 
 BUCKET = {"OFFLOADERD__OBJECTS__BUCKET": "bucket"}
@@ -36,10 +36,10 @@ async def test_an_executor_traces_its_segment_up_to_its_word_that_it_is_stored()
 async def test_executors_trace_where_the_settings_say_so() -> None:
     """Off, nothing is opened; on, the collector need not be there."""
     rig = await planned(40)
-    shop = rig.workshop(rig.tree.connect(), source=rig.ledgers)
-    async with traced_by_settings(load(None, BUCKET), shop) as same:
-        assert same.uplink.traces is NO_TRACES
+    context = rig.context(rig.tree.connect(), source=rig.ledgers)
+    async with traced_by_settings(load(None, BUCKET), context) as same:
+        assert same.upload_context.traces is NO_TRACES
     wanted = {**BUCKET, "OFFLOADERD__TRACING__ENABLED": "true", "OFFLOADERD__TRACING__ENDPOINT": "http://127.0.0.1:9"}
-    async with traced_by_settings(load(None, wanted), shop) as other:
-        assert other.uplink.traces is not NO_TRACES
-        assert other.uplink.pace is shop.uplink.pace
+    async with traced_by_settings(load(None, wanted), context) as other:
+        assert other.upload_context.traces is not NO_TRACES
+        assert other.upload_context.pace is context.upload_context.pace

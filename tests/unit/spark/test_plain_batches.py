@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offloaderd.format import broker_entry
-from offloaderd.format.compression import Compression
-from offloaderd.format.pulsar_message import PlainBatch, decode_columns, decode_entry
-from offloaderd.model import Position
-from offloaderd.spark.source_columns import Columns
-from offloaderd.spark.source_messages import BatchRows, Row
-from offloaderd.spark.source_schema import full_schema
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.compression import Compression
+from offloaderd.format.pulsar.messages import PlainBatch, decode_columns, decode_entry
+from offloaderd.spark.scan.columns import Columns
+from offloaderd.spark.scan.messages import BatchRows, Row
+from offloaderd.spark.scan.schema import full_schema
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 

@@ -10,7 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.spark import java_home, session
 from offloaderd.spark.session import check_libraries, spark_session
 

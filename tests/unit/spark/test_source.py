@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import datasource as spark
 
-from offloaderd.errors import BucketMissing, Denied, OffloaderError
-from offloaderd.metadata import catalog
-from offloaderd.model import Loss, OffloadMethod, Position
-from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_plan import HoleInRange, shares
-from offloaderd.spark.source_share import BrokenSegment, Piece
-from offloaderd.spark.source_snapshot import Snapshot, holes_of
-from offloaderd.spark.source_wanted import Wanted
+from offloaderd.core.errors import BucketMissing, Denied, OffloaderError
+from offloaderd.core.model import Loss, OffloadMethod, Position
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.options import Mode
+from offloaderd.spark.scan.plan import HoleInRange, shares
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.share import BrokenSegment, Piece
+from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
-from tests.unit.offload import rig as offloading
-from tests.unit.offload.rig import Rig, enabled, memory_ledgers, until
-from tests.unit.offload.test_engine import appended
-from tests.unit.offload.test_ledger_based import LEDGER_BASED, STREAMING
+from tests.unit.fleet.test_engine import appended
 from tests.unit.read.build import PREFIX, TOPIC, put_segment
 from tests.unit.read.build import Piece as LedgerPiece
+from tests.unit.rigs import rig as offloading
+from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, until
+from tests.unit.segment.test_ledger_based import LEDGER_BASED, STREAMING
 from tests.unit.spark.lake import (
     BASE_MS,
     CountingStore,
@@ -42,8 +42,8 @@ from tests.unit.spark.lake import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import TopicName
 
 ONE, TWO, THREE = (uuid.UUID(int=number) for number in (1, 2, 3))
 

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
-from offloaderd.model import Position, TopicName
-from offloaderd.spark.source_admission import Step, advance, reach
-from offloaderd.spark.source_offsets import furthest
-from offloaderd.spark.source_positions import NOTHING, position
-from offloaderd.spark.source_snapshot import Snapshot
-from offloaderd.spark.source_wanted import Wanted
+from offloaderd.core.model import Position, TopicName
+from offloaderd.spark.scan.positions import NOTHING, position
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.snapshot import Snapshot
+from offloaderd.spark.source.admission import Step, advance, reach
+from offloaderd.spark.source.offsets import furthest
 from tests.unit.spark.lake import snapshot
 from tests.unit.spark.test_source_offsets import FOUND, NAME, cut, segment
 

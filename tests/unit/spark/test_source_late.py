@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import Transient
-from offloaderd.metadata.catalog import TopicMap
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import Loss, Position
+from offloaderd.core.read_errors import MapUnknown
 from offloaderd.metadata.records.floor import Floor
-from offloaderd.model import Loss, Position
-from offloaderd.read.errors import MapUnknown
-from offloaderd.spark.source_columns import Columns
-from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_late import LateReader
-from offloaderd.spark.source_plan import HoleInRange
-from offloaderd.spark.source_read import record_batches
-from offloaderd.spark.source_share import BrokenSegment, Condition
-from offloaderd.spark.source_snapshot import Snapshot, holes_of
-from offloaderd.spark.source_wanted import Wanted
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.spark.scan.columns import Columns
+from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.late import LateReader
+from offloaderd.spark.scan.plan import HoleInRange
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.read import record_batches
+from offloaderd.spark.scan.share import BrokenSegment, Condition
+from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payloads
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import TOPIC, Piece, put_segment
@@ -36,8 +36,8 @@ from tests.unit.spark.test_source_messages import cut
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.model import TopicName
 
 LEDGER = 4
 EVERYTHING = frozenset(Condition)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.format.compression import Compression
-from offloaderd.spark import source_messages, source_plan
-from offloaderd.spark.source_columns import BrokenValue
-from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_share import BrokenSegment
-from offloaderd.spark.source_wanted import Wanted
-from offloaderd.spark.value_schema import read_schema
+from offloaderd.format.pulsar.compression import Compression
+from offloaderd.spark.scan import messages as source_messages
+from offloaderd.spark.scan import plan as source_plan
+from offloaderd.spark.scan.columns import BrokenValue
+from offloaderd.spark.scan.options import Mode
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.share import BrokenSegment
+from offloaderd.spark.values.schema import read_schema
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
@@ -24,7 +25,7 @@ from tests.unit.spark.test_value_schema import record, written
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.spark.scan.snapshot import Snapshot
 
 ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)
 ORDER = record(("id", "int"))

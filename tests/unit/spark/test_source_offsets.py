@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.errors import InvalidInput, NotFound
+from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.model import HistoryOrder, Loss, Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_errors import EntriesDeleted
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.model import HistoryOrder, Loss, Position, TopicName
-from offloaderd.patterns import TopicPattern
-from offloaderd.read.errors import EntriesDeleted
-from offloaderd.spark.source_admission import advance
-from offloaderd.spark.source_offsets import begin, clipped, furthest, gone, in_history, plan_step, still_there
-from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_positions import NOTHING, following, position
-from offloaderd.spark.source_snapshot import Snapshot, holes_of, holes_within
-from offloaderd.spark.source_stores import Stores
-from offloaderd.spark.source_wanted import Wanted
+from offloaderd.spark.scan.options import Mode
+from offloaderd.spark.scan.positions import NOTHING, following, position
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.snapshot import Snapshot, holes_of, holes_within
+from offloaderd.spark.scan.stores import Stores
+from offloaderd.spark.source.admission import advance
+from offloaderd.spark.source.offsets import begin, clipped, furthest, gone, in_history, plan_step, still_there
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
 

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound
-from offloaderd.format import broker_entry
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.memory import MemoryTree
-from offloaderd.model import TopicName
-from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.patterns import TopicPattern
-from offloaderd.spark import source_snapshot
-from offloaderd.spark.source import SegmentSource
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.spark.source.source import SegmentSource
 from offloaderd.testing.builders import payloads
+from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.stored import Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
@@ -131,7 +132,7 @@ def test_a_query_for_no_topic_says_so_in_few_lines(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no segment of") as caught:
         source.reader(source.schema()).partitions()
     frames = [Path(one.filename).name for one in traceback.extract_tb(caught.tb)]
-    assert frames == [Path(__file__).name, "spark_errors.py"]
+    assert frames == [Path(__file__).name, "errors.py"]
     assert caught.value.__suppress_context__
 
 

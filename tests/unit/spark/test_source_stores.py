@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from offloaderd import stores
-from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.memory import MemoryTree
-from offloaderd.spark.stream import SegmentsStream
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound
+from offloaderd.daemon.adapters import stores
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.source.stream import SegmentsStream
 from offloaderd.testing.builders import payloads
+from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.read.build import TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.config import Settings
-    from offloaderd.metadata.memory import MemoryMetadata
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.testing.memory.metadata import MemoryMetadata
 
 EVERYTHING = ReadAllAvailable()
 

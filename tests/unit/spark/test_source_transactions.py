@@ -11,17 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.format.transactions import Transactions, mention_of
-from offloaderd.model import Position
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.transactions import Transactions, mention_of
 from offloaderd.read.outcomes import KnownOutcomes
-from offloaderd.spark import source_plan, source_transactions
-from offloaderd.spark.source_admission import advance
-from offloaderd.spark.source_extents import segment_reader
-from offloaderd.spark.source_options import Mode
-from offloaderd.spark.source_positions import following, position
-from offloaderd.spark.source_share import BrokenSegment
-from offloaderd.spark.source_transactions import OutcomeUnknown, with_held
-from offloaderd.spark.source_wanted import Wanted
+from offloaderd.spark.scan import plan as source_plan
+from offloaderd.spark.scan import transactions as source_transactions
+from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.options import Mode
+from offloaderd.spark.scan.positions import following, position
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.share import BrokenSegment
+from offloaderd.spark.scan.transactions import OutcomeUnknown, with_held
+from offloaderd.spark.source.admission import advance
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
@@ -30,9 +31,9 @@ from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.transactions import Mention
-    from offloaderd.spark.source_options import SourceOptions
-    from offloaderd.spark.source_snapshot import Snapshot
+    from offloaderd.format.pulsar.transactions import Mention
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.snapshot import Snapshot
 
 
 async def topic_of(store: CountingStore, ledgers: Sequence[Sequence[bytes]]) -> Snapshot:

@@ -10,12 +10,12 @@ import pytest
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from offloaderd.errors import CorruptData, InvalidConfig, NotFound, OffloaderError
-from offloaderd.spark.source import SegmentSource
-from offloaderd.spark.source_read import rows
-from offloaderd.spark.source_wanted import Wanted
-from offloaderd.spark.spark_errors import brief, from_spark, gist
-from offloaderd.spark.stream import SegmentsStream
+from offloaderd.core.errors import CorruptData, InvalidConfig, NotFound, OffloaderError
+from offloaderd.spark.errors import brief, from_spark, gist
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.read import rows
+from offloaderd.spark.source.source import SegmentSource
+from offloaderd.spark.source.stream import SegmentsStream
 from tests.unit.spark.lake import options
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ FRAMES = '  File "/opt/offloaderd/spark/spark_errors.py", line 40, in yielded\n 
 TASK = f"""An error occurred while calling o1.collect.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent \
 failure: Lost task 0.3 (TID 9) (host executor driver): org.apache.spark.api.python.PythonException: Traceback:
-{FRAMES}offloaderd.spark.source_share.BrokenSegment: [OFFLOAD_DAMAGE] segment 1 cannot be read (skip=damage)
+{FRAMES}offloaderd.spark.scan.share.BrokenSegment: [OFFLOAD_DAMAGE] segment 1 cannot be read (skip=damage)
 
 \tat org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1097)
 Driver stacktrace:
 \tat org.apache.spark.scheduler.DAGScheduler.failJob(DAGScheduler.scala:1)
 Caused by: org.apache.spark.api.python.PythonException: Traceback:
-{FRAMES}offloaderd.spark.source_share.BrokenSegment: [OFFLOAD_DAMAGE] segment 1 cannot be read (skip=damage)
+{FRAMES}offloaderd.spark.scan.share.BrokenSegment: [OFFLOAD_DAMAGE] segment 1 cannot be read (skip=damage)
 """
 PLAN = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback (most recent call last):
-{FRAMES}offloaderd.errors.InvalidConfig: 2 options are wrong:
+{FRAMES}offloaderd.core.errors.InvalidConfig: 2 options are wrong:
   topik: no such option; did you mean topic?
   mode = 'lenient'; allowed: fail, or skip
  SQLSTATE: 38000"""
@@ -80,13 +80,13 @@ def test_errors_of_ours_have_one_frame_and_no_cause() -> None:
     """So that their message stands first on the page that Spark makes of them; others keep what tells of a fault."""
     with pytest.raises(NotFound, match="look elsewhere") as caught:
         deep()
-    assert frames(caught.value) == [Path(__file__).name, "spark_errors.py"]
+    assert frames(caught.value) == [Path(__file__).name, "errors.py"]
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     found = some()
     assert next(found) == 1
     with pytest.raises(CorruptData) as corrupt:
         next(found)
-    assert frames(corrupt.value) == [Path(__file__).name, "spark_errors.py"]
+    assert frames(corrupt.value) == [Path(__file__).name, "errors.py"]
     with pytest.raises(ValueError, match="invalid literal") as fault:
         brief(lambda: int("x"))()
     assert len(frames(fault.value)) == 3
@@ -96,7 +96,7 @@ def test_all_that_spark_calls_is_brief() -> None:
     """Options, columns and planning, of queries and of streams."""
     with pytest.raises(InvalidConfig, match="an option is wrong") as caught:
         SegmentSource({"path": "orders", "objects.bucket": "archive", "mode": "maybe"})
-    assert frames(caught.value) == [Path(__file__).name, "spark_errors.py"]
+    assert frames(caught.value) == [Path(__file__).name, "errors.py"]
     calls = ("initialOffset", "latestOffset", "reportLatestOffset", "prepareForTriggerAvailableNow", "partitions")
     assert all(hasattr(getattr(SegmentsStream, name), "__wrapped__") for name in calls)
     assert all(hasattr(getattr(SegmentSource, name), "__wrapped__") for name in ("schema", "reader", "streamReader"))

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_type
 
-from offloaderd.errors import InvalidInput
-from offloaderd.format.pulsar_message import Message
-from offloaderd.model import Position
-from offloaderd.spark.value_decode import MalformedValue, ValueDecoder
-from offloaderd.spark.value_schema import Encoding, read_schema
-from offloaderd.spark.value_types import kind_of
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.messages import Message
+from offloaderd.spark.values.decode import MalformedValue, ValueDecoder
+from offloaderd.spark.values.schema import Encoding, read_schema
+from offloaderd.spark.values.types import kind_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import InvalidConfig, OffloaderError
+from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.standalone import dataset
 from offloaderd.standalone.dataset import Flights, OwnLines, as_json, choose
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Denied, InvalidConfig, NoSpace, OffloaderError
+from offloaderd.core.errors import Denied, InvalidConfig, NoSpace, OffloaderError
 from offloaderd.standalone import directory
 from offloaderd.standalone.directory import prepare_directory, write_private
 

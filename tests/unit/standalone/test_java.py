@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from offloaderd.errors import InvalidConfig
-from offloaderd.standalone.java import find_java, java_version
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.spark.java import find_java, java_version
 
 
 def fake_java(home: Path, answer: str, *, code: int = 0) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import InvalidInput, OffloaderError
+from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.standalone import lines
 from offloaderd.standalone.lines import Lines
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import InvalidConfig
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone import ports
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, PORT_MAX, PORT_MIN, free_ports, is_free, require_free
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Denied, InvalidConfig, NoSpace
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Denied, InvalidConfig, NoSpace
 from offloaderd.standalone.process import ChildProcess, Command, ServerDied
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def test_log_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 PARENT = """
 import pathlib, sys, time
-from offloaderd.clock import SystemClock
+from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.process import ChildProcess, Command
 script = "import time; print('up', flush=True); time.sleep(60)"
 command = Command(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import Conflict, InvalidConfig, NotFound, OffloaderError
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict, InvalidConfig, NotFound, OffloaderError
 from offloaderd.standalone import stack, state
 from offloaderd.standalone.ports import GRPC_OFFSET
 from offloaderd.standalone.state import StandaloneState

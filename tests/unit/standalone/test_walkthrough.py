@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.clock import SystemClock
-from offloaderd.errors import NotFound
-from offloaderd.rpc.v1 import admin_pb2, common_pb2, ledgers_pb2, read_pb2
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound
+from offloaderd.protocol.v1 import admin_pb2, common_pb2, ledgers_pb2, read_pb2
 from offloaderd.standalone.walkthrough import SEGMENT_BYTES_MAX, Digest, Walkthrough, WalkthroughFailed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
     from offloaderd.standalone.walkthrough import Comparison, Progress
 
 ENTRIES = [b"one", b"two", b"three", b"four"]

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from random import Random  # noqa: TID251 - a seed of the test's own
 from typing import TYPE_CHECKING
 
-from offloaderd.metadata import catalog
-from offloaderd.model import OffloadMethod, Position, TopicName
-from offloaderd.offload.roll import RollPolicy
+from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.segment.roll import RollPolicy
 from offloaderd.upkeep.stored import Site
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
+    from offloaderd.metadata.topic_map.map import TopicMap
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
 STREAMING = RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=0.05)

@@ -7,25 +7,26 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.errors import Conflict
-from offloaderd.format import manifest
-from offloaderd.metadata import catalog, paths
+from offloaderd.core.errors import Conflict
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position, TopicName
+from offloaderd.format.manifest import document as manifest
+from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.metadata.memory import MemoryTree
 from offloaderd.metadata.port import Create, Delete
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
-from offloaderd.metadata.records.policy import TopicPolicy
 from offloaderd.metadata.records.trash import Trash
-from offloaderd.metrics import Metrics
-from offloaderd.model import Position, TopicName
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.objects.memory import MemoryStore
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.testing import FakeClock
-from offloaderd.upkeep.finds import Find, Summary
-from offloaderd.upkeep.gc import Collector
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.gc.findings import Find, Summary
 from offloaderd.upkeep.stored import Site
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
@@ -33,11 +34,11 @@ from tests.unit.format.builders import Run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from offloaderd.core.model import LedgerEnd, Loss
     from offloaderd.format.values import SegmentManifest
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.model import LedgerEnd, Loss
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import SegmentStore
 
 TOPIC = TopicName.parse("public/default/flights")

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.errors import CorruptData, NotFound
-from offloaderd.format import v2
-from offloaderd.model import Position
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import Position
+from offloaderd.format.v2 import blocks as v2
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify import Verifier, Wish
+from offloaderd.upkeep.verify.cluster import Verifier, Wish
+from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock, make_house
 from tests.unit.upkeep.site import (

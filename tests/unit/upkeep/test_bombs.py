@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.upkeep.finds import Kind, Verdict
-from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.rebuild_known import Trouble
-from offloaderd.upkeep.verify import Verifier, Wish
+from offloaderd.upkeep.gc.findings import Kind, Verdict
+from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.verify.cluster import Verifier, Wish
+from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import sealed
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import OURS, Ground, all_keys, index_key, manifest_key, runs
@@ -44,5 +44,7 @@ async def test_a_rebuild_tells_of_it(ground: Ground) -> None:
     await ground.store(2, runs(1, 0, 3))
     await ground.objects.put(manifest_key(2), BOMB, metadata=OURS)
     plan = await planned(ground)
-    troubles = [one.kind for one in plan.problems] + [one.kind for topic in plan.topics for one in topic.problems]
-    assert Trouble.UNREADABLE in troubles
+    failure_tracker = [one.kind for one in plan.problems] + [
+        one.kind for topic in plan.topics for one in topic.problems
+    ]
+    assert Failure.UNREADABLE in failure_tracker

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import CorruptData
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.model import OffloadMethod
-from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.upkeep import broker_object
-from offloaderd.upkeep.flaws import Kind
-from offloaderd.upkeep.segment_check import Target, check_tables
+from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.verify import broker_object
+from offloaderd.upkeep.verify.flaws import Kind
+from offloaderd.upkeep.verify.segment import Target, check_tables
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock
 

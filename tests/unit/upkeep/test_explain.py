@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Transient
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import history as history_record
@@ -16,19 +17,18 @@ from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
-from offloaderd.model import HistoryOrder, LedgerEnd, Loss, Position
-from offloaderd.objects.memory import MemoryStore
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep import explain
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
-from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify.flaws import Kind
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import TopicName
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
 
 NOWHERE = Held(buffer=False, source=False, in_source=False, ended=None, newest=None)
 
@@ -253,7 +253,7 @@ async def test_an_uncertain_loss_is_told_as_such(ground: Ground) -> None:
 
 async def test_what_retention_deleted_is_told(ground: Ground) -> None:
     """Up to the floor, with the oldest that is left."""
-    from offloaderd.metadata import removal  # noqa: PLC0415
+    from offloaderd.metadata.topic_map import removal  # noqa: PLC0415
 
     topic_map = await ground.map()
     steps, _ = removal.without_oldest(topic_map, topic_map.segments[0], reason="age", now_ms=5)

@@ -9,17 +9,17 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from offloaderd.errors import Conflict, CorruptData
+from offloaderd.core.errors import Conflict, CorruptData
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.trash import Trash
-from offloaderd.metadata.removal import without_oldest
+from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys
-from offloaderd.refusals import RefusalKind
 from offloaderd.testing.faults import FaultyStore
-from offloaderd.upkeep.finds import Find, Kind, Verdict
+from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
 from tests.unit.upkeep.site import (
     CLUSTER,
     DAY_S,

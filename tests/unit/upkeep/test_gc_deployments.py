@@ -7,12 +7,12 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.errors import IdentityRefused, NotFound
+from offloaderd.core.errors import IdentityRefused, NotFound
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys, marker
-from offloaderd.upkeep.finds import Find, Kind, Verdict
+from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
 from tests.unit.format.builders import Run
 from tests.unit.upkeep.site import BUCKET, CLUSTER, OURS, PREFIX, Ground, all_keys, data_key, runs
 

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.errors import Fenced, Transient
-from offloaderd.ledgers.memory import MemoryLedgers
+from offloaderd.core.errors import Fenced, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Confirmed, TopicName
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import identity
-from offloaderd.metadata.records import policy as policy_record
 from offloaderd.metadata.records.epoch import Epoch
 from offloaderd.metadata.records.identity import Refusal
-from offloaderd.metadata.records.policy import TopicPolicy
-from offloaderd.metrics import Metrics
-from offloaderd.model import Confirmed, TopicName
-from offloaderd.offload.fence import Claim, Fence
-from offloaderd.refusals import RefusalKind
-from offloaderd.upkeep.finds import Kind, Verdict
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.segment.claim.fence import Claim, Fence
+from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.upkeep.gc.findings import Kind, Verdict
 from tests.unit.upkeep.site import BUCKET, DAY_S, OURS, PREFIX, TOPIC, Ground, data_key, manifest_key, segment_id
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from contextlib import aclosing
 
 import pytest
 
-from offloaderd.errors import OffloaderError
-from offloaderd.metrics import Metrics
-from offloaderd.offload.roll import RollPolicy
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
-from offloaderd.upkeep.finds import ALARMS, Find, Summary
-from offloaderd.upkeep.gc import Collector
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.gc.findings import ALARMS, Find, Summary
 from offloaderd.upkeep.stored import Site
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
 

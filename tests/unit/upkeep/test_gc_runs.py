@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from offloaderd.errors import Conflict, OutcomeUnknown
+from offloaderd.core.errors import Conflict, OutcomeUnknown
 from offloaderd.metadata import paths
 from offloaderd.testing import FakeClock
 from offloaderd.testing.faults import FaultyStore
-from offloaderd.upkeep.finds import Find, Verdict
-from offloaderd.upkeep_settings import GcSettings
+from offloaderd.upkeep.gc.findings import Find, Verdict
+from offloaderd.upkeep.settings import GcSettings
 from tests.unit.upkeep.site import (
     GRACE_S,
     OURS,

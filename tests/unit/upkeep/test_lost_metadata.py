@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offloaderd.upkeep import lost_metadata
+from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, Ground, runs
 

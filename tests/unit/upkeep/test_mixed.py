@@ -11,32 +11,33 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.format import manifest
-from offloaderd.metadata import catalog, paths
+from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.format.manifest import document as manifest
+from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import verified as verified_record
-from offloaderd.metadata.removal import without_oldest
-from offloaderd.model import OffloadMethod, TierRetention
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.offload.grant_records import load_all
-from offloaderd.offload.grants import Grants
-from offloaderd.offload.retention import Retention
 from offloaderd.upkeep.explain import Explainer, State
-from offloaderd.upkeep.finds import Find, Kind, Summary, Verdict
-from offloaderd.upkeep.flaws import Level
-from offloaderd.upkeep.gc import Collector
-from offloaderd.upkeep.scrub import Scrubber
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.gc.findings import Find, Kind, Summary, Verdict
+from offloaderd.upkeep.grants.grants import Grants
+from offloaderd.upkeep.grants.records import load_all
+from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.settings import GrantSettings, ScrubSettings
 from offloaderd.upkeep.stored import KINDS
-from offloaderd.upkeep.verify import Report, Verifier, Wish
-from offloaderd.upkeep_settings import GrantSettings, ScrubSettings
-from tests.unit.offload.owned import Owned
-from tests.unit.offload.rig import TOPIC, turn
-from tests.unit.offload.test_retention import FOLLOW, Register
+from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
+from offloaderd.upkeep.verify.flaws import Level
+from offloaderd.upkeep.verify.scrub import Scrubber
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC, turn
 from tests.unit.upkeep.mixed import SITE, Mixed, mixed_topic, random_topic, whole
 from tests.unit.upkeep.test_explain import NOWHERE, Tiers
 from tests.unit.upkeep.test_rebuild_living import nodes, rebuilt
+from tests.unit.upkeep.test_retention import FOLLOW, Register
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -162,7 +163,7 @@ async def test_whole_ledgers_are_granted(mixed: Mixed, readback: bool) -> None:
     await mixed.flip(damaged.keys.index, 30)
     owned = await Owned.claim(mixed.rig)
     grants = Grants(
-        owned.shop,
+        owned.context,
         None,
         OPTIONS.model_copy(update={"readback": readback}),
         owned.book(deletion_lag_s=0.0),
@@ -192,7 +193,7 @@ async def test_retention_takes_whole_ledgers_from_the_front(mixed: Mixed, by_siz
             for ledger_id in range(segments[first - 1].begin.ledger_id, segments[first].begin.ledger_id):
                 await owned.ledgers.delete(TOPIC, ledger_id)
         register = Register(range(segments[first].begin.ledger_id, 7))
-        await Retention(owned.shop, register, FOLLOW, owned.book(**said)).look(owned.offloader, {})
+        await Retention(owned.context, register, FOLLOW, owned.book(**said)).look(owned.offloader, {})
         assert await owned.empty_trash() == 0
         after = (await mixed.map()).segments
         left = {position: payload for position, payload in mixed.entries.items() if position >= after[0].begin}
@@ -262,8 +263,8 @@ def replace_id(segment: CommittedSegment) -> CommittedSegment:
 
 async def test_the_bucket_alone_restores_the_map(mixed: Mixed) -> None:
     """Byte for byte, whole ledgers and the rest of one that was begun otherwise."""
-    target, troubles = await rebuilt(mixed.rig)
-    assert troubles == []
+    target, failure_tracker = await rebuilt(mixed.rig)
+    assert failure_tracker == []
     assert (await catalog.load(target, TOPIC)).segments == (await mixed.map()).segments
     assert await nodes(target) == await nodes(mixed.rig.tree.connect())
 
@@ -279,8 +280,8 @@ async def test_whatever_methods_owners_had_all_of_it_is_sound(seed: int) -> None
     assert all(any(loss.holds(position) for loss in live.losses) for position in lost)
     assert not any(flaw.is_problem for report in await verified(mixed) for flaw in report.flaws)
     assert await collected(mixed) == []
-    target, troubles = await rebuilt(mixed.rig)
-    assert troubles == []
+    target, failure_tracker = await rebuilt(mixed.rig)
+    assert failure_tracker == []
     assert (await catalog.load(target, TOPIC)).segments == live.segments
     wanted, found = await nodes(mixed.rig.tree.connect()), await nodes(target)
     last = paths.ledger(TOPIC, live.segments[-1].end.ledger_id)

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.metadata import catalog, paths
-from offloaderd.metadata.memory import MemoryTree
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import context
-from offloaderd.metadata.removal import without_oldest
-from offloaderd.offload.roll import RollPolicy
-from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_known import Trouble
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.removal import without_oldest
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep.rebuild.known import Failure
 from offloaderd.upkeep.stored import Site
-from tests.unit.offload.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.memory import MemoryMetadata
+    from offloaderd.testing.memory.metadata import MemoryMetadata
 
 SEEDS = 16
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -58,7 +59,7 @@ async def nodes(store: MemoryMetadata) -> dict[str, bytes]:
     }
 
 
-async def rebuilt(rig: Rig) -> tuple[MemoryMetadata, list[Trouble]]:
+async def rebuilt(rig: Rig) -> tuple[MemoryMetadata, list[Failure]]:
     """Rebuild into new metadata; returns it with what was said."""
     plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
     target = MemoryTree().connect()
@@ -81,8 +82,8 @@ async def test_a_rebuilt_map_is_the_one_that_was_lost(seed: int) -> None:
     """Byte for byte; only how the last ledger ended may have become known after its last segment was sealed."""
     rig = await lived(seed)
     live = await catalog.load(rig.tree.connect(), TOPIC)
-    target, troubles = await rebuilt(rig)
-    assert not troubles
+    target, failure_tracker = await rebuilt(rig)
+    assert not failure_tracker
     wanted = await nodes(rig.tree.connect())
     last = paths.ledger(TOPIC, live.segments[-1].end.ledger_id)
     found = await nodes(target)
@@ -103,8 +104,8 @@ async def test_what_retention_took_from_the_front_does_not_come_back() -> None:
         await store.transact(steps)
         keys = [info.key async for info in rig.store.list(f"seg/{oldest.segment_id}")]
         await rig.store.delete(keys)
-    target, troubles = await rebuilt(rig)
-    assert set(troubles) <= {Trouble.FRONT}
+    target, failure_tracker = await rebuilt(rig)
+    assert set(failure_tracker) <= {Failure.FRONT}
     assert (await catalog.load(target, TOPIC)).segments == (await catalog.load(store, TOPIC)).segments
 
 
@@ -117,8 +118,8 @@ async def test_a_segment_that_is_gone_from_the_middle_is_a_gap(seed: int) -> Non
     for one in live.segments[1:-1]:
         stored = {info.key: await rig.store.get(info.key) async for info in rig.store.list(f"seg/{one.segment_id}")}
         await rig.store.delete(list(stored))
-        target, troubles = await rebuilt(rig)
-        assert Trouble.GAP in troubles, one
+        target, failure_tracker = await rebuilt(rig)
+        assert Failure.GAP in failure_tracker, one
         assert await target.children(paths.TOPICS) == []
         for key, data in stored.items():
             await rig.store.put(key, data)

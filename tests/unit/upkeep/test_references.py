@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.metadata import paths
-from offloaderd.metadata.memory import MemoryMetadata, MemoryTree
 from offloaderd.metadata.port import Create, Delete
 from offloaderd.metadata.records import trash as trash_record
-from offloaderd.metadata.removal import without_oldest
+from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
-from offloaderd.upkeep import references
-from offloaderd.upkeep.finds import Kind, Verdict
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
+from offloaderd.upkeep.gc import references
+from offloaderd.upkeep.gc.findings import Kind, Verdict
 from tests.unit.upkeep.site import OURS, TOPIC, Ground, all_keys, committed, data_key, manifest_key, runs, segment_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.catalog import TopicMap
     from offloaderd.metadata.port import Step, Versioned
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo
-    from offloaderd.upkeep.finds import Find
+    from offloaderd.upkeep.gc.findings import Find
 
 
 async def moved_at(moments: tuple[int, int]) -> tuple[references.References, int]:

@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.errors import Conflict, Denied, Fenced
-from offloaderd.format import manifest as manifest_format
+from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.core.errors import Conflict, Denied, Fenced
+from offloaderd.core.model import Loss, Position
+from offloaderd.format.manifest import document as manifest_format
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
-from offloaderd.model import Loss, Position
-from offloaderd.offload.budget import ByteBudget
-from offloaderd.offload.damage import SourceKeeper
-from offloaderd.offload.fence import Claim, Fence
-from offloaderd.offload.rest import Rest
+from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.upkeep.scrub import AGAIN_S, Scrubber
+from offloaderd.topic.duties import Rest
+from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
+from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep_settings import ScrubSettings
+from offloaderd.upkeep.verify.scrub import AGAIN_S, Scrubber
 from tests.unit.read.build import sample
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.catalog import TopicMap
-    from offloaderd.model import TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore
-    from offloaderd.offload.topic import TopicOffloader
     from offloaderd.testing.faults import Plan
+    from offloaderd.topic.offloader import TopicOffloader
 
 HOUR_S = 3600.0
 WEEK_S = 7 * 24 * HOUR_S
@@ -203,7 +203,7 @@ async def test_a_missing_object_is_told(ground: Ground, key: str) -> None:
 
 async def test_damage_keeps_the_source_from_deleting(ground: Ground) -> None:
     """The grant of each ledger in the segment is taken back, or forbidden beforehand; labels are no reason."""
-    keeper = SourceKeeper(ground.metadata, ground.objects, ground.clock, ground.metrics)
+    keeper = GrantRevoker(ground.metadata, ground.objects, ground.clock, ground.metrics)
     async with scrubbing(ground, scrubber(ground, damaged=keeper.keep)):
         await ground.objects.put(data_key(1), await ground.objects.get(data_key(1)))
         await ground.clock.advance(1.2 * HOUR_S)
@@ -219,10 +219,10 @@ async def test_damage_keeps_the_source_from_deleting(ground: Ground) -> None:
 
 async def test_a_loss_that_the_manifest_lacks_is_told(ground: Ground) -> None:
     """A rebuild would not know of it; the entries are sound, so the source may delete them."""
-    heard: list[Sequence[int]] = []
+    last_answer: list[Sequence[int]] = []
 
     async def damaged(topic: TopicName, ledger_ids: Sequence[int], reason: str) -> None:
-        heard.append(ledger_ids)
+        last_answer.append(ledger_ids)
 
     async with scrubbing(ground, scrubber(ground, damaged=damaged)) as owner:
         owner.map = owner.map.with_loss(Loss(after=Position(1, 9), before=Position(1, 10), entries=1, noticed_ms=1))[1]
@@ -233,7 +233,7 @@ async def test_a_loss_that_the_manifest_lacks_is_told(ground: Ground) -> None:
         (1, True),
         (0, False),
     ]
-    assert heard == []
+    assert last_answer == []
 
 
 async def test_the_next_owner_goes_on_where_the_last_one_stopped(ground: Ground) -> None:

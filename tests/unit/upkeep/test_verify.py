@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.errors import BucketMissing, Denied, Transient
 from offloaderd.core.limits import TokenBucket
-from offloaderd.errors import BucketMissing, Denied, Transient
-from offloaderd.format import manifest as manifest_format
-from offloaderd.format.entry_time import Survey
-from offloaderd.model import LedgerEnd, Loss, Position
+from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.objects import keys
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.upkeep import verify
-from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify import Report, Verifier, Wish
+from offloaderd.upkeep.verify import cluster as verify
+from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock

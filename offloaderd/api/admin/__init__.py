@@ -1,0 +1,1 @@
+"""AdminService: topics, requests by hand, segments."""

@@ -1,0 +1,126 @@
+"""Messages of AdminService and of policies: what may be asked is checked here, what is answered is built. No I/O.
+
+What is wrong with a policy's value is said by `policy.rules`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.format.parsing import filled
+from offloaderd.policy.policies import NAMES
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
+from offloaderd.protocol.v1 import admin_pb2, policy_pb2
+from offloaderd.segment.states import SegmentState, state_of
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import Loss
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.policy.merge import Effective
+    from offloaderd.policy.policies import OffloadPolicies
+    from offloaderd.policy.records.selection import Selection
+    from offloaderd.topic.status import TopicStatus
+
+
+DAMAGED_MAX = 100
+"""Ledgers of one topic that a status names; `offloadctl ledgers list` names all."""
+
+
+def checked_prefix(text: str) -> tuple[str, ...]:
+    """Read `tenant` or `tenant/namespace` (empty: everything); raises InvalidInput."""
+    parts = tuple(text.removesuffix("/").split("/")) if text else ()
+    if len(parts) > 2 or not all(parts):
+        raise InvalidInput(f"malformed prefix {text!r}", hint="write TENANT or TENANT/NAMESPACE")
+    return parts
+
+
+def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = ANYWHERE) -> TopicPolicy:
+    """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it or there."""
+    given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
+    policies, flaws = sound({**given, **given_policies(request.policies)})
+    checked(policies, flaws, by_itself(policies), place)
+    return replace(TopicPolicy(enabled=True), **policies.said())
+
+
+def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
+    """Return a selection as a message, with how many topics it has enabled; a damaged one says how it is."""
+    if isinstance(found, CorruptData):
+        return admin_pb2.Selection(pattern=pattern, topics=topics, damage=str(found))
+    return filled(
+        admin_pb2.Selection,
+        found.policy,
+        pattern=pattern,
+        topics=topics,
+        created_ms=found.created_ms,
+        policies=policies_message(found.policy),
+        damage=found.refused,
+    )
+
+
+def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
+    """Return a committed segment as a message."""
+    return filled(
+        admin_pb2.Segment,
+        segment,
+        status="Offloaded",
+        data_key=segment.keys.data,
+        writer=segment.driver,
+        state=SegmentState.COMMITTED,
+    )
+
+
+def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segment:
+    """Return the open segment as a message; entries and bytes are known only to the daemon that writes it."""
+    if status is not None and status.open_segment_id != str(attempt.segment_id):
+        status = None
+    return filled(
+        admin_pb2.Segment,
+        attempt,
+        end=None,
+        entries=status.open_segment_entries if status is not None else 0,
+        payload_bytes=status.open_segment_bytes if status is not None else 0,
+        object_bytes=None,
+        offloaded_ms=None,
+        data_key=attempt.keys.data,
+        writer=attempt.driver,
+        state=state_of(attempt),
+    )
+
+
+def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
+    """Return a topic's status as a message."""
+    return filled(
+        admin_pb2.TopicStatus,
+        status,
+        placement=None,
+        lag_unknown=status.lag_entries is None,
+        lag_age_unknown=status.lag_seconds is None,
+        losses=map(lost_range, status.losses),
+        damaged_ledgers=status.damaged_ledgers[:DAMAGED_MAX],
+    )
+
+
+def lost_range(loss: Loss) -> admin_pb2.LostRange:
+    """Return a loss as a message."""
+    return filled(admin_pb2.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
+
+
+def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:
+    """Return the values that are set, by name, as they were given."""
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
+    """Return what a policy says as a message."""
+    return policy_pb2.OffloadPolicies(**policies.said())
+
+
+def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
+    """Return who said each value that there is."""
+    said = effective.values.said()
+    levels = {name: effective.said_at(name) for name in NAMES if name in said}
+    return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

@@ -1,0 +1,238 @@
+"""AdminService's calls about offloading by hand: ask for it, see what it would come to, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from offloaderd.api.admin.topics import TopicCalls, exists
+from offloaderd.core.errors import InvalidInput, NotFound, Transient
+from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.format.parsing import filled
+from offloaderd.metadata import paths
+from offloaderd.policy import store as policies
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.protocol.conversion import to_position
+from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.topic.requests import requests
+from offloaderd.topic.requests.plan import Wanted
+from offloaderd.topic.requests.requests import Fate, Outcome, fate_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.core.aio.signal import Signal
+    from offloaderd.metadata.records.request import Asked
+    from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.topic.requests.plan import Plan, Take
+
+HEARTBEAT_S = 1.0
+"""A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
+ELSEWHERE_S = 5.0
+"""How often to read how far a topic is that another daemon works on: all its contexts are read for that."""
+CLAIM_S = 10.0
+"""A topic that was enabled a moment ago is claimed well within this time."""
+
+PLANNED, UNKNOWN = "planned", "unknown"
+"""Outcomes that no request has: of a dry run, and where nobody asked and another daemon works on the topic."""
+
+
+class ManualCalls(TopicCalls):
+    """The part of AdminService that is about offloading by hand."""
+
+    async def Offload(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.OffloadRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        """Have what is wanted offloaded; with `wait`, report until that is committed, whoever owns the topic then.
+
+        What was said of the topic until now counts, also if its owner has not been told yet. Without `wait` there is
+        one report, and a dry run says what would be done. A topic that is just being claimed is waited for. Raises
+        InvalidInput for what cannot be meant, NotFound (not enabled), Conflict (owned elsewhere, or a method that takes
+        nothing), and what stopped the topic.
+        """
+        topic, wanted = TopicName.parse(request.topic), wanted_of(request)
+        offloader = await self._claimed(topic)
+        await self._engine.heed(topic)
+        if request.dry_run:
+            yield _planned(offloader, await offloader.by_hand.plan(wanted))
+            return
+        asked, plan = await offloader.by_hand.ask(wanted, unquote(context.peer()))
+        async for progress in self._reports(topic, asked, wait=request.wait):
+            progress.plan.extend(map(_take, plan.takes))
+            yield progress
+
+    async def OffloadStatus(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.OffloadStatusRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        """Say what became of the last request, or what goes on by itself; with `wait`, until nothing does.
+
+        Raises NotFound for a topic that is unknown, or not offloaded and nobody asked; CorruptData, Transient.
+        """
+        topic = TopicName.parse(request.topic)
+        await self._engine.wake(topic)
+        asked, offloader = await requests.read(self._metadata, topic), self._engine.find(topic)
+        if asked is None and offloader is None:
+            yield await self._unasked(topic)
+            return
+        if asked is None and offloader is not None:
+            asked = await offloader.by_hand.by_itself()
+        assert asked is not None  # noqa: S101 - one of the above
+        async for progress in self._reports(topic, asked, wait=request.wait):
+            yield progress
+
+    async def _reports(self, topic: TopicName, asked: Asked, *, wait: bool) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        while True:
+            offloader = self._engine.find(topic)
+            seen = offloader.offloaded if offloader is not None else None
+            progress = await self._report(topic, asked, offloader)
+            yield progress
+            if progress.done or not wait:
+                return
+            if offloader is None:
+                await changed_or_heartbeat(self._engine.changed, ELSEWHERE_S)
+            elif offloader.offloaded == seen:
+                await changed_or_heartbeat(offloader.changed)
+
+    async def _report(
+        self, topic: TopicName, asked: Asked, offloader: TopicOffloader | None
+    ) -> admin_pb2.OffloadProgress:
+        """Say how far a request is; what only the topic's owner knows is left out where that is another daemon."""
+        stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
+        none = offloader is not None and offloader.policy.method is OffloadMethod.NONE
+        active = offloader is not None or await self._enabled(topic)
+        paused = offloader is not None and offloader.policy.paused is not None
+        fate = fate_of(asked, stored, none=none, paused=paused, active=active)
+        progress = admin_pb2.OffloadProgress(
+            target=to_position(asked.target),
+            offloaded=to_position(stored.offloaded),
+            wanted=asked.wanted,
+            asked_ms=asked.asked_ms if asked.wanted else 0,
+            asked_by=asked.asked_by,
+            stood=to_position(asked.stood),
+            owner=owner.daemon_id if owner is not None else "",
+        )
+        if offloader is not None:
+            _add_progress(progress, fate, offloader, asked.target)
+        elif fate.outcome is Outcome.RUNNING:
+            stalled = self._stalled(topic)
+            if stalled:
+                fate = Fate(Outcome.FAILED, stalled)
+            elif owner is None:
+                progress.message = "no daemon works on the topic at the moment"
+            else:
+                progress.message = f"daemon {owner.daemon_id} works on it, and knows how much is left"
+                progress.owner_address = owner.address
+        progress.outcome, progress.reason, progress.done_ms = fate.outcome, fate.reason, fate.done_ms
+        progress.done = fate.outcome is not Outcome.RUNNING
+        return progress
+
+    async def _unasked(self, topic: TopicName) -> admin_pb2.OffloadProgress:
+        """Say what can be said of a topic that this daemon does not work on, and of which nobody asked anything."""
+        await self._known(topic)
+        if not await self._enabled(topic):
+            raise NotFound(f"{topic} is not offloaded", hint=f"offloadctl topics enable {topic}")
+        stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
+        works = f"daemon {owner.daemon_id} works on the topic" if owner is not None else "no daemon works on the topic"
+        return admin_pb2.OffloadProgress(
+            offloaded=to_position(stored.offloaded),
+            outcome=UNKNOWN,
+            done=True,
+            reason=f"nobody asked for anything; {works}",
+            owner=owner.daemon_id if owner is not None else "",
+            owner_address=owner.address if owner is not None else "",
+        )
+
+    def _stalled(self, topic: TopicName) -> str:
+        """Say what keeps this daemon from working on a topic, empty for nothing, or nothing that lasts."""
+        for status in self._engine.statuses():
+            if status.topic == topic and status.state == "stalled" and status.stalled_class != "transient":
+                return status.stalled_reason
+        return ""
+
+    async def _claimed(self, topic: TopicName) -> TopicOffloader:
+        """Return the topic's offloader, waiting CLAIM_S for a claim that is under way."""
+        tries = round(CLAIM_S / HEARTBEAT_S)
+        while True:
+            tries -= 1
+            try:
+                return await self._engine.owned(topic)
+            except Transient:
+                if tries < 0:
+                    raise
+            except NotFound:
+                if tries < 0 or not await self._enabled(topic):
+                    raise
+            await changed_or_heartbeat(self._engine.changed)
+
+    async def _enabled(self, topic: TopicName) -> bool:
+        """Whether some daemon offloads the topic, or will in a moment. Raises InvalidInput for a partitioned one."""
+        policy = (await policies.read(self._metadata, [topic])).get(topic)
+        if isinstance(policy, TopicPolicy) and policy.partitioned:
+            hint = f"name a partition: {topic}-partition-0"
+            raise InvalidInput(f"{topic} is partitioned, its entries are those of its partitions", hint=hint)
+        return isinstance(policy, TopicPolicy) and policy.active
+
+    async def _known(self, topic: TopicName) -> None:
+        """Raise NotFound unless the topic has a policy or the ledger source knows it."""
+        try:
+            await self._metadata.get(paths.policy(topic))
+        except NotFound:
+            if self._source is None or not await exists(self._source, topic):
+                hint = "`offloadctl topics list` shows what there is"
+                raise NotFound(f"unknown topic {topic}", hint=hint) from None
+
+
+async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) -> None:
+    """Return after the next change, or after `seconds` (HEARTBEAT_S)."""
+    try:
+        async with asyncio.timeout(seconds or HEARTBEAT_S):
+            await changed.wait()
+    except TimeoutError:
+        return
+
+
+def wanted_of(request: admin_pb2.OffloadRequest) -> Wanted:
+    """Read what is wanted. Raises InvalidInput."""
+    return Wanted(
+        to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
+        keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
+    ).checked()
+
+
+def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress:
+    """Return the answer to a dry run."""
+    nothing = plan.target is None
+    entries, size = offloader.by_hand.left(plan.target) if plan.target is not None else (0, 0)
+    return admin_pb2.OffloadProgress(
+        target=to_position(plan.target),
+        offloaded=to_position(offloader.offloaded),
+        remaining_entries=sum(take.entries for take in plan.takes) or entries,
+        remaining_bytes=sum(take.payload_bytes for take in plan.takes) or size,
+        done=True,
+        outcome=Outcome.NOTHING if nothing else PLANNED,
+        reason=plan.reason,
+        wanted=str(plan.wanted),
+        method=plan.method,
+        plan=map(_take, plan.takes),
+    )
+
+
+def _take(take: Take) -> admin_pb2.PlannedOffload:
+    return filled(admin_pb2.PlannedOffload, take)
+
+
+def _add_progress(
+    progress: admin_pb2.OffloadProgress, fate: Fate, offloader: TopicOffloader, target: Position | None
+) -> None:
+    """Add what the topic's owner knows."""
+    progress.method = offloader.policy.method
+    if fate.outcome is not Outcome.RUNNING or target is None:
+        return
+    status, attempt = offloader.status(), offloader.attempt
+    progress.remaining_entries, progress.remaining_bytes = offloader.by_hand.left(target)
+    progress.segment_id, progress.segment_entries = status.open_segment_id, status.open_segment_entries
+    progress.message = status.stalled_reason
+    if not progress.message and attempt is not None and attempt.tries:
+        progress.message = f"the open segment was given up {attempt.tries} times, the last time: {attempt.last_error}"

@@ -1,0 +1,189 @@
+"""AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
+
+Everything that it answers about a topic that another daemon owns, or that is disabled, comes from the metadata store.
+It raises OffloaderError; the server's interceptor turns that into a status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.api.admin.messages import DAMAGED_MAX, committed_segment, lost_range, open_segment, topic_status
+from offloaderd.api.admin.requests import ManualCalls
+from offloaderd.api.away import away, metadata_trouble
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.format.parsing import filled
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.protocol.conversion import to_position
+from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.upkeep.grants import records as grant_records
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from offloaderd.core.health import Dependency
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
+    from offloaderd.topic.status import TopicStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSnapshot:
+    """The daemon as a whole, at one moment. `state` is starting, serving or draining."""
+
+    daemon_id: str
+    version: str
+    state: str
+    started_ms: int
+    dependencies: tuple[Dependency, ...] = ()
+    memory_used_bytes: int = 0
+    memory_budget_bytes: int = 0
+
+
+METADATA = "metadata"
+"""Name of the dependency that the metadata store is."""
+
+
+class AdminService(ManualCalls):
+    """Topics, policies, manual offload, segments and status.
+
+    `source` is None when the daemon has no ledger source; `places` are the buckets and prefixes that it stores in.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        metadata: MetadataStore,
+        source: LedgerSource | None,
+        snapshot: Callable[[], DaemonSnapshot],
+        places: tuple[tuple[str, str], ...] = (),
+        lost: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """`lost` says that the metadata has lost what the bucket holds; empty: nothing tells of it."""
+        super().__init__(engine=engine, metadata=metadata, source=source, places=places)
+        self._snapshot = snapshot
+        self._lost = lost
+
+    async def ListSegments(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.ListSegmentsRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.Segment]:
+        """Yield the committed segments in order, then the open one."""
+        topic = TopicName.parse(request.topic)
+        failure = await metadata_trouble(self._metadata)
+        if failure:
+            known, offloader = self._engine.known(topic), self._engine.find(topic)
+            if known is None:
+                raise away(failure)
+            stored, attempt = known, offloader.attempt if offloader is not None else None
+        else:
+            stored, attempt = await self._engine.topic_map(topic), await self._attempt(topic)
+        if not stored.segments and attempt is None:
+            await self._known(topic)
+        for segment in stored.segments:
+            yield committed_segment(segment)
+        if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
+            offloader = self._engine.find(topic)
+            status = offloader.status() if offloader is not None else None
+            yield open_segment(attempt, status)
+
+    async def Status(  # noqa: N802 - named by the proto
+        self, request: admin_pb2.StatusRequest, context: Context
+    ) -> admin_pb2.StatusResponse:
+        """Return the daemon's state with one topic, or all topics that this daemon works on.
+
+        While the metadata store is away, what this daemon knows by itself.
+        """
+        failure = await self.metadata_trouble()
+        if request.topic:
+            topics = [await self.topic_status(TopicName.parse(request.topic), failure)]
+        else:
+            topics = [await self.completed(status, failure) for status in self._engine.statuses()]
+        found = self.response(topics, failure)
+        if not (failure or topics) and self._lost is not None and (alarm := await self._lost()):
+            found.alarms.append(alarm)
+        return found
+
+    async def metadata_trouble(self) -> str:
+        """Return why the metadata store cannot be asked now, empty when it answers."""
+        return await metadata_trouble(self._metadata)
+
+    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:
+        """Return the daemon's state, with some of its topics; `failure` is that with the metadata store."""
+        now = self._snapshot()
+        overruled = [one for one in now.dependencies if failure and one.up and one.name == METADATA]
+        dependencies = [
+            replace(one, up=False, message=failure) if one in overruled else one for one in now.dependencies
+        ]
+        return filled(
+            admin_pb2.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self._engine.alarms()
+        )
+
+    async def topic_status(self, topic: TopicName, failure: str = "") -> admin_pb2.TopicStatus:
+        """Return where any topic of the cluster stands. Raises NotFound for one that nobody knows, Transient."""
+        for status in self._engine.statuses():
+            if status.topic == topic:
+                return await self.completed(status, failure)
+        if failure:
+            raise away(failure)
+        stored = await self._engine.topic_map(topic)
+        if not stored.segments:
+            await self._known(topic)
+        owner = await self._engine.owner_of(topic)
+        return admin_pb2.TopicStatus(
+            topic=str(topic),
+            state="stopped" if owner is None else "not-owner",
+            owner="" if owner is None else owner.daemon_id,
+            epoch=0 if owner is None else owner.epoch,
+            placement="" if owner is None else self._engine.placed(topic, owner.daemon_id),
+            offloaded=to_position(stored.offloaded),
+            segments_committed=len(stored.segments),
+            losses=map(lost_range, stored.losses),
+            damaged_ledgers=(await grant_records.damaged(self._metadata, topic))[:DAMAGED_MAX],
+        )
+
+    async def completed(self, status: TopicStatus, failure: str = "") -> admin_pb2.TopicStatus:
+        """Complete what the engine knows by who owns the topic, and by what its owner has committed.
+
+        Not while there is `failure` with the metadata store: then it stays what the engine knows.
+        """
+        message = topic_status(status)
+        if status.epoch:
+            message.owner = status.owner or self._snapshot().daemon_id
+            message.placement = self._engine.placed(status.topic, message.owner)
+            return message
+        if failure:
+            return message
+        message.ClearField("confirmed")  # it may have been this daemon's, whose word is old
+        owner = await self._engine.owner_of(status.topic)
+        stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
+        message.segments_committed = len(stored.segments)
+        message.damaged_ledgers[:] = (await grant_records.damaged(self._metadata, status.topic))[:DAMAGED_MAX]
+        message.losses.extend(map(lost_range, stored.losses))
+        if (offloaded := to_position(stored.offloaded)) is not None:
+            message.offloaded.CopyFrom(offloaded)
+        message.placement = self._engine.placed(status.topic, "" if owner is None else owner.daemon_id)
+        if owner is not None:
+            message.owner, message.epoch = owner.daemon_id, owner.epoch
+            if status.state == "claiming":
+                message.state = "not-owner"
+        return message
+
+    async def _attempt(self, topic: TopicName) -> Attempt | None:
+        """Return the open segment's record: the owner's live one, else as stored."""
+        offloader = self._engine.find(topic)
+        if offloader is not None:
+            return offloader.attempt
+        path = paths.attempt(topic)
+        try:
+            node = await self._metadata.get(path)
+        except NotFound:
+            return None
+        return attempt_record.decode(node.value, path=path)

@@ -1,0 +1,41 @@
+"""Whether the metadata store answers, found out fast: who is on call asks in the very moment in which it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import OffloaderError, Transient
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
+
+ANSWERS_S = 1.0
+"""How long a small request may take before what is asked is answered without the metadata store."""
+
+WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
+
+
+async def metadata_trouble(metadata: MetadataStore) -> str:
+    """Return why the metadata store cannot be asked now, empty when it answers."""
+    try:
+        async with asyncio.timeout(ANSWERS_S):
+            await metadata.children("/")
+    except TimeoutError:
+        return f"no answer within {ANSWERS_S:g} s"
+    except OffloaderError as error:
+        return str(error)
+    return ""
+
+
+def away(failure: str) -> Transient:
+    """Return the error for what nobody can say without the metadata store."""
+    return Transient(
+        f"the metadata store is away ({failure}), and this daemon does not know of the topic by itself",
+        hint="ask the daemon that owns it, or wait until ZooKeeper is back",
+    )
+
+
+def needed(failure: str) -> Transient:
+    """Return the error for what no daemon can say without the metadata store, whichever owns the topic."""
+    return Transient(f"the metadata store is away ({failure}), and this is looked up there", hint=WAIT)

@@ -1,0 +1,1 @@
+"""BrokerService: one ledger at a time, for a LedgerOffloader in a broker."""

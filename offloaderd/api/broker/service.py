@@ -1,0 +1,387 @@
+"""BrokerService: a topic ledger by ledger, as a broker's LedgerOffloader wants it (deploy/pulsar-offloader).
+
+The broker decides what is offloaded, when its own copy goes, and which copy is read; here is only what the tier has.
+A topic that nobody spoke of is enabled when its broker first asks for one of its ledgers. Nothing is deleted that
+Pulsar's list still has: a broker cleans up after each attempt that failed, by the same call and without a word of why.
+A broker asks for what its list calls offloaded, and may skip for good what is gone (EntriesDeleted), so that is said
+only of what is on record as deleted; of everything else it hears that nobody can tell, and tries again.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from math import inf
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from offloaderd.api.admin.requests import HEARTBEAT_S, changed_or_heartbeat
+from offloaderd.api.broker.shadows import ShadowSources
+from offloaderd.api.broker.topics import BrokerTopics
+from offloaderd.api.read.service import BATCH_BYTES_MAX
+from offloaderd.api.services.retention import checked_ledger
+from offloaderd.core.errors import (
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    IdentityRefused,
+    InvalidInput,
+    NotFound,
+    Transient,
+)
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects import keys
+from offloaderd.protocol.conversion import encoded_read_response, to_position
+from offloaderd.protocol.errors import reason_of
+from offloaderd.protocol.v1 import broker_pb2, broker_pb2_grpc
+from offloaderd.read.plan import Tier
+from offloaderd.upkeep.grants.closed_ledger import (
+    ClosedLedger,
+    Copies,
+    hurry,
+    is_gone,
+    is_held,
+    is_whole,
+    length_of,
+    needs_push,
+)
+from offloaderd.upkeep.grants.copy_check import Unsound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from grpc import aio
+
+    from offloaderd.api.read.service import ReadService
+    from offloaderd.core.frames import Entries
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.ledgers.port import LedgerRegister
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.upkeep.retention.retention import Retention
+
+    Context = aio.ServicerContext[object, object]
+
+log = structlog.get_logger(__name__)
+
+CHANGES_S = 0.05
+"""A broker asks in the moment of the close, before the source has heard of it: then it is looked again this soon, and
+after ever longer pauses."""
+
+TOLD_S = 60.0
+"""After this long an owner that has not come to a ledger is told once more."""
+
+LOST = (
+    "is this daemon's metadata this cluster's, and whole? `offloaderd rebuild --config FILE` shows what the bucket has"
+)
+"""A broker asks only for what was once covered here, so the map has gone back, is another's, or is not rebuilt yet."""
+
+STATES = broker_pb2.EnsureState
+Report = broker_pb2.EnsureLedgerResponse
+
+
+class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
+    """Answers brokers. `register` is Pulsar's list; a daemon that cannot read it deletes nothing at a broker's word."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: TopicReader,
+        reads: ReadService,
+        retention: Retention,
+        register: LedgerRegister | None,
+        keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
+    ) -> None:
+        """`keep` hears of ledgers whose copy is not sound."""
+        self._keep = keep
+        self._engine = engine
+        self._reader = reader
+        self._reads = reads
+        self._retention = retention
+        self._register = register
+        self._shadows = ShadowSources(register)
+        self._objects = engine.context.upload_context.objects
+        self._copies = Copies(engine.context)
+        self._clock = engine.context.upload_context.clock
+        self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
+        self.topics = BrokerTopics(engine, register)
+
+    async def EnsureLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.EnsureLedgerRequest, context: Context
+    ) -> AsyncIterator[Report]:
+        """Report until the ledger is covered, or the broker has to do something.
+
+        Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
+        is one too many for its namespace, or its method takes nothing), Unsound (what the tier has
+        is another ledger than BookKeeper's), CorruptData, Transient.
+        """
+        topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
+        pause_s, left_s = CHANGES_S, request.wait_ms / 1000 if request.wait_ms else inf
+        while True:
+            stored = await self._engine.topic_map(topic)
+            if is_whole(stored, wanted.ledger_id):
+                count = await self._sound(stored, wanted)
+                yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=to_position(stored.offloaded), segments=count)
+                return
+            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=to_position(stored.offloaded))
+            offloader, changed = await self._owned(topic, wanted, report), self._engine.changed
+            if offloader is not None:
+                changed = offloader.changed
+                if needs_push(offloader, wanted):
+                    report.state = STATES.ENSURE_STATE_PUSH
+                else:
+                    report.message = await self._hurried(offloader, wanted, unquote(context.peer()))
+            yield report
+            if report.state != STATES.ENSURE_STATE_WAITING or left_s <= 0:
+                return
+            began = self._clock.monotonic()
+            await changed_or_heartbeat(changed, min(pause_s, left_s))
+            left_s -= self._clock.monotonic() - began
+            pause_s = min(2 * pause_s, HEARTBEAT_S)
+
+    async def _hurried(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
+        """Have a ledger's owner hurry unless it was told a moment ago; returns what is in the way. Raises as `hurry`.
+
+        A broker asks again and again, and each wish is written down. Of a ledger whose entries are all offloaded only
+        its end is missing: that was said too early, as a commit was under way.
+        """
+        told, at = self._told.get(offloader, (None, 0.0))
+        waits = offloader.offloaded is None or offloader.offloaded < wanted.last
+        if told is not None and wanted.last <= told and waits and self._clock.monotonic() < at + TOLD_S:
+            return offloader.status().stalled_reason
+        hindrance = await hurry(offloader, wanted, by)
+        if not hindrance:
+            self._told[offloader] = wanted.last, self._clock.monotonic()
+        return hindrance
+
+    async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
+        """Return how many segments hold a ledger; of a copy that is not sound the grant goes. Raises as `verified`."""
+        try:
+            return await self._copies.verified(stored, wanted)
+        except (CorruptData, Unsound) as error:
+            if self._keep is not None:
+                reason = f"its copy was found damaged when a broker asked: {error.message}"
+                await self._keep(stored.topic, [wanted.ledger_id], reason)
+            raise
+
+    async def OpenLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.OpenLedgerRequest, context: Context
+    ) -> broker_pb2.OpenLedgerResponse:
+        """Say how far a ledger reaches.
+
+        Raises EntriesDeleted, MapUnknown, TopicUnknown, EntriesMissing, InvalidInput, InvalidConfig, CorruptData,
+        Transient.
+        """
+        ledger = await self._own(request.ledger)
+        topic, ledger_id, _ = named(ledger)
+        with self._told_apart(topic, ledger_id):
+            theirs = await self._theirs(ledger)
+        if theirs is not None:
+            part = theirs.slices[0]
+            return broker_pb2.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
+        stored = await self._engine.topic_map(topic)
+        return broker_pb2.OpenLedgerResponse(
+            last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
+        )
+
+    async def ReadLedger(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+        self, request: broker_pb2.ReadLedgerRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream entries of an offloaded ledger. Raises as ReadService.Read does, and as OpenLedger."""
+        ledger = await self._own(request.ledger)
+        topic, ledger_id, _ = named(ledger)
+        if request.batch_bytes > BATCH_BYTES_MAX:
+            raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
+        first = Position(ledger_id, request.first_entry_id).checked()
+        last = Position(ledger_id, request.last_entry_id).checked()
+        with self._reads.counted(), self._told_apart(topic, ledger_id):
+            theirs = await self._theirs(ledger, first)
+            if theirs is not None:
+                if not first <= last <= theirs.end:
+                    raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
+                async with aclosing(self._of_broker(topic, theirs, first, last, request)) as found:
+                    async for entries in found:
+                        yield encoded_read_response(entries, Tier.OBJECTS)
+                return
+            reading = self._reader.read(
+                topic,
+                first=first,
+                last=last,
+                priority=ReadPriority.TIERED_STORAGE_FIRST,
+                batch_bytes=request.batch_bytes,
+                framed=request.framed,
+            )
+            async with aclosing(reading) as tiers:
+                async for batch, tier in tiers:
+                    yield encoded_read_response(batch, tier)
+
+    async def _of_broker(
+        self,
+        topic: TopicName,
+        theirs: CommittedSegment,
+        first: Position,
+        last: Position,
+        request: broker_pb2.ReadLedgerRequest,
+    ) -> AsyncGenerator[Entries, None]:
+        """Yield entries out of an object of Pulsar's own driver."""
+        segments = self._reader.segments
+        bytes_max = self._reader.options.answer_bytes(request.batch_bytes)
+        reading = segments.read_framed(topic, theirs, first, last, bytes_max=bytes_max)
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                yield batch if request.framed else batch.decoded()
+
+    async def DeleteLedger(  # noqa: N802 - named by the proto
+        self, request: broker_pb2.DeleteLedgerRequest, context: Context
+    ) -> broker_pb2.DeleteLedgerResponse:
+        """Let go of a ledger that Pulsar's list has no more. Raises InvalidInput, InvalidConfig, Transient, Denied."""
+        topic, ledger_id, object_id = named(request.ledger)
+        if await self._listed(topic, ledger_id):
+            log.info("ledger.kept", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
+            return broker_pb2.DeleteLedgerResponse(outcome="kept")
+        if request.ledger.bucket:
+            return broker_pb2.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))
+        stored = await self._engine.topic_map(topic)
+        if ledger_id not in stored.contexts or ledger_id in stored.deleted:
+            return broker_pb2.DeleteLedgerResponse(outcome="nothing")
+        try:
+            offloader = await self._engine.owned(topic)
+        except Conflict:
+            owner = await self._engine.owner_of(topic)
+            if owner is None:
+                raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
+            return broker_pb2.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
+        await self._retention.mark(offloader, [ledger_id], dry_run=False)
+        return broker_pb2.DeleteLedgerResponse(outcome="marked")
+
+    async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:
+        """Return the topic's offloader if it is here; else say in the report where it is, or that it is on its way."""
+        try:
+            return await self._engine.owned(topic)
+        except Conflict:
+            owner = await self._engine.owner_of(topic)
+            if owner is not None:
+                report.state, report.owner_address = STATES.ENSURE_STATE_ELSEWHERE, owner.address
+        except NotFound:
+            await self.topics.enable(topic, wanted.ledger_id)
+            report.message = f"{topic} is being enabled"
+        except Transient as error:
+            report.message = str(error)
+        return None
+
+    async def _own(self, ledger: broker_pb2.OffloadedLedger) -> broker_pb2.OffloadedLedger:
+        """Return a ledger as one of the topic that wrote it. Raises as `ShadowSources`."""
+        topic, ledger_id, _ = named(ledger)
+        source = await self._shadows.source_of(await self._engine.topic_map(topic), ledger_id)
+        if source is None:
+            return ledger
+        bucket = ledger.bucket
+        return broker_pb2.OffloadedLedger(
+            topic=str(source), ledger_id=ledger_id, object_id=ledger.object_id, bucket=bucket
+        )
+
+    async def _theirs(
+        self, ledger: broker_pb2.OffloadedLedger, first: Position | None = None
+    ) -> CommittedSegment | None:
+        """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold from `first` on.
+
+        What the map has is ours to read, whoever wrote it. Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
+        """
+        topic, ledger_id, object_id = named(ledger)
+        stored = await self._engine.topic_map(topic)
+        held = is_held(stored, ledger_id)
+        if held and (first is None or stored.floor is None or first > stored.floor):
+            return None
+        if ledger.bucket and not held:
+            return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
+        if held or is_gone(stored, ledger_id):
+            what = f"position {first}" if held else f"ledger {ledger_id}"
+            if why := await deletion_refused(self._engine.context.metadata, topic):
+                raise MapUnknown(f"{what} of {topic} is on record as deleted, which is in doubt: {why}")
+            raise EntriesDeleted(
+                f"{what} of {topic} was deleted from the tier", hint=f"offloadctl ledgers list {topic}"
+            )
+        raise await self._unknown(stored, ledger_id)
+
+    async def _unknown(self, stored: TopicMap, ledger_id: int) -> MapUnknown:
+        """Return what to say of a ledger that the map has not, or not all of, nor its deletion."""
+        topic = stored.topic
+        if stored == TopicMap(topic) and not (await self._engine.book.of(topic)).known:
+            return TopicUnknown(
+                f"nothing is on record of {topic}, and a broker wants its ledger {ledger_id}", hint=LOST
+            )
+        has = "part" if ledger_id in stored.contexts else "nothing"
+        return MapUnknown(
+            f"the map of {topic} has {has} of ledger {ledger_id}, and not that it was deleted; a broker calls it "
+            "offloaded",
+            hint=LOST,
+        )
+
+    @contextmanager
+    def _told_apart(self, topic: TopicName, ledger_id: int) -> Iterator[None]:
+        """Have a broker hear that something is gone only if that is on record, and count what nobody can tell.
+
+        A loss on record is no such word: the map has the ledger, or had it a moment ago.
+        """
+        unknown: EntriesMissing | MapUnknown
+        try:
+            yield
+            return
+        except (EntriesDeleted, BucketMissing):
+            raise
+        except MapUnknown as error:
+            unknown = error
+        except NotFound as error:
+            unknown = EntriesMissing(error.message, hint=error.hint)
+        reason = reason_of(type(unknown)).lower()
+        self._engine.context.upload_context.metrics.broker_unknown.labels(reason=reason).inc()
+        log.error("ledger.unknown", topic=str(topic), ledger_id=ledger_id, reason=reason, error=str(unknown))
+        raise unknown
+
+    async def _listed(self, topic: TopicName, ledger_id: int) -> bool:
+        """Whether Pulsar's list has a ledger, or nobody can say that it has not. Raises Transient."""
+        if self._register is None:
+            return True
+        try:
+            return ledger_id in await self._register.listed(topic)
+        except NotFound:
+            return False
+
+    async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
+        """Delete the objects that Pulsar's own driver has written. Raises Denied, Transient, IdentityRefused."""
+        topic, ledger_id, object_id = named(ledger)
+        try:
+            found = await self._copies.doomed(topic, ledger_id, ledger.bucket, object_id)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return "nothing"
+        if why := await deletion_refused(self._engine.context.metadata, topic):
+            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
+        where = keys.SegmentKeys("", object_id, ledger_id)
+        await self._objects.at(found.bucket).delete([where.data, where.index])
+        log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)
+        return "deleted"
+
+
+def closed_ledger(request: broker_pb2.EnsureLedgerRequest) -> ClosedLedger:
+    """Read which ledger is meant. Raises InvalidInput."""
+    ledger_id = checked_ledger(request.ledger_id)
+    return ClosedLedger(ledger_id, Position(ledger_id, request.last_entry_id).checked().entry_id, request.length_bytes)
+
+
+def named(ledger: broker_pb2.OffloadedLedger) -> tuple[TopicName, int, UUID]:
+    """Read a ledger's topic, its id, and the broker's name for the attempt to offload it. Raises InvalidInput."""
+    try:
+        object_id = UUID(ledger.object_id)
+    except ValueError:
+        raise InvalidInput(f"{ledger.object_id!r} is no object's id", hint="write a UUID") from None
+    return TopicName.parse(ledger.topic), checked_ledger(ledger.ledger_id), object_id

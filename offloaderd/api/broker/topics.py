@@ -1,0 +1,110 @@
+"""Topics that nobody spoke of, and that are enabled because their broker wants a ledger offloaded.
+
+The role `offload` is enough for that, so what it can make here is bounded: topics that Pulsar's list has, if it can be
+read, with the very ledger; names of a length that brokers take; so many topics in a namespace, so many namespaces in
+a tenant, and as many tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import Conflict, InvalidInput, NotFound
+from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.read_errors import TopicUnknown
+from offloaderd.metadata import paths
+from offloaderd.policy import store as policies
+from offloaderd.policy.records.topic import TopicPolicy
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import TopicName
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.ledgers.port import LedgerRegister
+
+log = structlog.get_logger(__name__)
+
+NAME_BYTES_MAX = 1024
+"""Of a managed ledger's name. It becomes a node's name, and goes into the user metadata of objects: 2 KiB with S3."""
+NAMESPACE_TOPICS_MAX = 10_000
+TENANT_NAMESPACES_MAX = 1_000
+
+
+class BrokerTopics:
+    """Enables them. `register` is None when Pulsar's list cannot be read; the limits may change."""
+
+    def __init__(self, engine: Engine, register: LedgerRegister | None) -> None:
+        self.namespace_topics_max = NAMESPACE_TOPICS_MAX
+        self.tenant_namespaces_max = TENANT_NAMESPACES_MAX
+        self._engine = engine
+        self._register = register
+        self._one_by_one = asyncio.Lock()  # so that none comes in between counting and enabling
+
+    async def enable(self, topic: TopicName, ledger_id: int) -> None:
+        """Enable a topic if nobody has said anything of it.
+
+        Raises InvalidInput for a name that is too long, TopicUnknown when Pulsar's list has no such topic or ledger,
+        Conflict for a topic that was disabled or one too many, Transient when the list cannot be read.
+        """
+        if len(topic.managed_ledger) > NAME_BYTES_MAX:
+            raise InvalidInput(
+                f"a name of {len(topic.managed_ledger)} bytes is too long to be enabled by its broker",
+                hint=f"{NAME_BYTES_MAX} is the most, as a managed ledger's name; an admin may enable longer ones",
+            )
+        async with self._one_by_one:
+            said = (await policies.read(self._engine.context.metadata, [topic])).get(topic)
+            if said is None:
+                await self._check_listed(topic, ledger_id)
+                await self._check_room(topic)
+                self._count("enabled")
+                log.info("topic.enabled_by_broker", topic=str(topic))
+                await self._engine.select(of_topic(topic), TopicPolicy())
+            elif not isinstance(said, TopicPolicy) or not said.active:
+                raise Conflict(
+                    f"{topic} is disabled, and its broker wants it offloaded",
+                    hint=f"offloadctl topics enable {topic}, or take the driver from the policies of its namespace",
+                )
+
+    async def _check_listed(self, topic: TopicName, ledger_id: int) -> None:
+        if self._register is None:
+            return
+        try:
+            if ledger_id in await self._register.listed(topic):
+                return
+            what = f"ledger {ledger_id} of {topic}"
+        except NotFound:
+            what = str(topic)
+        self._count("unlisted")
+        raise TopicUnknown(
+            f"Pulsar's list has no {what}, so nothing of it is offloaded",
+            hint="bookkeeper.servers and managed_ledgers_root of this daemon may be those of another cluster",
+        )
+
+    async def _check_room(self, topic: TopicName) -> None:
+        """Raise Conflict if a folder is full that gets a new name: that of the namespace, of the tenant, or of all."""
+        path = paths.topic(topic)
+        namespace, most_above = (
+            f"{topic.tenant}/{topic.namespace}",
+            ("tenant_namespaces_max", self.tenant_namespaces_max),
+        )
+        for whose, what, setting, most in (
+            (namespace, "topics", "namespace_topics_max", self.namespace_topics_max),
+            (namespace, "domains", *most_above),
+            (topic.tenant, "namespaces", *most_above),
+            ("this deployment", "tenants", *most_above),
+        ):
+            path, _, name = path.rpartition("/")
+            known = await self._engine.context.metadata.children(path)
+            if name in known:
+                return
+            if len(known) >= most:
+                self._count("full")
+                raise Conflict(
+                    f"{whose} has {len(known)} {what} here, and brokers may add to {most} at most",
+                    hint=f"access.{setting} sets the limit; offloadctl topics enable and patterns go beyond it",
+                )
+
+    def _count(self, outcome: str) -> None:
+        self._engine.context.upload_context.metrics.broker_topics.labels(outcome=outcome).inc()

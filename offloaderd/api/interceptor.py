@@ -1,0 +1,266 @@
+"""What surrounds every call, of all services: callers are checked, errors become statuses, calls are counted, timed and
+logged once, those that change something, and those that were refused, in the audit log as well.
+
+A handler may be an async generator, or a coroutine that writes to its context. Generators are closed here as soon as
+a call ends, however it ends, so that what a read holds is free when its client is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import structlog
+from grpc import aio
+
+from offloaderd.access.roles import Role
+from offloaderd.api.gate import CALLER, Gate, NotAllowed, Withdrawn
+from offloaderd.api.passing import Requests, TooSlow, send, send_headers
+from offloaderd.core.errors import OffloaderError, Unauthenticated
+from offloaderd.protocol.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
+from offloaderd.protocol.v1 import common_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from offloaderd.api.gate import Caller
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+audit = structlog.get_logger("offloaderd.audit")
+
+REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+STATUS_S = 5.0
+"""How long a caller may take to hear why its call failed; one that takes no answers takes no status either."""
+
+MESSAGE_CHARS_MAX = 4000
+"""Clients take 8 KiB of a status with all that belongs to it."""
+
+INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more").SerializeToString()
+
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Behaviour: TypeAlias = "Callable[[Any, Any], Any]"
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """The one interceptor of the daemon's server."""
+
+    def __init__(self, metrics: Metrics, *, clock: Clock, gate: Gate | None = None) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._gate = gate or Gate(metrics, clock)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Request, Response] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Request, Response] | None:
+        """Wrap the handler; an unknown method stays gRPC's to refuse."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        _, service, method = str(handler_call_details.method).split("/", 2)
+        call = _Call(self._clock, self._metrics, self._gate, service, method, handler)
+        codec = (None, unless_bytes(handler.response_serializer))  # requests stay bytes until their caller is known
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(call.answering(handler.stream_unary), *codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(call.streaming(handler.unary_stream), *codec)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(call.streaming(handler.stream_stream), *codec)
+        return handler
+
+
+def kind_of(handler: grpc.RpcMethodHandler[Any, Any]) -> str:
+    """Return what go-grpc-prometheus calls a method of this form."""
+    both = handler.request_streaming, handler.response_streaming
+    kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
+    return kinds.get(both, "bidi_stream")
+
+
+class _Call:
+    """One call from its begin to its status."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        gate: Gate,
+        service: str,
+        method: str,
+        handler: grpc.RpcMethodHandler[Any, Any],
+    ) -> None:
+        self._labels = {"grpc_type": kind_of(handler), "grpc_service": service, "grpc_method": method}
+        self._parse = handler.request_deserializer or bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._gate = gate
+        self._service = service
+        self._method = method
+        self._started = clock.monotonic()
+        self._sent = 0
+        self._sent_bytes = 0
+        self._caller: Caller | None = None
+
+    def answering(self, behaviour: Behaviour) -> Any:  # noqa: ANN401 - as gRPC types it
+        """Wrap a handler that answers once."""
+
+        async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
+            async def work(caller: Caller) -> Any:  # noqa: ANN401
+                return await behaviour(*Requests(caller, self._parse).given(request, context))
+
+            return await self._guarded(work, context, stream=False)
+
+        return answer
+
+    def streaming(self, behaviour: Behaviour) -> Any:  # noqa: ANN401
+        """Wrap a handler that answers with a stream."""
+
+        async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
+            async def work(caller: Caller) -> None:
+                answers = behaviour(*Requests(caller, self._parse).given(request, context))
+                await send_headers(context)
+                await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
+
+            await self._guarded(work, context, stream=True)
+
+        return stream
+
+    async def _send(self, answers: AsyncGenerator[Any, None], context: Context, caller: Caller) -> None:
+        async with aclosing(answers) as stream:
+            async for answer in stream:
+                await send(context, answer, caller.send_s_max)
+                self._sent += 1
+                if caller.read is not None:
+                    self._sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+
+    async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
+        """Run a handler for somebody who may call it, for as long as they may."""
+        with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
+            self._caller = caller
+            CALLER.set(caller)  # each call is a task of its own
+            limit = caller.limit = asyncio.timeout(caller.seconds_max)
+            try:
+                async with limit:
+                    return await work(caller)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise self._cut(caller) from None
+
+    def _cut(self, caller: Caller) -> OffloaderError:
+        if caller.withdrawn is Withdrawn.KEY:
+            return Unauthenticated(
+                "the key that signed the token was taken away during the call", hint="call again with a new token"
+            )
+        if caller.withdrawn is Withdrawn.GRANT:
+            return NotAllowed(
+                f"the grant by which {caller.name or 'this call'} was let in was taken back",
+                hint="access.grants of the daemon were changed while the call ran",
+            )
+        if caller.expires_s is not None and self._clock.wall_ms() / 1000 >= caller.expires_s - 1:
+            return Unauthenticated("the token has expired during the call", hint="call again with a new token")
+        self._metrics.grpc_refused.labels(reason="duration").inc()
+        return CallTooLong(
+            f"the call took more than {caller.seconds_max:g} s", hint="grpc.call_s_max of the daemon sets the limit"
+        )
+
+    async def _guarded(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
+        """Run a handler; its error becomes the status of the call, which is counted before the client knows it."""
+        peer = context.peer()
+        try:
+            answer = await self._admitted(work, context, stream=stream)
+        except OffloaderError as error:
+            detail = detail_of(error)
+            if isinstance(error, TooSlow):
+                self._metrics.grpc_refused.labels(reason="slow").inc()
+            message = told(error.message)
+            self._finish(code_of(error), peer, detail.reason, message)
+            await self._abort(context, code_of(error), message, detail.SerializeToString())
+        except asyncio.CancelledError:
+            self._finish(grpc.StatusCode.CANCELLED, peer)
+            raise
+        except (aio.InternalError, aio.UsageError):
+            # gRPC's word for a client that vanished while an answer was on its way; the task's own cancellation may
+            # come later.
+            self._finish(grpc.StatusCode.CANCELLED, peer)
+            raise asyncio.CancelledError from None
+        except aio.AbortError:
+            self._finish(status_of(context.code()), peer, message=str(context.details()))
+            raise
+        except Exception as error:
+            log.exception("rpc.failed", service=self._service, method=self._method)
+            self._finish(grpc.StatusCode.INTERNAL, peer, "INTERNAL", str(error))
+            await self._abort(context, grpc.StatusCode.INTERNAL, "internal error", INTERNAL_DETAIL)
+        self._finish(grpc.StatusCode.OK, peer)
+        return answer
+
+    async def _abort(self, context: Context, code: grpc.StatusCode, message: str, detail: bytes) -> NoReturn:
+        """End the call with a status; a caller that does not take it is cut off."""
+        try:
+            async with asyncio.timeout(STATUS_S):
+                await context.abort(code, message, ((DETAIL_KEY, detail),))
+        except TimeoutError:
+            raise asyncio.CancelledError from None
+
+    def _finish(self, code: grpc.StatusCode, peer: str, reason: str = "", message: str = "") -> None:
+        seconds = self._clock.monotonic() - self._started
+        name = code_name(code)
+        self._metrics.grpc_server_handled.labels(**self._labels, grpc_code=name).inc()
+        self._metrics.grpc_server_handling_seconds.labels(**self._labels).observe(seconds)
+        caller = self._caller
+        fields = {
+            "service": self._service,
+            "method": self._method,
+            "code": name,
+            "seconds": round(seconds, 6),
+            "peer": peer,
+            "identity": caller.name if caller is not None else "",
+            "error": message,
+        }
+        need = caller.need if caller is not None else None
+        role = need.role if need is not None else None
+        quiet = code is grpc.StatusCode.OK and need is not None and role in {None, Role.READ}
+        write = log.debug if quiet else log.info  # brokers read thousands of times a second
+        write("rpc.handled", **fields, responses=self._sent, reason=reason)
+        if caller is not None and caller.read is not None and code not in REFUSED:
+            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self._sent_bytes)
+        if role is Role.ADMIN or code in REFUSED:
+            told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
+            audit.info("audit.call", **fields, role=role, **told)
+
+
+def told(message: str) -> str:
+    """Return an error as it is sent and written down: what a caller has named in it may be as long as a message."""
+    return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]}..."
+
+
+def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """Return a serializer that lets through what a handler has serialized itself."""
+
+    def serialized(answer: Any) -> bytes:  # noqa: ANN401 - a message of any service
+        return answer if serialize is None or isinstance(answer, bytes) else serialize(answer)
+
+    return serialized
+
+
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_of(code: object) -> grpc.StatusCode:
+    """Return a code that a handler has set, which gRPC keeps as a number."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return _BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else grpc.StatusCode.UNKNOWN
+
+
+def code_name(code: grpc.StatusCode) -> str:
+    """Return a code as metrics name it everywhere: OK, NotFound, DataLoss."""
+    return code.name if code is grpc.StatusCode.OK else code.name.title().replace("_", "")

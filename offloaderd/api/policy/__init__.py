@@ -1,0 +1,1 @@
+"""PolicyService: policies of every level."""

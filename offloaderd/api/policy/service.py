@@ -1,0 +1,177 @@
+"""PolicyService: what is said of offloading at every level, what holds, and who said it.
+
+What is to be said is checked together with what it inherits, and every mistake is told; only then is anything stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.api.admin.messages import given_policies, origins, policies_message
+from offloaderd.core.errors import CorruptData, InvalidInput, OffloaderError
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.core.names.patterns import Breadth, TopicPattern
+from offloaderd.format.parsing import filled
+from offloaderd.policy import store as stored
+from offloaderd.policy.merge import Effective, Level, Origin, effective
+from offloaderd.policy.records.topic import TopicPolicy, own
+from offloaderd.policy.resolver import Namespace, node_of, spelled
+from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
+from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.core.model import Retained
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.policy.levels import Effect, Levels
+    from offloaderd.policy.policies import OffloadPolicies
+    from offloaderd.protocol.v1.policy_pb2_grpc import _ServicerContext as Context
+
+    Retention = Callable[[str, str], Awaitable[Retained]]
+    """Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""
+
+Where = Namespace | TopicName | None
+"""A level: a namespace, a topic, or (None) the broker."""
+
+log = structlog.get_logger(__name__)
+
+
+class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
+    """Answers from the metadata store; changes through the engine's levels. `place` is what the daemon has."""
+
+    def __init__(
+        self, levels: Levels, metadata: MetadataStore, place: Surroundings, *, retained: Retention | None = None
+    ) -> None:
+        self._levels = levels
+        self._metadata = metadata
+        self._place = place
+        self._retained = retained
+
+    async def GetPolicies(  # noqa: N802 - named by the proto
+        self, request: policy_pb2.GetPoliciesRequest, context: Context
+    ) -> policy_pb2.GetPoliciesResponse:
+        """Return what is said at a level, and what holds there. Raises InvalidInput, Transient."""
+        where = level_of(request.level)
+        await self._levels.book.load()
+        answer = policy_pb2.GetPoliciesResponse(level=request.level)
+        if isinstance(where, TopicName):
+            found = (await stored.read(self._metadata, [where])).get(where)
+            known = found if isinstance(found, TopicPolicy) else None
+            if known is not None:
+                answer.enabled, answer.selected_by = known.enabled, known.selected_by
+            answer.damage = str(found) if isinstance(found, CorruptData) else ""
+            said, holds = own(known or TopicPolicy()), self._levels.book.effective(where, known)
+        else:
+            said = self._levels.book.said(where)
+            answer.damage = "its record cannot be read" if node_of(where) in self._levels.book.damaged else ""
+            holds = self._merged(where, said)
+        answer.own.CopyFrom(policies_message(said))
+        answer.effective.CopyFrom(policies_message(holds.values))
+        answer.origins.extend(origins(holds))
+        return answer
+
+    async def SetPolicies(  # noqa: N802 - named by the proto
+        self, request: policy_pb2.SetPoliciesRequest, context: Context
+    ) -> policy_pb2.ChangePoliciesResponse:
+        """Say something at a level. Raises InvalidInput with every mistake, Transient."""
+        where = level_of(request.level)
+        policies, flaws = sound(given_policies(request.policies))
+        if not (flaws or policies.said()):
+            raise InvalidInput("a policy that says nothing", hint="give at least one value, or remove the policies")
+        await self._levels.book.load()
+        merged = self._merged(where, policies)
+        place, notes = await self._placed(where, policies, merged)
+        checked(policies, flaws, merged, place)
+        effects = await self._said(where, policies, dry_run=request.dry_run)
+        return _changed(effects, [*notes, *_notes(where, policies, merged)])
+
+    async def RemovePolicies(  # noqa: N802 - named by the proto
+        self, request: policy_pb2.RemovePoliciesRequest, context: Context
+    ) -> policy_pb2.ChangePoliciesResponse:
+        """Say nothing at a level any more. Raises InvalidInput, NotFound when nothing is said there, Transient."""
+        where = level_of(request.level)
+        if isinstance(where, TopicName):
+            effects = await self._levels.forget_topic(where, dry_run=request.dry_run)
+        else:
+            effects = await self._levels.say(where, None, dry_run=request.dry_run)
+        return _changed(effects, [])
+
+    async def _said(self, where: Where, policies: OffloadPolicies, *, dry_run: bool) -> list[Effect]:
+        if isinstance(where, TopicName):
+            return await self._levels.say_of_topic(where, policies, dry_run=dry_run)
+        return await self._levels.say(where, policies, dry_run=dry_run)
+
+    def _merged(self, where: Where, policies: OffloadPolicies) -> Effective:
+        """Return what holds at a level that says this."""
+        book = self._levels.book
+        if isinstance(where, TopicName):
+            return book.effective(where, replace(TopicPolicy(), **policies.said()))
+        here = Level(Origin.BROKER, policies) if where is None else Level(Origin.NAMESPACE, policies, spelled(where))
+        return effective([here, *book.above(where)])
+
+    async def _placed(
+        self, where: Where, policies: OffloadPolicies, merged: Effective
+    ) -> tuple[Surroundings, list[str]]:
+        """Return the place of a level with what Pulsar retains of its topics, and a note when nobody can say."""
+        waits = " and ".join(filter(None, (waiting_time(policies, merged), waiting_size(policies, merged))))
+        if not waits or where is None or not self._place.has_brokers:
+            return self._place, []
+        name = spelled((where.tenant, where.namespace) if isinstance(where, TopicName) else where)
+        unknown = f"{waits} was not compared with Pulsar's retention of {name}"
+        if self._retained is None:
+            return self._place, [f"{unknown}: pulsar.admin_url is not set"]
+        try:
+            kept = await self._retained(*name.split("/"))
+        except OffloaderError as error:
+            log.warning("policy.retention_unknown", namespace=name, error=str(error))
+            return self._place, [f"{unknown}: {error}"]
+        if 0 in kept:
+            return self._place, [f"Pulsar keeps nothing of {name} once it is acknowledged, offloaded or not"]
+        return replace(self._place, retention_s=kept.seconds, retention_bytes=kept.size_bytes), []
+
+
+def level_of(message: policy_pb2.PolicyLevel) -> Where:
+    """Read which level is meant. Raises InvalidInput."""
+    match message.WhichOneof("level"):
+        case "broker" if message.broker:
+            return None
+        case "namespace":
+            return namespace_of(message.namespace)
+        case "topic":
+            return TopicName.parse(message.topic)
+    raise InvalidInput("no level is named", hint="name the broker, a namespace or a topic")
+
+
+def namespace_of(text: str) -> Namespace:
+    """Read `TENANT/NAMESPACE`. Raises InvalidInput."""
+    try:
+        pattern = TopicPattern.named(f"{text}/*")  # nothing is compiled for whoever writes re: here
+    except InvalidInput:
+        pattern = None
+    if pattern is None or pattern.breadth is not Breadth.NAMESPACE or None in pattern.scope:
+        raise InvalidInput(f"malformed namespace {text!r}", hint="write TENANT/NAMESPACE")
+    return str(pattern.scope.tenant), str(pattern.scope.namespace)
+
+
+def _changed(effects: list[Effect], notes: list[str]) -> policy_pb2.ChangePoliciesResponse:
+    return filled(policy_pb2.ChangePoliciesResponse, topics=effects, notes=notes)
+
+
+def _notes(where: Where, policies: OffloadPolicies, merged: Effective) -> list[str]:
+    """Say what an operator may not expect."""
+    notes = []
+    values = merged.values
+    off = (values.threshold_bytes or 0) < 0 and (values.threshold_s or 0) < 0
+    if values.method is OffloadMethod.LEDGER_BASED and off:
+        notes.append(
+            "without a threshold closed ledgers go by hand only, as in Pulsar; a threshold of 0 takes each one"
+        )
+    if where is None and policies.offloads:
+        notes.append(
+            "a method at the broker level offloads no topic by itself: enable topics, a pattern or a namespace"
+        )
+    return notes

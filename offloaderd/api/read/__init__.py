@@ -1,0 +1,1 @@
+"""ReadService: entries, messages and seeks."""

@@ -1,0 +1,192 @@
+"""Messages out of batches of entries, for ReadMessages.
+
+An answer holds about 1 MiB of messages. What would be larger than an answer may be is not unpacked or joined: it comes
+as it is stored, with the reason, and without its bytes where even that is too large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.messages import Joiner, MessageState, decode_entry, unpacked_bytes
+from offloaderd.format.pulsar.transactions import TransactionState
+from offloaderd.protocol.conversion import TIERS, to_position
+from offloaderd.protocol.v1 import read_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Iterator
+
+    from offloaderd.api.read.memory import Unpacking
+    from offloaderd.core.frames import Entries
+    from offloaderd.format.pulsar.messages import Message
+    from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
+    from offloaderd.read.consumer import ConsumerView
+    from offloaderd.read.plan import Tier
+
+MIB = 1024 * 1024
+ANSWER_BYTES = MIB
+CLIENT_BYTES_MAX = 32 * MIB
+"""What clients take as one answer."""
+CONTENT_BYTES_MAX = 16 * MIB
+"""Greatest content of an entry or of a message in chunks that is unpacked, if an answer may hold it."""
+THREAD_BYTES = 256 * 1024
+"""What unpacks to less does so at once: that takes less than a millisecond, and less than an answer."""
+FIELDS_BYTES = MIB
+"""Room in an answer for all of a message but its content."""
+FRAMING_BYTES = 64
+"""More than what an answer has around one message."""
+
+_STATES = {state: read_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_OUTCOMES = {state: read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
+
+
+class MessageReader:
+    """Turns the entries of one read, in their order, into answers of at most `message_bytes_max`.
+
+    Of what is told by the view: all of it with `everything`, else what is neither a marker nor aborted.
+    """
+
+    def __init__(
+        self,
+        view: ConsumerView,
+        *,
+        everything: bool,
+        message_bytes_max: int,
+        unpacking: Unpacking,
+        holder: str | None = None,
+    ) -> None:
+        """`holder` is whose read it is, for the shares of memory."""
+        self._unpacking = unpacking
+        self._holder = holder
+        self._waiting_bytes = 0
+        self._view = view
+        self._everything = everything
+        self._bytes_max = min(message_bytes_max, CLIENT_BYTES_MAX) - FRAMING_BYTES
+        self._content_bytes_max = min(CONTENT_BYTES_MAX, self._bytes_max - FIELDS_BYTES)
+        self._joiner = Joiner(self._content_bytes_max)
+
+    async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
+        """Yield the messages that a batch completes; what unpacks to much does so in a thread, when there is room.
+
+        Raises Throttled when there is none for chunks that wait.
+        """
+        small: list[tuple[Position, bytes]] = []
+        for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+            entry = Position(batch.ledger_id, entry_id), payload
+            size_bytes = unpacked_bytes(payload, content_bytes_max=self._content_bytes_max)
+            if size_bytes < THREAD_BYTES:
+                small.append(entry)
+                continue
+            for answer in self._packed(self._joiner.take(self._messages(small)), tier):
+                yield answer
+            small.clear()
+            async with self._unpacking.room(size_bytes, self._holder):
+                found = await asyncio.to_thread(self._decoded, *entry)
+                whole = await asyncio.to_thread(list, self._joiner.take(found if self._wanted(found) else ()))
+                del found
+                for answer in self._packed(whole, tier):
+                    yield answer
+                del whole
+            self._count_waiting()
+        for answer in self._packed(self._joiner.take(self._messages(small)), tier):
+            yield answer
+        self._count_waiting()
+
+    def close(self) -> None:
+        """Give back what chunks hold that wait."""
+        self._unpacking.wait(self._waiting_bytes, 0, self._holder)
+        self._waiting_bytes = 0
+
+    def _count_waiting(self) -> None:
+        held_bytes = self._joiner.held_bytes
+        self._unpacking.wait(self._waiting_bytes, held_bytes, self._holder)
+        self._waiting_bytes = held_bytes
+
+    def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+        """Yield the chunks whose messages go on behind the range, and what consumers are not given yet."""
+        yield from self._packed(self._joiner.rest(), tier)
+        if (held := self._view.held) is not None:
+            yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))
+
+    def _messages(self, entries: Iterable[tuple[Position, bytes]]) -> Iterator[Message]:
+        for position, payload in entries:
+            messages = self._decoded(position, payload)
+            if self._wanted(messages):
+                yield from messages
+
+    def _decoded(self, position: Position, payload: bytes) -> list[Message]:
+        return decode_entry(position, payload, content_bytes_max=self._content_bytes_max)
+
+    def _wanted(self, messages: list[Message]) -> bool:
+        return self._everything or self._is_given(messages[0])
+
+    def _is_given(self, first: Message) -> bool:
+        """Whether consumers are given an entry, by its first message; it lies before all that is open."""
+        if first.state is MessageState.MARKER:
+            return False
+        known = first.transaction
+        return known is None or self._view.state(first.position, known) is not TransactionState.ABORTED
+
+    def _packed(self, messages: Iterable[Message], tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+        """Put messages together until an answer is large enough."""
+        answer, size = read_pb2.ReadMessagesResponse(), 0
+        for message in messages:
+            made = self._to_message(message, tier)
+            length = made.ByteSize()
+            if length > self._bytes_max:
+                made = self._without_bytes(made, length)
+            if answer.messages and size + length > min(self._bytes_max, ANSWER_BYTES):
+                yield answer
+                answer, size = read_pb2.ReadMessagesResponse(), 0
+            answer.messages.append(made)
+            size += length + FRAMING_BYTES
+        if answer.messages:
+            yield answer
+
+    def _without_bytes(self, message: read_pb2.Message, length: int) -> read_pb2.Message:
+        """Return what is left of a message that no answer can hold."""
+        reason = f"{length} bytes are more than the {self._bytes_max} of an answer (grpc.message_bytes_max)"
+        return read_pb2.Message(
+            position=message.position,
+            batch_index=message.batch_index,
+            state=read_pb2.MESSAGE_STATE_RAW,
+            tier=message.tier,
+            transaction=message.transaction if message.HasField("transaction") else None,
+            reason=f"left out: {reason}",
+        )
+
+    def _to_message(self, value: Message, tier: Tier) -> read_pb2.Message:
+        known = value.transaction
+        return read_pb2.Message(
+            position=to_position(value.position),
+            batch_index=value.batch_index,
+            state=_STATES[value.state],
+            data=value.data,
+            key=value.key,
+            ordering_key=value.ordering_key,
+            properties=[read_pb2.Property(key=name, value=text) for name, text in value.properties],
+            producer=value.producer,
+            sequence_id=value.sequence_id,
+            publish_ms=value.publish_ms,
+            event_ms=value.event_ms,
+            broker_ms=value.broker_ms,
+            index=value.index,
+            tombstone=value.tombstone,
+            reason=value.reason,
+            tier=TIERS[tier],
+            transaction=_to_transaction(known, self._view.state(value.position, known)) if known is not None else None,
+        )
+
+
+def _to_transaction(transaction: TransactionId, state: TransactionState) -> read_pb2.Transaction:
+    return read_pb2.Transaction(
+        most_bits=transaction.most_bits, least_bits=transaction.least_bits, state=_OUTCOMES[state]
+    )
+
+
+def _to_held_back(held: OpenTransaction) -> read_pb2.HeldBack:
+    return read_pb2.HeldBack(
+        position=to_position(held.position), transaction=_to_transaction(held.transaction, TransactionState.OPEN)
+    )

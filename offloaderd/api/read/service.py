@@ -1,0 +1,169 @@
+"""ReadService: entries by range or as they come, and how far a topic reaches.
+
+A client that stops reading holds only its own stream: gRPC takes no further answer until the client makes room, so
+the read pauses with what it has fetched ahead, which the block cache bounds. A client that vanishes ends the read.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.api.gate import share_of_caller
+from offloaderd.api.read.memory import UNPACK_BYTES, Unpacking
+from offloaderd.api.read.messages import MessageReader
+from offloaderd.api.read.seek import sought, to_response
+from offloaderd.core.errors import InvalidInput, Throttled
+from offloaderd.core.model import EntryBatch, TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.parsing import filled
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.protocol.conversion import encoded_read_response, from_position
+from offloaderd.protocol.v1 import read_pb2, read_pb2_grpc
+from offloaderd.read.consumer import ConsumerView
+from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.read.plan import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+
+    from grpc import aio
+
+    from offloaderd.core.frames import Entries
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.read.reader import TopicReader
+
+    Context = aio.ServicerContext[object, object]
+
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+"""Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""
+
+
+class ReadService(read_pb2_grpc.ReadServiceServicer):
+    """Serves reads from a TopicReader, at most `readers_max` at a time, in answers of at most `message_bytes_max`."""
+
+    def __init__(
+        self,
+        reader: TopicReader,
+        readers_max: int,
+        *,
+        metrics: Metrics,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        message_bytes_max: int = BATCH_BYTES_MAX,
+        unpack_bytes: int = UNPACK_BYTES,
+    ) -> None:
+        self._reader = reader
+        self._metrics = metrics
+        self.readers_max = readers_max
+        self._batch_bytes_max = batch_bytes_max
+        self._message_bytes_max = message_bytes_max
+        self._readers = 0
+        self._known = KnownOutcomes()
+        self.unpacking = Unpacking(unpack_bytes, metrics)
+
+    async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+        self, request: read_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
+        with self.counted():
+            framed = request.framed and not request.client_bytes
+            async with aclosing(self._entries(request, framed=framed)) as batches:
+                async for batch, tier in batches:
+                    yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
+
+    async def ReadMessages(  # noqa: N802 - named by the proto
+        self, request: read_pb2.ReadRequest, context: Context
+    ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+        """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
+        everything = request.transactions == read_pb2.TRANSACTIONS_ALL
+        topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
+        with self.counted(), ExitStack() as stack:
+            view = ConsumerView(self._reader, topic, self._known, follow=request.follow, everything=everything)
+            async with view:
+                messages = MessageReader(
+                    view,
+                    everything=everything,
+                    message_bytes_max=self._message_bytes_max,
+                    unpacking=self.unpacking,
+                    holder=share_of_caller(),
+                )
+                stack.callback(messages.close)
+                async with aclosing(self._entries(request, framed=False)) as batches:
+                    async for batch, last_tier in batches:
+                        async with aclosing(view.told(batch)) as parts:
+                            async for part in parts:
+                                async with aclosing(messages.answers(part, last_tier)) as answers:
+                                    async for answer in answers:
+                                        yield answer
+                        if view.held is not None:
+                            break
+                for answer in messages.rest(last_tier):
+                    yield answer
+
+    async def _entries(
+        self, request: read_pb2.ReadRequest, *, framed: bool
+    ) -> AsyncGenerator[tuple[Entries, Tier], None]:
+        """Read what was asked for. Raises InvalidInput, and what TopicReader.read and a seek raise."""
+        topic = TopicName.parse(request.topic)
+        if request.batch_bytes > self._batch_bytes_max:
+            raise InvalidInput(
+                f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {self._batch_bytes_max}, or 0"
+            )
+        first = from_position(request.first) if request.HasField("first") else None
+        last = from_position(request.last) if request.HasField("last") else None
+        if request.HasField("seek"):
+            if first is not None:
+                raise InvalidInput("a read from a position and from a seek", hint="say one of the two")
+            found = await sought(self._reader, topic, request.seek)
+            first = found.begin
+            beyond = first is not None and last is not None and first > last
+            if beyond or (found.hit is None and not request.follow):
+                return
+        reading = self._reader.read(
+            topic,
+            first=first,
+            last=last,
+            follow=request.follow,
+            priority=ReadPriority.parse(request.read_priority) if request.read_priority else None,
+            batch_bytes=request.batch_bytes,
+            entries_max=request.entries_max,
+            framed=framed,
+        )
+        async with aclosing(reading) as batches:
+            async for batch, tier in batches:
+                yield batch, tier
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Hold one of the readers' places. Raises Throttled."""
+        if self._readers >= self.readers_max:
+            raise Throttled(
+                f"{self._readers} reads are open already", hint="try again later, or raise read.readers_max"
+            )
+        self._readers += 1
+        self._metrics.readers.set(self._readers)
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self._metrics.readers.set(self._readers)
+
+    async def LastPositions(  # noqa: N802 - named by the proto
+        self, request: read_pb2.LastPositionsRequest, context: Context
+    ) -> read_pb2.LastPositionsResponse:
+        """Say how far a topic reaches. Raises TopicNotFound."""
+        found = await self._reader.last_positions(TopicName.parse(request.topic))
+        return filled(read_pb2.LastPositionsResponse, found)
+
+    async def Seek(  # noqa: N802 - named by the proto
+        self, request: read_pb2.SeekRequest, context: Context
+    ) -> read_pb2.SeekResponse:
+        """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
+        with self.counted():
+            return to_response(await sought(self._reader, TopicName.parse(request.topic), request.target))
+
+
+def _client_bytes(batch: Entries) -> EntryBatch:
+    """Return the entries without what the broker put before them (PIP-70)."""
+    payloads = [broker_entry.without_head(payload) for payload in batch.payloads]
+    return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)

@@ -1,0 +1,211 @@
+"""The gRPC server: all services, health and reflection behind one interceptor, on one port.
+
+With certificates it speaks TLS alone, 1.2 at least (gRPC has no older one), and asks at every handshake which
+certificate is the present one; connections that are open keep theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.protocol.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+    control_pb2,
+    control_pb2_grpc,
+    doctor_pb2,
+    doctor_pb2_grpc,
+    history_pb2,
+    history_pb2_grpc,
+    identity_pb2,
+    identity_pb2_grpc,
+    inspect_pb2,
+    inspect_pb2_grpc,
+    ledgers_pb2,
+    ledgers_pb2_grpc,
+    offload_pb2,
+    offload_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    read_pb2,
+    read_pb2_grpc,
+    retention_pb2,
+    retention_pb2_grpc,
+    rollback_pb2,
+    rollback_pb2_grpc,
+    upkeep_pb2,
+    upkeep_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
+
+FRAME_BYTES = 1024 * 1024
+"""A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""
+
+AHEAD_BYTES = 2 * FRAME_BYTES
+"""How much of a stream is received before it is read. Left to gRPC's estimate of the line, it was up to 50 MiB for one
+pusher: the estimate takes the daemon's own work for the line's latency, and no budget knows of those bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, with which certificate, and what one client may ask for."""
+
+    host: str
+    port: int
+    message_bytes_max: int
+    streams_max: int
+    handshake_s_max: float = 10.0
+    certificates: Watched[Certificates] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What is served; `ledgers` only where the daemon has a store of its own."""
+
+    offload: offload_pb2_grpc.OffloadServiceServicer
+    read: read_pb2_grpc.ReadServiceServicer
+    broker: broker_pb2_grpc.BrokerServiceServicer
+    admin: admin_pb2_grpc.AdminServiceServicer
+    doctor: doctor_pb2_grpc.DoctorServiceServicer
+    upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
+    placement: placement_pb2_grpc.PlacementServiceServicer
+    control: control_pb2_grpc.ControlServiceServicer
+    retention: retention_pb2_grpc.RetentionServiceServicer
+    inspect: inspect_pb2_grpc.InspectServiceServicer
+    history: history_pb2_grpc.HistoryServiceServicer
+    policy: policy_pb2_grpc.PolicyServiceServicer
+    rollback: rollback_pb2_grpc.RollbackServiceServicer
+    identity: identity_pb2_grpc.IdentityServiceServicer
+    ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
+
+
+class RpcServer:
+    """An async context manager: bound and starting inside, answering once `serve` is called, gone afterwards."""
+
+    def __init__(
+        self, options: ServerOptions, services: Services, interceptors: Sequence[aio.ServerInterceptor]
+    ) -> None:
+        self._options = options
+        self._services = services
+        self._interceptors = interceptors
+        self._health = health_aio.HealthServicer()
+        self._names: list[str] = []
+        self.port = 0
+
+    async def __aenter__(self) -> RpcServer:
+        """Bind the port and answer health checks. Raises InvalidConfig when the port cannot be had."""
+        options = self._options
+        self._server = aio.server(
+            interceptors=list(self._interceptors),
+            options=[
+                ("grpc.max_receive_message_length", options.message_bytes_max),
+                ("grpc.max_send_message_length", options.message_bytes_max),
+                ("grpc.http2.max_frame_size", FRAME_BYTES),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
+                ("grpc.max_concurrent_streams", options.streams_max),
+                ("grpc.server_handshake_timeout_ms", round(options.handshake_s_max * 1000)),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 60_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ],
+        )
+        self._register()
+        address = f"[{options.host}]" if ":" in options.host else options.host
+        try:
+            if options.certificates is None:
+                self.port = self._server.add_insecure_port(f"{address}:{options.port}")
+            else:
+                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(options.certificates))
+        except RuntimeError as error:
+            raise InvalidConfig(
+                f"cannot listen on {address}:{options.port} for gRPC",
+                hint="the port is in use or not allowed: set grpc.port to another one (0 picks a free one)",
+            ) from error
+        await self.show(serving=False)
+        await self._server.start()
+        return self
+
+    def _register(self) -> None:
+        services = self._services
+        offload_pb2_grpc.add_OffloadServiceServicer_to_server(services.offload, self._server)
+        read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
+        broker_pb2_grpc.add_BrokerServiceServicer_to_server(services.broker, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
+        doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
+        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
+        retention_pb2_grpc.add_RetentionServiceServicer_to_server(services.retention, self._server)
+        inspect_pb2_grpc.add_InspectServiceServicer_to_server(services.inspect, self._server)
+        history_pb2_grpc.add_HistoryServiceServicer_to_server(services.history, self._server)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
+        rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
+        identity_pb2_grpc.add_IdentityServiceServicer_to_server(services.identity, self._server)
+        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
+        control_pb2_grpc.add_ControlServiceServicer_to_server(services.control, self._server)
+        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2, broker_pb2, identity_pb2]
+        if services.ledgers is not None:
+            ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
+            files.append(ledgers_pb2)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
+        shown = [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(shown, self._server)
+
+    async def show(self, *, serving: bool) -> None:
+        """Tell health checks whether calls are welcome, for the whole server and each service."""
+        status = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, and cut those still running after `grace_s`."""
+        await self._server.stop(grace_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cut what still runs and free the port."""
+        async with asyncio.timeout(10):
+            await self._server.stop(0)
+
+
+def _tls(certificates: Watched[Certificates]) -> grpc.ServerCredentials:
+    """Return credentials that follow the files; gRPC asks from a thread of its own, which only reads a value."""
+    told = [certificates.value]
+
+    def present() -> grpc.ServerCertificateConfiguration | None:
+        now = certificates.value
+        if now is told[0]:
+            return None
+        told[0] = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(told[0]),
+        present,  # type: ignore[arg-type]  # the stubs know of no None, gRPC's own documentation does
+        require_client_authentication=told[0].client_ca is not None,
+    )
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.client_ca)

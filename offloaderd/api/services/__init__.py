@@ -1,0 +1,1 @@
+"""The other services, one a module."""

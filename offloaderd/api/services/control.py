@@ -1,0 +1,88 @@
+"""ControlService: what is changed while a daemon runs: settings, log levels, topics that stand still."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.model import TopicName
+from offloaderd.format.parsing import filled
+from offloaderd.policy import pausing
+from offloaderd.policy.records.topic import Paused
+from offloaderd.protocol.v1 import control_pb2, control_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.protocol.v1.control_pb2_grpc import _ServicerContext as Context
+
+
+class ControlService(control_pb2_grpc.ControlServiceServicer):
+    """Answers for the daemon `daemon_id`."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        clock: Clock,
+        *,
+        daemon_id: str,
+        reload: Callable[[str, bool], Sequence[object]],
+        shown: Callable[[], Sequence[object]],
+        raised: Callable[[str, str, float], object],
+        fallen: Callable[[str], None],
+    ) -> None:
+        """`reload` has who asks and whether it is a dry run, and returns what differs (`config.change.Change`).
+
+        The others are those of `LogLevels`.
+        """
+        self._metadata = metadata
+        self._clock = clock
+        self._daemon_id = daemon_id
+        self._reload = reload
+        self._shown, self._raised, self._fallen = shown, raised, fallen
+
+    async def Reload(  # noqa: N802 - named by the proto
+        self, request: control_pb2.ReloadRequest, context: Context
+    ) -> control_pb2.ReloadResponse:
+        """Follow the settings as they are written now. Raises InvalidConfig, Conflict."""
+        changes = self._reload(context.peer(), request.dry_run)
+        return filled(control_pb2.ReloadResponse, request, changes=changes, daemon_id=self._daemon_id)
+
+    async def ListLogLevels(  # noqa: N802 - named by the proto
+        self, request: control_pb2.ListLogLevelsRequest, context: Context
+    ) -> control_pb2.LogLevels:
+        """Return the level of all, then of each module that has another."""
+        return self._levels()
+
+    async def SetLogLevel(  # noqa: N802 - named by the proto
+        self, request: control_pb2.SetLogLevelRequest, context: Context
+    ) -> control_pb2.LogLevels:
+        """Set a module's level for a while, or take that back. Raises InvalidInput."""
+        if request.level:
+            self._raised(request.module, request.level, request.seconds)
+        else:
+            self._fallen(request.module)
+        return self._levels()
+
+    async def PauseTopic(  # noqa: N802 - named by the proto
+        self, request: control_pb2.PauseTopicRequest, context: Context
+    ) -> control_pb2.PauseTopicResponse:
+        """Have a topic stand still, or go on. Raises NotFound when it is not enabled."""
+        topic = TopicName.parse(request.topic)
+        paused = None if request.undo else Paused(self._clock.wall_ms(), context.peer())
+        found = await pausing.say(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
+        return control_pb2.PauseTopicResponse(
+            topics=[
+                control_pb2.PausedTopic(
+                    topic=str(one.topic),
+                    paused_ms=one.paused.since_ms if one.paused is not None else 0,
+                    paused_by=one.paused.by if one.paused is not None else "",
+                    changed=one.changed,
+                )
+                for one in found
+            ]
+        )
+
+    def _levels(self) -> control_pb2.LogLevels:
+        return filled(control_pb2.LogLevels, levels=self._shown())

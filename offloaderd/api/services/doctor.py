@@ -1,0 +1,40 @@
+"""DoctorService: the daemon examines what it depends on, with its own settings, from its own place in the network."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import Conflict
+from offloaderd.format.parsing import filled
+from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+    from offloaderd.protocol.v1.doctor_pb2_grpc import _ServicerContext as Context
+
+
+class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
+    """Runs one examination at a time: each writes probes and opens connections of its own.
+
+    `examine` yields what has the fields of a CheckResult: those of the package `doctor`.
+    """
+
+    def __init__(self, examine: Callable[[], AsyncGenerator[object, None]]) -> None:
+        self._examine = examine
+        self._busy = False
+
+    async def Examine(  # noqa: N802 - named by the proto
+        self, request: doctor_pb2.ExamineRequest, context: Context
+    ) -> AsyncIterator[doctor_pb2.CheckResult]:
+        """Yield results as they are found. Raises Conflict while another examination runs."""
+        if self._busy:
+            raise Conflict("an examination is under way", hint="wait for it: it takes seconds, a minute at the most")
+        self._busy = True
+        try:
+            async with aclosing(self._examine()) as results:
+                async for result in results:
+                    yield filled(doctor_pb2.CheckResult, result)
+        finally:
+            self._busy = False

@@ -1,0 +1,182 @@
+"""InspectService: where an entry is, and whether a topic's segments are what was written."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from offloaderd.api.away import metadata_trouble, needed
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.errors import InvalidInput, Transient
+from offloaderd.core.model import Position, TopicName
+from offloaderd.format.parsing import filled
+from offloaderd.protocol.conversion import from_position, to_position
+from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.upkeep.explain import Held
+from offloaderd.upkeep.verify.flaws import Level
+from offloaderd.upkeep.verify.topic import SegmentReport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.owner import Owner
+    from offloaderd.metadata.records.verified import SegmentVerified
+    from offloaderd.protocol.v1.inspect_pb2_grpc import _ServicerContext as Context
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.upkeep.explain import Explainer, Explanation, Place
+    from offloaderd.upkeep.verify.topic import Between, TopicVerifier
+
+
+SOURCE_S = 4.0
+"""How long the ledger source may take to tell of a topic; it is asked twice."""
+EXPLAIN_S = 24.0
+"""How long an explanation may take in all: less than callers wait, so that they hear what did not answer."""
+
+
+class InspectService(inspect_pb2_grpc.InspectServiceServicer):
+    """Explains and verifies; nothing is changed, but that `damaged` hears of what is found damaged."""
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        verifier: TopicVerifier,
+        engine: Engine,
+        metadata: MetadataStore,
+        damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
+        known: Callable[[TopicName], Awaitable[object]] | None = None,
+    ) -> None:
+        """`known` raises TopicNotFound for a topic of which there is no trace."""
+        self._known = known
+        self._damaged = damaged
+        self._explainer = explainer
+        self._verifier = verifier
+        self._engine = engine
+        self._metadata = metadata
+
+    async def Explain(  # noqa: N802 - named by the proto
+        self, request: inspect_pb2.ExplainRequest, context: Context
+    ) -> inspect_pb2.ExplainResponse:
+        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise.
+
+        Transient at once while the metadata store does not answer.
+        """
+        if not request.HasField("position"):
+            raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
+        topic = TopicName.parse(request.topic)
+        if failure := await metadata_trouble(self._metadata):
+            raise needed(failure)
+        try:
+            async with asyncio.timeout(EXPLAIN_S):
+                found = await self._explainer.explain(topic, from_position(request.position))
+        except TimeoutError:
+            raise needed(f"no answer within {EXPLAIN_S:g} s") from None
+        if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
+            self._damaged(topic, found.place.segment, str(found.place.flaw))
+        return explanation_message(found, await self._engine.owner_of(topic))
+
+    async def Verify(  # noqa: N802 - named by the proto
+        self, request: inspect_pb2.VerifyRequest, context: Context
+    ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
+        """Yield what was found of each segment, then what is between them.
+
+        Raises TopicNotFound, InvalidInput, and what the stores raise; Transient at once while the metadata store does
+        not answer.
+        """
+        topic = TopicName.parse(request.topic)
+        try:
+            level = Level(request.level or Level.FULL)
+        except ValueError:
+            raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
+        if failure := await metadata_trouble(self._metadata):
+            raise needed(failure)
+        if self._known is not None:
+            await self._known(topic)
+        async with aclosing(self._verifier.run(topic, level)) as found:
+            async for one in found:
+                yield event_message(one)
+
+
+async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
+    """Return what the tiers beside the bucket hold. Raises NotFound for a topic that no tier knows, Transient."""
+    why = ""
+    try:
+        view = await reader.view(topic, source_s=SOURCE_S)
+    except Transient as error:
+        why = error.message
+        view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
+    if view.is_empty() and not why:
+        await reader.priority(topic)
+    buffered = reader.hot.read(topic, position, position, 1) is not None
+    ledger = view.ledger(position.ledger_id)
+    holds = ledger is not None and position.entry_id <= ledger.last_entry_id
+    return Held(
+        buffer=buffered,
+        source=None if why else holds,
+        in_source=ledger is not None,
+        ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
+        newest=view.newest(),
+        why=why,
+    )
+
+
+def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:
+    """Return an explanation as the API says it."""
+    return filled(
+        inspect_pb2.ExplainResponse,
+        found,
+        in_buffer=found.held.buffer,
+        in_source=found.held.source,
+        in_objects=found.place is not None,
+        source_trouble=found.held.why,
+        place=_place(found.place, found.verified) if found.place is not None else None,
+        owner=owner.daemon_id if owner is not None else "",
+        owner_address=owner.address if owner is not None else "",
+        epoch=owner.epoch if owner is not None else 0,
+        ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
+    )
+
+
+def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.ExplainResponse.Place:
+    segment, block = place.segment, place.block
+    message = inspect_pb2.ExplainResponse.Place(
+        segment_id=str(segment.segment_id),
+        begin=to_position(segment.begin),
+        end=to_position(segment.end),
+        offloaded_ms=segment.offloaded_ms,
+        bucket=segment.bucket,
+        data_key=place.data_key,
+        data_bytes=segment.object_bytes,
+        entry_offset=place.entry_offset,
+        payload_bytes=place.payload_bytes,
+        flaw=filled(inspect_pb2.Flaw, place.flaw) if place.flaw is not None else None,
+    )
+    if block is not None:
+        message.block_number, message.block_count = place.block_number, place.block_count
+        message.block_offset, message.block_bytes, message.block_crc32c = block.offset, block.length, block.crc32c
+        message.block_first.ledger_id = message.block_last.ledger_id = block.ledger_id
+        message.block_first.entry_id, message.block_last.entry_id = block.first_entry_id, block.last_entry_id
+    if place.entry_offset is not None:
+        message.payload_offset = place.entry_offset + ENTRY_OVERHEAD_BYTES
+    if verified is not None:
+        message.verified_ms, message.verified_level = verified.verified_ms, verified.level
+        message.verified_flaws, message.verified_flaw = verified.flaws, verified.flaw
+    return message
+
+
+def event_message(one: SegmentReport | Between) -> inspect_pb2.VerifyEvent:
+    """Return what was found as the API says it."""
+    if not isinstance(one, SegmentReport):
+        return inspect_pb2.VerifyEvent(between=filled(inspect_pb2.VerifyEvent.Between, one))
+    segment = filled(
+        inspect_pb2.VerifyEvent.Segment,
+        one,
+        segment_id=one.segment.segment_id,
+        begin=one.segment.begin,
+        end=one.segment.end,
+        data_bytes=one.segment.object_bytes,
+    )
+    return inspect_pb2.VerifyEvent(segment=segment)

@@ -1,0 +1,159 @@
+"""OffloadService: a broker pushes entries as they are written (PIP-76's OffloadHandle over the wire).
+
+Batches are answered in order. A topic with a ledger source declines what finds no room (FULL) and reads it from the
+source itself; for a push-only topic the service stops reading the stream instead, so gRPC's flow control holds the
+broker back. `Offloaded` messages tell whenever the offloaded position moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.signal import race
+from offloaderd.core.errors import Closed, InvalidInput
+from offloaderd.core.model import OfferResult, TopicName
+from offloaderd.protocol.conversion import from_batch, to_position
+from offloaderd.protocol.v1 import offload_pb2, offload_pb2_grpc
+
+if TYPE_CHECKING:
+    from grpc import aio
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.topic.offloader import TopicOffloader
+
+    Context = aio.ServicerContext[offload_pb2.StreamingOffloadRequest, offload_pb2.StreamingOffloadResponse]
+
+RESULTS = {
+    OfferResult.ACCEPTED: offload_pb2.OFFER_RESULT_ACCEPTED,
+    OfferResult.FULL: offload_pb2.OFFER_RESULT_FULL,
+    OfferResult.NOT_CONSECUTIVE: offload_pb2.OFFER_RESULT_NOT_CONSECUTIVE,
+    OfferResult.CLOSED: offload_pb2.OFFER_RESULT_CLOSED,
+}
+
+
+class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
+    """Serves pushing brokers."""
+
+    def __init__(self, engine: Engine, *, clock: Clock, metrics: Metrics) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._metrics = metrics
+
+    async def StreamingOffload(  # type: ignore[override] # noqa: N802 - named by the proto; reads and writes by context
+        self, request_iterator: object, context: Context
+    ) -> None:
+        """Take a stream of batches for one topic. Raises what the engine raises, InvalidInput for a wrong request."""
+        del request_iterator
+        first = await context.read()
+        if not isinstance(first, offload_pb2.StreamingOffloadRequest):
+            raise InvalidInput("an empty stream", hint="the first request must name the topic")
+        if first.WhichOneof("request") != "open":
+            raise InvalidInput("the first request must be `open`", hint="it names the topic of the whole stream")
+        topic = await self._engine.owned(TopicName.parse(first.open.topic))
+        push = _Push(topic, context, clock=self._clock, metrics=self._metrics)
+        topic.pushers += 1
+        try:
+            await push.run()
+        finally:
+            topic.pushers -= 1
+            if topic.tailer is not None:
+                topic.tailer.nudge()
+
+
+class _Push:
+    """One open stream."""
+
+    def __init__(self, topic: TopicOffloader, context: Context, *, clock: Clock, metrics: Metrics) -> None:
+        self._topic = topic
+        self._context = context
+        self._clock = clock
+        self._metrics = metrics
+        self._writing = asyncio.Lock()
+        self._told = topic.offloaded
+
+    async def run(self) -> None:
+        """Answer until the broker is done and everything that it sent has been answered."""
+        opened = offload_pb2.StreamingOffloadResponse.Opened(
+            offloaded=to_position(self._topic.offloaded),
+            last_offered=to_position(self._topic.handle.last_offered()),
+            push_only=self._topic.handle.push_only,
+        )
+        await self._write(offload_pb2.StreamingOffloadResponse(opened=opened))
+        await race(self._take_batches(), self._tell_progress())
+
+    async def _write(self, response: offload_pb2.StreamingOffloadResponse) -> None:
+        async with self._writing:
+            await self._context.write(response)
+
+    async def _take_batches(self) -> None:
+        while isinstance(request := await self._next_request(), offload_pb2.StreamingOffloadRequest):
+            match request.WhichOneof("request"):
+                case "batch":
+                    await self._offer(request)
+                case "ledger_closed":
+                    closed = request.ledger_closed
+                    self._topic.handle.ledger_closed(closed.ledger_id, closed.last_entry_id, closed.closed_ms)
+                case other:
+                    raise InvalidInput(f"unexpected request {other or 'without content'}", hint="send batches")
+        await self._all_durable()
+
+    async def _next_request(self) -> object:
+        """Read on, unless the topic takes nothing at the moment."""
+        if self._topic.outage.blocked:
+            started = self._clock.monotonic()
+            await self._topic.outage.may_take()
+            self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
+        return await self._context.read()
+
+    async def _offer(self, request: offload_pb2.StreamingOffloadRequest) -> None:
+        batch = from_batch(request.batch)
+        started = self._clock.monotonic()
+        result = await self._topic.outage.accept(batch)
+        self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
+        last = self._topic.handle.last_offered()
+        message = ""
+        if result is OfferResult.NOT_CONSECUTIVE:
+            message = f"{batch.first} does not follow {last}" if last else f"{batch.first} cannot be taken"
+        elif result is OfferResult.FULL:
+            message = "no room: these entries will be read from the ledger source"
+        elif result is OfferResult.CLOSED:
+            message = "this daemon is giving the topic up: ask again for its owner"
+        offered = offload_pb2.StreamingOffloadResponse.Offered(
+            result=RESULTS[result], last_offered=to_position(last), message=message
+        )
+        await self._write(offload_pb2.StreamingOffloadResponse(offered=offered))
+        if result is OfferResult.CLOSED:
+            raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
+
+    async def _tell_progress(self) -> None:
+        """Send every new position. Raises Closed when the topic is given up: a broker that only waits must know."""
+        while True:
+            if not await self._tell():
+                if self._topic.buffer.closed:
+                    raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
+                await self._topic.changed.wait()
+
+    async def _tell(self) -> bool:
+        """Send the offloaded position if it has moved since it was last sent."""
+        now = self._topic.offloaded
+        if now is None or now == self._told:
+            return False
+        self._told = now
+        segments = self._topic.map.segments  # none, where retention was faster than this answer
+        offloaded = offload_pb2.StreamingOffloadResponse.Offloaded(
+            position=to_position(now), segment_id=str(segments[-1].segment_id) if segments else ""
+        )
+        await self._write(offload_pb2.StreamingOffloadResponse(offloaded=offloaded))
+        return True
+
+    async def _all_durable(self) -> None:
+        """The broker has no more to send: stay until what it sent is durable, or the topic is given up."""
+        last = self._topic.handle.last_offered()
+        while last is not None and (self._topic.offloaded is None or self._topic.offloaded < last):
+            if self._topic.buffer.closed:
+                raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
+            await self._topic.changed.wait()
+        await self._tell()

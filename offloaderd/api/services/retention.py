@@ -1,0 +1,127 @@
+"""RetentionService: what has become of a topic's ledgers, and what may be deleted, here and at the source."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.api.away import ANSWERS_S, away, metadata_trouble
+from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
+from offloaderd.core.model import LEDGER_ID_MAX, TopicName
+from offloaderd.format.parsing import filled
+from offloaderd.protocol.v1 import retention_pb2, retention_pb2_grpc
+from offloaderd.upkeep.grants import records as grant_records
+from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.protocol.v1.retention_pb2_grpc import _ServicerContext as Context
+    from offloaderd.upkeep.retention.retention import Retention
+
+LEDGERS_MAX = 10_000
+"""Ledgers that one request may name."""
+
+
+class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
+    """Answers from metadata and source; deletes through the topic's owner."""
+
+    def __init__(
+        self, engine: Engine, retention: Retention, metadata: MetadataStore, source: LedgerSource | None, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._retention = retention
+        self._metadata = metadata
+        self._source = source
+        self._clock = clock
+
+    async def ListLedgers(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.ListLedgersRequest, context: Context
+    ) -> retention_pb2.ListLedgersResponse:
+        """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
+        topic = TopicName.parse(request.topic)
+        away_for = await metadata_trouble(self._metadata)
+        known = self._engine.known(topic) if away_for else await self._engine.topic_map(topic)
+        if known is None:
+            raise away(away_for)
+        topic_map = known
+        source, failure = await self._listed(topic, ANSWERS_S if away_for else None)
+        grants = {} if away_for else await grant_records.load_all(self._metadata, topic)
+        base = topic_map.base
+        return filled(
+            retention_pb2.ListLedgersResponse,
+            ledgers=ledger_rows(topic_map, source, grants),
+            floor=base.position if base is not None else None,
+            deleted_segments=base.segments if base is not None else 0,
+            deleted_bytes=base.object_bytes if base is not None else 0,
+            source_error=failure,
+            metadata_error=away_for,
+        )
+
+    async def _listed(self, topic: TopicName, within_s: float | None) -> tuple[Sequence[LedgerInfo] | None, str]:
+        """Return the source's ledgers, None for not known, and why not."""
+        if self._source is None:
+            return None, ""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._source.ledgers(topic), ""
+        except TimeoutError:
+            return None, f"no answer within {within_s:g} s"
+        except NotFound:
+            return (), ""
+        except OffloaderError as error:
+            return None, str(error)
+
+    async def DeleteLedgers(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.DeleteLedgersRequest, context: Context
+    ) -> retention_pb2.DeleteLedgersResponse:
+        """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another's topic)."""
+        topic = TopicName.parse(request.topic)
+        if not 0 < len(request.ledger_ids) <= LEDGERS_MAX:
+            raise InvalidInput(f"name 1 to {LEDGERS_MAX} ledgers, not {len(request.ledger_ids)}")
+        ledger_ids = [checked_ledger(ledger_id) for ledger_id in request.ledger_ids]
+        offloader = await self._engine.owned(topic)
+        plan = deletion_plan(offloader.map, ledger_ids)
+        marked = await self._retention.mark(offloader, ledger_ids, dry_run=request.dry_run)
+        return filled(retention_pb2.DeleteLedgersResponse, plan, marked=marked)
+
+    async def RevokeGrant(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.RevokeGrantRequest, context: Context
+    ) -> retention_pb2.RevokeGrantResponse:
+        """Take a grant back, or forbid it beforehand.
+
+        Raises InvalidInput, NotFound for a ledger that nobody knows, Conflict once the source deletes, OutcomeUnknown,
+        Transient. While the source does not answer, what it may have is taken as there.
+        """
+        topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
+        source, failure = await self._listed(topic, ANSWERS_S)
+        rows = ledger_rows(await self._engine.topic_map(topic), source, {})
+        if not failure and all(row.ledger_id != ledger_id for row in rows):
+            raise NotFound(
+                f"{topic} has no ledger {ledger_id}, neither offloaded nor at the source",
+                hint=f"`offloadctl ledgers list {topic}` shows them; nothing was recorded",
+            )
+        found = await grant_records.revoke(
+            self._metadata, topic, ledger_id, reason=request.reason, now_ms=self._clock.wall_ms()
+        )
+        return filled(retention_pb2.RevokeGrantResponse, grant=found)
+
+    async def AllowGrant(  # noqa: N802 - named by the proto
+        self, request: retention_pb2.AllowGrantRequest, context: Context
+    ) -> retention_pb2.AllowGrantResponse:
+        """Lift a revocation. Raises InvalidInput, NotFound when there is none, OutcomeUnknown, Transient."""
+        topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
+        await grant_records.allow(self._metadata, topic, ledger_id)
+        return retention_pb2.AllowGrantResponse()
+
+
+def checked_ledger(ledger_id: int) -> int:
+    """Return a ledger id that can be one. Raises InvalidInput."""
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise InvalidInput(f"{ledger_id} is no ledger id", hint="ledger ids are 0 to 2^63-1")
+    return ledger_id

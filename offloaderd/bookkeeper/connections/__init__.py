@@ -1,0 +1,1 @@
+"""Connections to bookies: handshake, authentication, windows."""

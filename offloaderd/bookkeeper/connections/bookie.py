@@ -1,0 +1,278 @@
+"""One bookie: its connections, its windows, whether it is left in peace, and whether it knows batch reads.
+
+Rules: the address is looked up anew for each connection, since it may change under one id; while ZooKeeper cannot be
+asked the last one serves. Only one connection of a protocol is being made at a time, and who waits for it shares its
+fate. A bookie is left in peace after a connection could not be made, fell silent, spoke nonsense or ended before it had
+answered anything; each failure in a row doubles the time, an answer ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.bookkeeper.connections.connection import (
+    Answer,
+    BookieConnection,
+    ConnectionLost,
+    Key,
+    TimedOut,
+    Wire,
+    status_of,
+)
+from offloaderd.bookkeeper.connections.window import Window
+from offloaderd.bookkeeper.metadata.layout import registration_paths
+from offloaderd.bookkeeper.metadata.registration import BookieAddress, resolve
+from offloaderd.bookkeeper.wire import v3
+from offloaderd.bookkeeper.wire.status import BadAnswer, Status
+from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.retry import doubled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.bookkeeper.connections.handshake import Handshake
+    from offloaderd.bookkeeper.connections.options import BookieOptions
+    from offloaderd.bookkeeper.ports import Znodes
+    from offloaderd.core.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+
+class Bookie:
+    """What the pool keeps of one bookie; `on_bytes` is told what arrives from it, `on_probe` of probes."""
+
+    def __init__(
+        self,
+        bookie_id: str,
+        znodes: Znodes,
+        handshake: Handshake,
+        *,
+        clock: Clock,
+        options: BookieOptions,
+        on_bytes: Callable[[int], None],
+        on_probe: Callable[[bool], None],
+    ) -> None:
+        self.bookie_id = bookie_id
+        self._znodes = znodes
+        self._handshake = handshake
+        self._clock = clock
+        self._options = options
+        self._on_bytes = on_bytes
+        self._on_probe = on_probe
+        self._connections: dict[Wire, BookieConnection] = {}
+        self._newest: dict[Wire, BookieConnection] = {}
+        """Those that are open, and those that are being made."""
+        self._connecting = {wire: asyncio.Lock() for wire in Wire}
+        self._address: BookieAddress | None = None
+        self._failures = 0
+        self._failure: OffloaderError | None = None
+        self._avoided_until = 0.0
+        self._no_batch_until = 0.0
+        self._no_long_polls_until = 0.0
+        self._closed = False
+        self.knows_batch = False
+        """Whether it has answered a batch read."""
+        self.singles = Window(options.window)
+        self.batches = Window(options.batches_max)
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open."""
+        return sum(not connection.closed for connection in self._connections.values())
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for its answer."""
+        return self.singles.used + self.batches.used
+
+    @property
+    def avoided(self) -> bool:
+        """Whether it is left in peace now."""
+        return self._failures > 0 and self._clock.monotonic() < self._avoided_until
+
+    @property
+    def may_batch(self) -> bool:
+        """Whether it may know batch reads."""
+        return self._clock.monotonic() >= self._no_batch_until
+
+    @property
+    def long_poll_count(self) -> int:
+        """How many long polls it has not answered."""
+        return sum(connection.long_poll_count for connection in self._connections.values())
+
+    @property
+    def may_long_poll(self) -> bool:
+        """Whether it may know long polls."""
+        return self._clock.monotonic() >= self._no_long_polls_until
+
+    @property
+    def forgettable(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return not self.connection_count and self.singles.idle and self.batches.idle and not self.avoided
+
+    def lacks_batch(self) -> None:
+        """Ask it for no batch for a while."""
+        self._no_batch_until = self._clock.monotonic() + self._options.no_batch_s
+        self.knows_batch = False
+        log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
+
+    def lacks_long_polls(self) -> None:
+        """Send it no long poll for a while."""
+        if self.may_long_poll:
+            log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
+        self._no_long_polls_until = self._clock.monotonic() + self._options.no_batch_s
+
+    def forgive(self) -> None:
+        """Forget its failures: they had another reason, or are over."""
+        if self._failures:
+            log.info("bookie.answers_again", bookie=self.bookie_id, failures=self._failures)
+        self._failures = 0
+
+    async def ask(self, wire: Wire, window: Window, make: Callable[[BookieConnection], tuple[Key, bytes]]) -> Answer:
+        """Send the request that `make` gives, in turn, and return its answer whatever it says.
+
+        Raises TimedOut, ConnectionLost, BadAnswer, Transient, Denied, Closed.
+        """
+        ticket = await window.enter()
+        try:
+            connection = await self._connection(wire)
+            await connection.writable()
+            key, request = make(connection)
+        except BaseException:
+            window.leave()
+            raise
+        answer = await connection.send(key, request, window)
+        self._judge(answer, window, ticket)
+        return answer
+
+    async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> asyncio.Future[Answer]:
+        """Have the bookie wait for a LAC above `previous_lac`, or `seconds`; returns the future of what it says.
+
+        Takes no slot of a window. Raises Throttled, and what `ask` does; so does the future.
+        """
+        connection = await self._connection(Wire.V3)
+        await connection.writable()
+        number = connection.new_id()
+        request = v3.encode_long_poll(number, ledger_id, previous_lac=previous_lac, timeout_ms=round(1000 * seconds))
+        return connection.send_long_poll(number, request, ledger_id, seconds)
+
+    def distrust(self, wire: Wire, what: str) -> BadAnswer:
+        """End a connection on which something else came than was asked for, and return the error to raise."""
+        error = BadAnswer(f"bookie {self.bookie_id} sent {what}")
+        connection = self._connections.get(wire)
+        if connection is not None and not connection.closed:
+            connection.end(error)
+            self._failed(error)
+        return error
+
+    def close(self) -> None:
+        """End its connections for good: who waits gets Closed."""
+        self._closed = True
+        for connection in self._newest.values():
+            connection.end(_closed())
+
+    def _judge(self, answer: Answer, window: Window, ticket: int) -> None:
+        self.forgive()
+        match status_of(answer):
+            case Status.TOO_MANY_REQUESTS:
+                window.shrink(ticket)
+            case Status.OK:
+                window.grow()
+
+    async def _connection(self, wire: Wire) -> BookieConnection:
+        found = self._connections.get(wire)
+        if found is not None and not found.closed:
+            return found
+        async with self._connecting[wire]:
+            found = self._connections.get(wire)
+            if found is not None and not found.closed:
+                return found
+            self._raise_if_avoided()
+            made = await self._connect(wire)
+            self._connections[wire] = made
+        return made
+
+    def _raise_if_avoided(self) -> None:
+        if self._closed:
+            raise _closed()
+        if self.avoided and self._failure is not None:
+            left_s = self._avoided_until - self._clock.monotonic()
+            message = f"{self._failure.message}; bookie {self.bookie_id} is left in peace for another {left_s:.1f} s"
+            raise type(self._failure)(message, hint=self._failure.hint)
+
+    async def _connect(self, wire: Wire) -> BookieConnection:
+        seconds = self._options.connect_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                address = await self._look_up()
+                made = await self._handshake.connect(self.bookie_id, address, wire, partial(self._new_connection, wire))
+        except TimeoutError:
+            failure = TimedOut(f"bookie {self.bookie_id} gave no connection within {seconds:g} s")
+            self._failed(failure)
+            raise failure from None
+        except Closed:
+            raise
+        except OffloaderError as error:
+            if self._closed:
+                raise _closed() from None
+            self._failed(error)
+            raise
+        self._address = address
+        return made
+
+    def _new_connection(self, wire: Wire, first: Wire) -> BookieConnection:
+        """Return a connection that will speak `wire`, and begins with `first`."""
+
+        def ended(error: OffloaderError) -> None:
+            in_use = made in self._connections.values()  # else it is the handshake that failed, and is counted there
+            if in_use and (not made.answered or not isinstance(error, ConnectionLost)):
+                self._failed(error)
+
+        made = BookieConnection(
+            self.bookie_id, first, self._options, on_bytes=self._on_bytes, on_probe=self._on_probe, on_end=ended
+        )
+        self._newest[wire] = made
+        if self._closed:
+            made.end(_closed())
+        return made
+
+    async def _look_up(self) -> BookieAddress:
+        """Return where the bookie is now, or was when it last could be found out. Raises Transient, Denied, Closed."""
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s / 2):
+                return await self._registered()
+        except TimeoutError:
+            if self._address is None:
+                raise TimedOut(f"the address of bookie {self.bookie_id}: ZooKeeper did not tell in time") from None
+        except Transient:
+            if self._address is None:
+                raise
+        return self._address
+
+    async def _registered(self) -> BookieAddress:
+        content, where = None, ""
+        for path in registration_paths(self._options.ledgers_root, self.bookie_id):
+            with suppress(NotFound):
+                content, where = (await self._znodes.get(path)).value, path
+                break
+        try:
+            return resolve(self.bookie_id, content, path=where)
+        except (NotFound, CorruptData) as error:
+            raise Transient(f"bookie {self.bookie_id} has no address: {error}") from error
+
+    def _failed(self, error: OffloaderError) -> None:
+        self._failures += 1
+        self._failure = error
+        longest = doubled(self._options.backoff_min_s, self._options.backoff_max_s, self._failures)
+        self._avoided_until = self._clock.monotonic() + self._clock.jitter(longest)
+        if self._failures == 1:
+            log.warning("bookie.avoided", bookie=self.bookie_id, error=str(error))
+
+
+def _closed() -> Closed:
+    return Closed("the pool of bookies is closed")

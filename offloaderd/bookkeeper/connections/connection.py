@@ -1,0 +1,387 @@
+"""One socket to one bookie, speaking one protocol: requests go out at once, answers come back by key in any order.
+
+    connection = await handshake.connect(...)
+    await connection.writable()
+    answer = await connection.send(key, request, window)     # send itself does not wait
+
+Rules:
+
+- Requests of one turn of the loop leave in one packet.
+- A request has a slot of a window from before it is sent until it is answered, given up or lost with the connection;
+  `send` takes the caller's slot over. Nobody waiting for the answer any more changes nothing of that: the bookie is
+  busy with it all the same.
+- Single reads of v2 have no number: one that is asked for twice at a time is sent once and answered twice.
+- After `request_timeout_s` those who wait get TimedOut. The answer may come late and is dropped then.
+- Long polls wait for something to happen, thousands at a time: they take no slot of a window, and no answer for a while
+  is what they are sent for. So while some are out and nothing at all has come for `request_timeout_s`, one plain read
+  is sent: unanswered, it ends the waiting of all of them with TimedOut.
+- The connection ends, with an error for everybody who waits, on bytes that are not the protocol, on answers that nobody
+  asked for, after SILENCES_MAX requests in a row without one byte from the bookie, and, without an error, when it was
+  not used for `idle_s`. It never comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+from offloaderd.bookkeeper.wire import v2, v3
+from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.status import BadAnswer, Status
+from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.bookkeeper.connections.options import BookieOptions
+    from offloaderd.bookkeeper.connections.window import Window
+
+SILENCES_MAX: Final = 3
+"""So many requests in a row without a sign of life, and the connection is taken for dead."""
+LATE_MAX: Final = 1024
+"""So many answers outstanding beyond their deadline, and a new connection is the better start."""
+TLS_HINT: Final = "compare bookkeeper.tls* with the bookies' tlsProvider, certificates and tlsClientAuthentication"
+
+Answer: TypeAlias = v2.Answer | v3.Answer
+Key: TypeAlias = v2.Key
+
+
+class TimedOut(Transient):
+    """A bookie did not answer in time."""
+
+
+class ConnectionLost(Transient):
+    """The connection ended before the answer came."""
+
+
+def status_of(answer: Answer) -> Status:
+    """Return what an answer says; a step of an authentication in v2 says nothing but itself."""
+    return Status.OK if isinstance(answer, v2.AuthAnswer) else answer.status
+
+
+class Wire(Enum):
+    """The protocols: one connection speaks one of them."""
+
+    V2 = 2
+    V3 = 3
+
+
+_DECODERS: Final[dict[Wire, type[v2.Decoder | v3.Decoder]]] = {Wire.V2: v2.Decoder, Wire.V3: v3.Decoder}
+_KEYS: Final[dict[Wire, Callable[[Answer], Key]]] = {Wire.V2: attrgetter("key"), Wire.V3: attrgetter("txn_id")}
+
+
+@dataclass(slots=True)
+class _Request:
+    """What was sent and is not answered; more than one may wait for it, or nobody."""
+
+    deadline: float
+    window: Window | None
+    waiters: list[asyncio.Future[Answer]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _LongPoll:
+    """A long poll that is out; whether anybody still waits for it or not, the bookie will answer it."""
+
+    ledger_id: int
+    deadline: float
+    waiter: asyncio.Future[Answer]
+
+
+class BookieConnection(asyncio.Protocol):
+    """A connection once it is made.
+
+    `on_bytes` is told what arrives, `on_probe` of each probe whether it was answered, `on_end` of an end that was not
+    asked for.
+    """
+
+    def __init__(
+        self,
+        bookie: str,
+        wire: Wire,
+        options: BookieOptions,
+        *,
+        on_bytes: Callable[[int], None],
+        on_probe: Callable[[bool], None],
+        on_end: Callable[[OffloaderError], None],
+    ) -> None:
+        self._bookie = bookie
+        self._options = options
+        self._on_bytes = on_bytes
+        self._on_probe = on_probe
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._encrypted = False
+        self._failure: OffloaderError | None = None
+        self._requests: dict[Key, _Request] = {}
+        """In the order of their deadlines, since all have the same time."""
+        self._long_polls: dict[Key, _LongPoll] = {}
+        self._late: Counter[Key] = Counter()
+        self._probing = False
+        self._outgoing: list[bytes] = []
+        self._silences = 0
+        self._last_id = 0
+        self._used_at = self._last_answer_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable = asyncio.Event()
+        self.answered = False
+        """Whether an answer has come since the last step of the handshake."""
+        self.speak(wire)
+
+    def speak(self, wire: Wire) -> None:
+        """Begin anew in a protocol: after a handshake, which is always in v3, and with nothing in flight."""
+        self.answered = False
+        self._decoder = _DECODERS[wire](frame_bytes_max=self._options.frame_bytes_max)
+        self._key_of = _KEYS[wire]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._failure is not None
+
+    @property
+    def long_poll_count(self) -> int:
+        """How many long polls the bookie has not answered."""
+        return len(self._long_polls)
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The socket, plain or encrypted. Raises ConnectionLost."""
+        if self._transport is None:
+            raise ConnectionLost(f"bookie {self._bookie}: not connected")
+        return self._transport
+
+    def resume(self, encrypted: asyncio.Transport, start: Key) -> None:
+        """Go on over the encrypted side of the same socket. The request that led there may be answered once more."""
+        self._transport = encrypted
+        self._encrypted = True
+        self._late[start] += 1
+        self.answered = False
+
+    def new_id(self) -> int:
+        """Return the next number for a request that has one."""
+        self._last_id += 1
+        return self._last_id
+
+    async def writable(self) -> None:
+        """Return when the socket takes requests again, or is closed."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def send(self, key: Key, request: bytes, window: Window | None) -> asyncio.Future[Answer]:
+        """Send a request and return the future of its answer, whatever that says. The caller's slot is taken over.
+
+        The future raises TimedOut, ConnectionLost, BadAnswer, or Closed when we close. So does `send` itself.
+        """
+        if self._failure is not None:
+            _leave(window)
+            raise _again(self._failure)
+        self._used_at = self._loop.time()
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        asked = self._requests.get(key)
+        if asked is not None:
+            _leave(window)
+        else:
+            asked = self._requests[key] = _Request(self._used_at + self._options.request_timeout_s, window)
+            self._post(request)
+            self._wake_at(asked.deadline)
+        asked.waiters.append(waiter)
+        return waiter
+
+    def send_long_poll(self, key: Key, request: bytes, ledger_id: int, seconds: float) -> asyncio.Future[Answer]:
+        """Send a request that the bookie may answer after `seconds`; returns the future of its answer.
+
+        Raises Throttled when too many are out, and what `send` does; so does the future.
+        """
+        if self._failure is not None:
+            raise _again(self._failure)
+        if len(self._long_polls) >= self._options.long_polls_max:
+            raise Throttled(
+                f"bookie {self._bookie} has {len(self._long_polls)} long polls to answer, which is the limit"
+            )
+        now = self._used_at = self._loop.time()
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        patience_s = self._options.request_timeout_s
+        self._long_polls[key] = _LongPoll(ledger_id, now + seconds + patience_s, waiter)
+        self._post(request)
+        self._wake_at(now + patience_s)
+        return waiter
+
+    def _post(self, request: bytes) -> None:
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(request)
+
+    def _flush(self) -> None:
+        requests, self._outgoing = self._outgoing, []
+        if self._failure is None:
+            self.transport.write(b"".join(requests))
+
+    def end(self, error: OffloaderError) -> None:
+        """Close it: all who wait get this error. Again is no error."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._writable.set()
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            _fail(request, error)
+        self._end_long_polls(error)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket over, unless it came too late."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._failure is not None:
+            self._transport.abort()
+            return
+        self._writable.set()
+        self._wake_at(self._used_at + self._options.idle_s)
+
+    def pause_writing(self) -> None:
+        """Hold new requests back."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let them go on."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer whoever waits."""
+        self._silences = 0
+        self._last_answer_at = self._loop.time()
+        self._on_bytes(len(data))
+        try:
+            for answer in self._decoder.feed(data):
+                self._settle(answer)
+        except BadAnswer as error:
+            self._fail(BadAnswer(f"bookie {self._bookie}: {error.message}", hint=error.hint))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave nobody waiting."""
+        reason = f": {exc}" if exc is not None else ""
+        hint = TLS_HINT if self._encrypted and not self.answered else ""
+        # In TLS 1.3 it is only after the handshake that we hear of being refused.
+        error = Denied if isinstance(exc, ssl.SSLError) and not self.answered else ConnectionLost
+        self._fail(error(f"bookie {self._bookie} ended the connection{reason}", hint=hint))
+
+    def _settle(self, answer: Answer) -> None:
+        key = self._key_of(answer)
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self.answered = True
+            _leave(request.window)
+            for waiter in request.waiters:
+                if not waiter.done():
+                    waiter.set_result(answer)
+        elif (long_poll := self._long_polls.pop(key, None)) is not None:
+            self.answered = True
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_result(answer)
+        elif key in self._late:
+            self._late[key] -= 1
+            if not self._late[key]:
+                del self._late[key]
+        else:
+            raise BadAnswer(f"an answer that nobody asked for ({type(answer).__name__}, {key})")
+
+    def _wake_at(self, when: float) -> None:
+        """Look at the deadlines at `when`, or before; one timer does for all of them."""
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._requests:
+            key, request = next(iter(self._requests.items()))
+            if request.deadline > now:
+                self._wake_at(request.deadline)
+                break
+            self._give_up(key)
+            if self._failure is not None:
+                return
+        if self._long_polls:
+            self._look_after_long_polls(now)
+        if self._requests or self._long_polls:
+            return
+        idle_at = self._used_at + self._options.idle_s
+        if idle_at <= now:
+            self.end(ConnectionLost(f"bookie {self._bookie}: the connection was closed after it had not been used"))
+        else:
+            self._wake_at(idle_at)
+
+    def _look_after_long_polls(self, now: float) -> None:
+        """Make sure that the bookie is alive, and give up what it should have answered."""
+        for key in [key for key, long_poll in self._long_polls.items() if long_poll.deadline <= now]:
+            self._late[key] += 1
+            long_poll = self._long_polls.pop(key)
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_exception(TimedOut(f"bookie {self._bookie} left a long poll without an answer"))
+        patience_s = self._options.request_timeout_s
+        if self._last_answer_at + patience_s <= now and not self._probing and self._long_polls:
+            self._probing = True
+            number = self.new_id()
+            oldest = next(iter(self._long_polls.values()))
+            probe = self.send(number, v3.encode_read(number, oldest.ledger_id, LAST_ENTRY), None)
+            probe.add_done_callback(self._probed)
+        self._wake_at(max(self._last_answer_at, now) + patience_s)
+
+    def _probed(self, probe: asyncio.Future[Answer]) -> None:
+        self._probing = False
+        error = probe.exception()
+        self._on_probe(error is None)
+        if isinstance(error, TimedOut):
+            self._end_long_polls(error)
+
+    def _end_long_polls(self, error: OffloaderError) -> None:
+        """Have nobody wait any longer; the bookie may answer all the same."""
+        for long_poll in self._long_polls.values():
+            if not long_poll.waiter.done():
+                long_poll.waiter.set_exception(_again(error))
+
+    def _give_up(self, key: Key) -> None:
+        """Let a request go that was not answered in time."""
+        request = self._requests.pop(key)
+        self._late[key] += 1
+        self._silences += 1
+        seconds = self._options.request_timeout_s
+        _fail(request, TimedOut(f"bookie {self._bookie} did not answer within {seconds:g} s"))
+        if self._silences >= SILENCES_MAX:
+            self._fail(TimedOut(f"bookie {self._bookie} is silent: {self._silences} requests of {seconds:g} s each"))
+        elif len(self._late) > LATE_MAX:
+            self._fail(TimedOut(f"bookie {self._bookie} left {len(self._late)} requests without an answer"))
+
+    def _fail(self, error: OffloaderError) -> None:
+        if self._failure is None:
+            self.end(error)
+            self._on_end(error)
+
+
+def _leave(window: Window | None) -> None:
+    if window is not None:
+        window.leave()
+
+
+def _fail(request: _Request, error: OffloaderError) -> None:
+    _leave(request.window)
+    for waiter in request.waiters:
+        if not waiter.done():
+            waiter.set_exception(_again(error))
+
+
+def _again(error: OffloaderError) -> OffloaderError:
+    """Return an equal error: each who waits raises one of its own, with its own trace."""
+    return type(error)(error.message, hint=error.hint)

@@ -1,0 +1,321 @@
+"""How far an open ledger may be read: its last add confirmed (LAC), as bookies and, if need be, its broker know it.
+
+A LAC is a promise that the writer made; every one heard from anybody holds, so the greatest counts and it never falls.
+It comes from the headers of entries (checked by their digest), from bookies that were told it explicitly (a bare
+number, taken only as far as an entry is stored there or elsewhere), from the metadata, or from the broker. Entries
+beyond it may be stored and are not confirmed: they are counted as hidden. While somebody recovers the ledger it stays
+what it was.
+
+One bookie is asked where every bookie has every entry; all of them when the ledger has just become quiet, and now and
+then. Where entries are spread, all are asked. Between the polls of a ledger that stays quiet `long_polls` hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from offloaderd.bookkeeper.replicas.read import checker_for
+from offloaderd.bookkeeper.wire.status import Reaction, reaction_to
+from offloaderd.core.aio.event import Event
+from offloaderd.core.errors import CorruptData, OffloaderError, Transient
+from offloaderd.core.model import Confirmed, Edge
+from offloaderd.core.retry import doubled
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+
+    from offloaderd.bookkeeper.background import Background
+    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+    from offloaderd.bookkeeper.options import SourceOptions
+    from offloaderd.bookkeeper.ports import Bookies
+    from offloaderd.bookkeeper.replicas.order import BookieOrder
+    from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import Position, TopicName
+
+log = structlog.get_logger(__name__)
+
+FRESH_S = 0.05
+"""An answer this old is as good as a new one: whoever polls and whoever was woken by it share one request."""
+ALL_EVERY = 20
+"""Of so many polls of a quiet ledger one asks every bookie."""
+ALL_AT = 2
+"""So many polls without news after some make a ledger quiet: then every bookie is asked once."""
+ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S = 1.0, 30.0
+ADMIN_LOOK_S = 600.0
+"""A broker is asked this often about a ledger that stays quiet and hides nothing: it may be in a later one by now."""
+
+
+class Broker(Protocol):
+    """What the topic's broker can be asked for."""
+
+    async def last_confirmed(self, topic: TopicName) -> Position | None:
+        """Return the writer's own last confirmed entry, None when no broker has the topic. Raises Transient, Denied."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a bookie knows: its last stored entry, verified, and the greatest LAC that it heard of."""
+
+    bookie_id: str
+    entry: Entry | None
+    max_lac: int
+
+    @property
+    def stored_id(self) -> int:
+        """Id of the last stored entry, -1 for none."""
+        return self.entry.entry_id if self.entry is not None else -1
+
+
+class TailAsker:
+    """Asks bookies for the ends of ledgers, and brokers when that is not enough."""
+
+    def __init__(
+        self,
+        bookies: Bookies,
+        order: BookieOrder,
+        background: Background,
+        broker: Broker | None,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        options: SourceOptions,
+    ) -> None:
+        self._bookies = bookies
+        self._order = order
+        self._background = background
+        self._metrics = metrics
+        self.broker = broker
+        self.clock = clock
+        self.options = options
+
+    async def ask(self, ledger_id: int, metadata: LedgerMetadata, *, every: bool) -> Sequence[_Answer]:
+        """Return what bookies of the last ensemble know, at least one's answer: one bookie is asked, or all.
+
+        One that is slow or fails is made up for by the others. Raises Transient when none answers, Denied.
+        """
+        bookies = metadata.ensembles[-1].bookies
+        turn = ledger_id % len(bookies)
+        ordered = self._order.order((*bookies[turn:], *bookies[:turn]))
+        prompt = [bookie_id for bookie_id in ordered if not self._order.is_slow(bookie_id)] or ordered
+        first = prompt if every or metadata.striped else prompt[:1]
+        rest = [bookie_id for bookie_id in ordered if bookie_id not in first]
+        checker = checker_for(ledger_id, metadata)
+        asked = {self._start(bookie_id, checker): bookie_id for bookie_id in first}
+        until = self.clock.monotonic() + self.options.hedge_s
+        one_is_enough = len(first) == 1
+        try:
+            while True:
+                running = [task for task in asked if not task.done()]
+                answers = [answer for task in asked if task.done() and isinstance(answer := task.result(), _Answer)]
+                late = self.clock.monotonic() >= until
+                if answers and (one_is_enough or late or not running):
+                    break
+                if rest and (late or not running):
+                    asked |= {self._start(bookie_id, checker): bookie_id for bookie_id in rest}
+                    rest, one_is_enough = [], True
+                elif not running:
+                    raise _nobody(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
+                else:
+                    patience = until - self.clock.monotonic()
+                    await self._background.first_of(running, patience if patience > 0 else self.options.hedge_s)
+        finally:
+            for task in asked:
+                task.cancel()
+        if late:
+            for task in running:
+                self._order.was_slow(asked[task])
+        return answers
+
+    def _start(self, bookie_id: str, checker: EntryChecker) -> asyncio.Task[_Answer | OffloaderError]:
+        return self._background.start(self._ask_one(bookie_id, checker), name=f"end of ledger {checker.ledger_id}")
+
+    async def _ask_one(self, bookie_id: str, checker: EntryChecker) -> _Answer | OffloaderError:
+        try:
+            known = await self._bookies.last_known(bookie_id, checker.ledger_id)
+            entry = checker.check(known.stored, None) if known.stored is not None else None
+        except CorruptData as error:
+            self._metrics.bookie_bad_entries.inc()
+            log.warning("bookie.bad_entry", bookie=bookie_id, ledger_id=checker.ledger_id, error=str(error))
+            return error
+        except OffloaderError as error:
+            return error
+        return _Answer(bookie_id, entry, known.max_lac)
+
+
+def _nobody(ledger_id: int, said: dict[str, _Answer | OffloaderError]) -> OffloaderError:
+    """Return why the end of a ledger is not known; what an operator has to mend goes first."""
+    errors = [error for error in said.values() if isinstance(error, OffloaderError)]
+    stop = next((error for error in errors if reaction_to(error) is Reaction.STOP), None)
+    if stop is not None:
+        return stop
+    reasons = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in said.items())
+    return Transient(f"no bookie told the end of ledger {ledger_id} ({reasons})", hint="see offloadctl doctor")
+
+
+class LedgerTail:
+    """What is known of the end of one open ledger; shared by all who ask."""
+
+    def __init__(self, topic: TopicName, ledger_id: int, asker: TailAsker, *, edge: Edge) -> None:
+        self._topic = topic
+        self._asker = asker
+        self._asking: Event | None = None  # set when whoever asks has the answer
+        self._asked_s: float | None = None
+        self._quiet_polls = 0
+        self._moved_s = asker.clock.monotonic()
+        self._broker_asked = 0
+        self._broker_at_s = 0.0
+        self._stored = -1
+        self._suspected: dict[str, tuple[int, int]] = {}
+        self._last_answer: dict[str, int] = {}
+        self._on_change: Callable[[], None] | None = None
+        self.ledger_id = ledger_id
+        self.lac = -1
+        self.size_bytes = 0
+        """Payload bytes up to the LAC; where several entries are hidden they are taken to be alike."""
+        self.edge = edge
+        self.overtaken: tuple[int, float] | None = None
+        """The later ledger that the topic's broker named, and when it first did so (monotonic)."""
+
+    @property
+    def hidden(self) -> int:
+        """Entries that are stored beyond the LAC."""
+        return max(0, self._stored - self.lac)
+
+    @property
+    def confirmed(self) -> Confirmed:
+        """What is known now."""
+        return Confirmed(self.lac, closed=False, edge=self.edge, hidden=self.hidden)
+
+    @property
+    def last_answer(self) -> Mapping[str, int]:
+        """The LACs of those bookies that answered last, as they know them themselves."""
+        return self._last_answer
+
+    @property
+    def broker_due_s(self) -> float:
+        """Seconds until the broker is to be asked for what is hidden; without end when it is not."""
+        if not self.hidden or self._asker.broker is None:
+            return inf
+        return max(0.0, self._broker_at_s - self._asker.clock.monotonic())
+
+    def vouch(self) -> None:
+        """Take what is known for the answer to a question of this moment: bookies would have told of more."""
+        self._asked_s = self._asker.clock.monotonic()
+
+    def doubt(self) -> None:
+        """Ask anew the next time, however little time has passed."""
+        self._asked_s = None
+
+    def tell(self, on_change: Callable[[], None] | None) -> None:
+        """Have somebody told when a question that others asked brings news."""
+        self._on_change = on_change
+
+    async def ask(self, metadata: LedgerMetadata) -> Confirmed:
+        """Return how far the ledger may be read; what was asked a moment ago is not asked again.
+
+        Raises Transient when no bookie answers, Denied.
+        """
+        while self._asking is not None:
+            await self._asking.wait()
+        self._asking = asking = Event()
+        try:
+            now = self._asker.clock.monotonic()
+            if self._asked_s is None or now - self._asked_s > FRESH_S:
+                before = self.lac
+                every = self._quiet_polls == ALL_AT or self._quiet_polls % ALL_EVERY == ALL_EVERY - 1
+                self._take(await self._asker.ask(self.ledger_id, metadata, every=every), metadata)
+                self._asked_s = self._asker.clock.monotonic()
+                self._note(moved=self.lac > before)
+                now = self._asker.clock.monotonic()
+                if self.hidden or now - max(self._moved_s, self._broker_at_s) >= ADMIN_LOOK_S:
+                    await self._ask_broker()
+                if self.lac > before and self._on_change is not None:
+                    self._on_change()
+        finally:
+            self._asking = None
+            asking.set()
+        return self.confirmed
+
+    def frozen(self, metadata: LedgerMetadata) -> Confirmed:
+        """Return what was known before somebody began to recover the ledger; no bookie is asked.
+
+        Who recovers writes entries anew with LACs of its own. Were it to die half-way, the next one may end lower, so
+        nothing that it says counts before the ledger is closed.
+        """
+        self.lac = max(self.lac, metadata.confirmed_at_least)
+        return self.confirmed
+
+    def closed(self, last_entry_id: int, path: str) -> None:
+        """Check what a ledger was closed with against what had been confirmed. Raises CorruptData."""
+        if last_entry_id < self.lac:
+            raise CorruptData(
+                key=path,
+                offset=0,
+                expected=f"a last entry of {self.lac} or more, which was confirmed",
+                found=last_entry_id,
+                hint="entries that had been confirmed are gone: was the ledger recovered without some of its bookies?",
+            )
+
+    def _take(self, answers: Sequence[_Answer], metadata: LedgerMetadata) -> None:
+        """Draw conclusions from what bookies said."""
+        self._last_answer = {answer.bookie_id: answer.max_lac for answer in answers}
+        self._stored = max(self._stored, *(answer.stored_id for answer in answers))
+        self.lac = max(self.lac, metadata.confirmed_at_least)
+        for answer in answers:
+            by_headers = answer.entry.lac if answer.entry is not None else -1
+            self.lac = max(self.lac, min(answer.max_lac, self._stored), by_headers)
+            self._look_for_explicit(answer, by_headers)
+        for entry in (answer.entry for answer in answers if answer.entry is not None):
+            beyond = max(0, entry.entry_id - self.lac) * len(entry.payload)
+            self.size_bytes = max(self.size_bytes, entry.length - beyond)
+
+    def _look_for_explicit(self, answer: _Answer, by_headers: int) -> None:
+        """Tell an explicit LAC from one of an entry that came between the bookie's look at the entries and at the LAC.
+
+        If the bookie's last entry is still the same the next time, there was none in between.
+        """
+        suspected = self._suspected.pop(answer.bookie_id, None)
+        if suspected is not None and suspected[0] == answer.stored_id and suspected[1] > by_headers:
+            self.edge = Edge.EXPLICIT_LAC
+        if answer.max_lac > by_headers and answer.entry is not None:
+            self._suspected[answer.bookie_id] = (answer.stored_id, answer.max_lac)
+
+    def _note(self, *, moved: bool) -> None:
+        """Count how long nothing has moved."""
+        self._quiet_polls = 0 if moved else self._quiet_polls + 1
+        if moved:
+            self._moved_s = self._asker.clock.monotonic()
+            self._broker_asked, self._broker_at_s = 0, 0.0
+
+    async def _ask_broker(self) -> None:
+        """Ask the broker for what a quiet writer has confirmed, ever more rarely while that brings nothing."""
+        now = self._asker.clock.monotonic()
+        if now - self._moved_s < self._asker.options.quiet_s:
+            return
+        if self.edge is Edge.EXPLICIT_LAC:
+            self.edge = Edge.NEXT_WRITE  # entries stay hidden: its writer tells its LAC no more
+        if self._asker.broker is None or now < self._broker_at_s:
+            return
+        self._broker_asked += 1
+        self._broker_at_s = now + doubled(ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S, self._broker_asked)
+        try:
+            position = await self._asker.broker.last_confirmed(self._topic)
+        except OffloaderError as error:
+            log.debug("source.broker_not_asked", topic=str(self._topic), error=str(error))
+            return
+        if position is None or position.ledger_id <= self.ledger_id:
+            self.overtaken = None
+        elif self.overtaken is None:
+            self.overtaken = (position.ledger_id, now)
+        if position is not None and position.ledger_id == self.ledger_id and position.entry_id > self.lac:
+            self.lac = min(position.entry_id, max(self._stored, self.lac))
+            self.edge = Edge.ADMIN
+            self._note(moved=True)

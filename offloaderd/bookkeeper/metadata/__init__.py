@@ -1,0 +1,1 @@
+"""What BookKeeper keeps of ledgers and bookies in ZooKeeper, parsed."""

@@ -1,0 +1,102 @@
+"""Where BookKeeper keeps things in ZooKeeper: how ledger ids become paths, and where bookies register.
+
+    layout = decode_layout(content_or_none, path=...)      # the LAYOUT node; None when it is missing
+    layout.path(root, ledger_id)
+
+Pulsar's own metadata driver neither writes nor reads LAYOUT: a missing one means hierarchical. WIRE.md, section 8.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Final
+
+from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput
+from offloaderd.core.model import LEDGER_ID_MAX
+
+ROOT_DEFAULT: Final = "/ledgers"
+LAYOUT_VERSION: Final = b"2"
+SHORT_ID_END: Final = 2**31 - 1
+"""Below it, the hierarchical layout uses the short path, from it on the long one."""
+
+_FACTORY = re.compile(r"([\w.$]+):([0-9]{1,9})")
+_LEAF = "L"
+
+
+class Layout(StrEnum):
+    """How a ledger's id becomes a path; the values are the factories' class names without package and ending."""
+
+    HIERARCHICAL = "Hierarchical"
+    LEGACY_HIERARCHICAL = "LegacyHierarchical"
+    LONG_HIERARCHICAL = "LongHierarchical"
+    FLAT = "Flat"
+
+    def path(self, root: str, ledger_id: int) -> str:
+        """Return the path of a ledger's node; raises InvalidInput for an id that this layout cannot hold."""
+        if not 0 <= ledger_id <= LEDGER_ID_MAX:
+            raise InvalidInput(f"ledger id {ledger_id} is out of range")
+        cuts: tuple[int, ...]
+        if self is Layout.LONG_HIERARCHICAL or (self is Layout.HIERARCHICAL and ledger_id >= SHORT_ID_END):
+            digits, cuts = f"{ledger_id:019}", (3, 7, 11, 15)
+        elif ledger_id > 9_999_999_999:
+            raise InvalidInput(f"ledger id {ledger_id} has more digits than the {self} layout")
+        else:
+            digits, cuts = f"{ledger_id:010}", () if self is Layout.FLAT else (2, 6)
+        parts = [digits[low:high] for low, high in zip((0, *cuts), (*cuts, None), strict=True)]
+        parts[-1] = _LEAF + parts[-1]
+        return "/".join((root.rstrip("/"), *parts))
+
+    def ledger_id(self, root: str, path: str) -> int:
+        """Return the id of the ledger whose node is at `path`; raises InvalidInput where no such node can be."""
+        head, _, leaf = path.removeprefix(root.rstrip("/")).rpartition("/")
+        digits = head.replace("/", "") + leaf.removeprefix(_LEAF)
+        if digits.isascii() and digits.isdigit() and len(digits) <= 19:
+            ledger_id = int(digits)
+            if ledger_id <= LEDGER_ID_MAX and self.path(root, ledger_id) == path:
+                return ledger_id
+        raise InvalidInput(f"{path!r} is no path of a ledger in the {self} layout under {root}")
+
+
+def decode_layout(content: bytes | None, *, path: str) -> Layout:
+    """Return the layout that the LAYOUT node names, hierarchical without one.
+
+    Raises CorruptData for what is no layout, InvalidConfig for one whose ledgers are not in ZooKeeper.
+    """
+    if content is None:
+        return Layout.HIERARCHICAL
+    version, newline, rest = content.rstrip(b"\n").partition(b"\n")
+    named = _FACTORY.fullmatch(rest.decode("ascii", errors="replace"))
+    if version != LAYOUT_VERSION or not newline or named is None:
+        raise CorruptData(key=path, offset=0, expected="2, a line end and FACTORY:VERSION", found=content[:200])
+    name = named[1].rpartition(".")[2].removesuffix("LedgerManagerFactory")
+    if name == "Pulsar":
+        return Layout.HIERARCHICAL
+    try:
+        return Layout(name)
+    except ValueError:
+        raise InvalidConfig(
+            f"{path} names the ledger manager {named[1]}, whose ledgers cannot be found in ZooKeeper",
+            hint=f"offloaderd reads the layouts {', '.join(Layout)}",
+        ) from None
+
+
+def layout_path(root: str) -> str:
+    """Return the path of the node that names the layout."""
+    return f"{root.rstrip('/')}/LAYOUT"
+
+
+def instance_path(root: str) -> str:
+    """Return the path of the node that has the id of this BookKeeper, which is another one after it was made anew."""
+    return f"{root.rstrip('/')}/INSTANCEID"
+
+
+def registration_paths(root: str, bookie_id: str) -> tuple[str, str]:
+    """Return where a bookie registers: as writable, and as read-only (which serves reads all the same).
+
+    The id has to have passed `registration.is_bookie_id`; raises InvalidInput.
+    """
+    if "/" in bookie_id or not bookie_id:
+        raise InvalidInput(f"{bookie_id!r} is no bookie id")
+    available = f"{root.rstrip('/')}/available"
+    return f"{available}/{bookie_id}", f"{available}/readonly/{bookie_id}"

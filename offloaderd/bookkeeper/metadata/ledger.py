@@ -1,0 +1,190 @@
+"""What BookKeeper knows of a ledger: its znode's content in any of three versions, and which bookies hold an entry.
+
+    metadata = decode(content, path=path)                  # raises CorruptData; versions 1, 2 and 3
+    metadata.replicas(entry_id)                            # bookie ids in the order to ask them
+
+Rules: the content is small (ZooKeeper caps it) and not trusted. What the numbers say is checked once, here, so that
+everybody else may rely on it. Unless a ledger is closed its last entry and length mean nothing, so they are not there.
+Any cached value goes stale: re-replication swaps members even of closed ledgers. Never write one back. WIRE.md,
+section 7.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import lt
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from offloaderd.bookkeeper.metadata import text as ledger_text
+from offloaderd.bookkeeper.metadata.registration import is_bookie_id
+from offloaderd.bookkeeper.wire.entry import DigestType
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.format.parsing import parse_message
+from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HEAD: Final = b"BookieMetadataFormatVersion\t"
+_HEAD_BYTES_MAX: Final = len(HEAD) + 12
+_DIGEST_FIELD: Final = 7
+
+
+class LedgerState(Enum):
+    """Whether a ledger may still grow; the values are BookKeeper's."""
+
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """The bookies that hold the entries from `first_entry_id` on, up to the next ensemble."""
+
+    first_entry_id: int
+    bookies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerMetadata:
+    """One ledger's znode as a value; the password is kept out of logs.
+
+    `last_entry_id` (-1: none) and `length_bytes` are None unless it is closed. `digest_type` is None where version 1
+    stored none; `ctime_ms` is None where the writer left it out, as most do; the directory then has the znode's.
+    """
+
+    format_version: int
+    state: LedgerState
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    ensembles: tuple[Ensemble, ...]
+    last_entry_id: int | None = None
+    length_bytes: int | None = None
+    digest_type: DigestType | None = None
+    password: bytes = field(default=b"", repr=False)
+    ctime_ms: int | None = None
+    custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def closed(self) -> bool:
+        """Whether no entry can be added any more, and the last one is known."""
+        return self.state is LedgerState.CLOSED
+
+    @property
+    def striped(self) -> bool:
+        """Whether entries are spread over more bookies than hold each: batch reads then give few at a time."""
+        return self.ensemble_size > self.write_quorum
+
+    @property
+    def confirmed_at_least(self) -> int:
+        """The last entry that the metadata alone proves confirmed, -1 for none: a new ensemble begins above the LAC."""
+        return self.ensembles[-1].first_entry_id - 1 if self.last_entry_id is None else self.last_entry_id
+
+    def ensemble_for(self, entry_id: int) -> Ensemble:
+        """Return the ensemble that holds an entry; raises InvalidInput below the first one."""
+        index = bisect_right(self.ensembles, entry_id, key=lambda ensemble: ensemble.first_entry_id) - 1
+        if index < 0 or entry_id < 0:
+            raise InvalidInput(f"no ensemble holds entry {entry_id}: they begin at {self.ensembles[0].first_entry_id}")
+        return self.ensembles[index]
+
+    def last_entry_of(self, ensemble: Ensemble) -> int | None:
+        """Return the last entry that an ensemble can hold; None for the last ensemble of a ledger that is not closed.
+
+        Raises InvalidInput for an ensemble of another ledger.
+        """
+        if ensemble not in self.ensembles:
+            raise InvalidInput(f"{ensemble} is not of this ledger")
+        index = self.ensembles.index(ensemble) + 1
+        return self.ensembles[index].first_entry_id - 1 if index < len(self.ensembles) else self.last_entry_id
+
+    def replicas(self, entry_id: int) -> tuple[str, ...]:
+        """Return the bookies that an entry was written to, the primary first; raises InvalidInput.
+
+        Only `ack_quorum` of them are sure to hold it.
+        """
+        bookies = self.ensemble_for(entry_id).bookies
+        return tuple(bookies[(entry_id + k) % self.ensemble_size] for k in range(self.write_quorum))
+
+
+def decode(content: bytes, *, path: str) -> LedgerMetadata:
+    """Return the metadata in a ledger's znode; `path` is for the error. Raises CorruptData."""
+    end = content.find(b"\n", 0, _HEAD_BYTES_MAX)
+    digits = content[len(HEAD) : end]
+    if not content.startswith(HEAD) or end < 0 or not digits.isdigit():
+        raise CorruptData(key=path, offset=0, expected="a line with a metadata version", found=content[:40])
+    match int(digits):
+        case 1:
+            message = ledger_text.parse_version_1(content[end + 1 :], key=path, at=end + 1)
+        case 2:
+            message = ledger_text.parse_version_2(content[end + 1 :], key=path, at=end + 1)
+        case 3:
+            start, length = _varint(content, end + 1, path)
+            message = parse_message(LedgerMetadataFormat, content[start : start + length], key=path, at=start)
+        case version:
+            hint = "written by a newer BookKeeper than this version knows"
+            raise CorruptData(key=path, offset=len(HEAD), expected="version 1, 2 or 3", found=version, hint=hint)
+    return _checked(message, int(digits), path)
+
+
+def _varint(content: bytes, at: int, path: str) -> tuple[int, int]:
+    """Return where the message begins and its length, which the content has to have."""
+    length = 0
+    for index, byte in enumerate(content[at : at + 5]):
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            start = at + index + 1
+            if length > len(content) - start:
+                expected = f"a message of at most {len(content) - start} bytes"
+                raise CorruptData(key=path, offset=at, expected=expected, found=length)
+            return start, length
+    raise CorruptData(key=path, offset=at, expected="the length of a message", found=content[at : at + 5].hex())
+
+
+def _checked(message: LedgerMetadataFormat, version: int, path: str) -> LedgerMetadata:
+    """Return the message as a value after checking all that readers rely on."""
+
+    def need(holds: bool, expected: str, found: object) -> None:
+        if not holds:
+            raise CorruptData(key=path, offset=0, expected=expected, found=found)
+
+    size, write = message.ensembleSize, message.quorumSize
+    ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else write
+    quorums = f"{size}, {write}, {ack}"
+    need(size >= write >= ack >= 0 and write >= 1, "ensemble size >= write quorum >= ack quorum", quorums)
+    ensembles = tuple(Ensemble(part.firstEntryId, tuple(part.ensembleMember)) for part in message.segment)
+    need(bool(ensembles), "an ensemble", "none")
+    firsts = [ensemble.first_entry_id for ensemble in ensembles]
+    need(firsts[0] >= 0 and all(map(lt, firsts, firsts[1:])), "ascending", firsts)
+    for ensemble in ensembles:
+        need(len(ensemble.bookies) == size, f"{size} bookies in each ensemble", len(ensemble.bookies))
+        need(all(map(is_bookie_id, ensemble.bookies)), "bookie ids", ensemble.bookies)
+    state = LedgerState(message.state)
+    closed = state is LedgerState.CLOSED
+    if closed:
+        need(message.HasField("lastEntryId") and message.lastEntryId >= -1, "a last entry", message.lastEntryId)
+        need(message.length >= 0, "a length that is not negative", message.length)
+    if not message.HasField("digestType"):
+        unknown = UnknownFieldSet(message)
+        foreign = any(unknown[index].field_number == _DIGEST_FIELD for index in range(len(unknown)))
+        need(not foreign, "a digest type from 1 to 4", "another one")
+    return LedgerMetadata(
+        format_version=version,
+        state=state,
+        ensemble_size=size,
+        write_quorum=write,
+        ack_quorum=ack,
+        ensembles=ensembles,
+        last_entry_id=message.lastEntryId if closed else None,
+        length_bytes=message.length if closed else None,
+        digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,
+        password=message.password,
+        ctime_ms=message.ctime if message.HasField("ctime") else None,
+        custom=MappingProxyType({pair.key: pair.value for pair in message.customMetadata}),
+    )

@@ -1,0 +1,1 @@
+"""Reading entries from the replicas of a ledger."""

@@ -1,0 +1,104 @@
+"""Rate limits of reading: bytes and requests per second, of the daemon and of each topic.
+
+    cost = limits.expect(topic, expected_bytes)       # None when nothing is limited
+    await cost.turn()                                 # first come, first served
+    cost.settle(actual_bytes)
+
+Rules: a turn is reserved when it is asked for, so those who wait are served in the order of asking and nobody waits
+for one who gave up. What a request will bring is guessed before and settled afterwards: a wrong guess delays the next
+ones, it never adds up. A second's worth may go at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.limits import Bounded, TokenBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.bookkeeper.options import SourceOptions
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+
+TOPICS_MAX = 10_000
+"""Topics whose buckets are kept; a bucket that is idle for longer than its burst is as good as a new one."""
+
+
+class Scope:
+    """Bytes and requests of the daemon, or of one topic; a rate of 0 is no limit."""
+
+    def __init__(self, name: str, bytes_per_s: float, requests_per_s: float, clock: Clock) -> None:
+        self.name = name
+        self._bytes = TokenBucket(bytes_per_s, clock)
+        self._requests = TokenBucket(requests_per_s, clock)
+
+    def reserve(self, expected_bytes: int) -> float:
+        """Reserve one request; returns the seconds to wait for its turn."""
+        return max(self._bytes.take(expected_bytes), self._requests.take(1))
+
+    def settle(self, more_bytes: int) -> None:
+        """Take what a request brought beyond what was expected; less than that gives back."""
+        self._bytes.take(more_bytes)
+
+    def give_back(self, expected_bytes: int) -> None:
+        """Undo a reservation whose request was never sent."""
+        self.settle(-expected_bytes)
+        self._requests.take(-1)
+
+
+class Turn:
+    """One request's place in the queues."""
+
+    def __init__(self, scopes: Sequence[Scope], expected_bytes: int, clock: Clock, metrics: Metrics) -> None:
+        self._scopes = scopes
+        self._expected_bytes = expected_bytes
+        self._clock = clock
+        self._metrics = metrics
+
+    async def wait(self) -> None:
+        """Return when the request may be sent. Cancelled, it takes nothing."""
+        for scope in self._scopes:
+            seconds = scope.reserve(self._expected_bytes)
+            if seconds > 0:
+                self._metrics.source_throttled_seconds.labels(scope=scope.name).inc(seconds)
+                try:
+                    await self._clock.sleep(seconds)
+                except BaseException:
+                    scope.give_back(self._expected_bytes)
+                    raise
+
+    def settle(self, actual_bytes: int) -> None:
+        """Say what the request brought; 0 when it failed."""
+        for scope in self._scopes:
+            scope.settle(actual_bytes - self._expected_bytes)
+
+
+class Limits:
+    """All rate limits of the source."""
+
+    def __init__(self, options: SourceOptions, clock: Clock, metrics: Metrics) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._topics: Bounded[TopicName, Scope] = Bounded(TOPICS_MAX)
+        self.follow(options)
+
+    def follow(self, options: SourceOptions) -> None:
+        """Limit by these rates from now on; requests that wait for their turn keep it."""
+        self._topic_rates = (options.topic_bytes_per_s, options.topic_requests_per_s)
+        daemon = Scope("daemon", options.bytes_per_s, options.requests_per_s, self._clock)
+        self._daemon = [daemon] if options.bytes_per_s or options.requests_per_s else []
+        self._topics.clear()
+
+    def turn(self, topic: TopicName, expected_bytes: int) -> Turn | None:
+        """Return a request's place in the queues, None when nothing is limited."""
+        scopes = [*self._of_topic(topic), *self._daemon]
+        return Turn(scopes, expected_bytes, self._clock, self._metrics) if scopes else None
+
+    def _of_topic(self, topic: TopicName) -> list[Scope]:
+        if not any(self._topic_rates):
+            return []
+        scope = self._topics[topic] = self._topics.get(topic) or Scope("topic", *self._topic_rates, self._clock)
+        return [scope]

@@ -1,0 +1,185 @@
+"""Reading a range of one ledger: requests that run ahead, answers in order, every entry checked.
+
+Where each bookie holds all entries, one batch is asked for while the one before it is checked and used; where entries
+are spread over bookies, or a bookie is too old for batches, a window of single reads is under way. What comes out is
+the same: runs of verified entries, without gaps, whose lengths follow each other.
+
+This is the hot path: nothing is awaited and nothing is called for each entry of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.limits import Bounded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.bookkeeper.options import SourceOptions
+    from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead
+    from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+    from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
+    from offloaderd.core.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+LENGTHS_MAX = 10_000
+FIRST_WINDOW = 8
+"""Single reads under way before it is known how large entries are."""
+
+
+class Lengths:
+    """Where the last read of a ledger ended, so that the next one can be seen to follow it."""
+
+    def __init__(self) -> None:
+        self._ends: Bounded[int, tuple[int, int]] = Bounded(LENGTHS_MAX)
+
+    def before(self, ledger_id: int, entry_id: int) -> int | None:
+        """Return the ledger's bytes before an entry, None when that is not known."""
+        if entry_id == 0:
+            return 0
+        last, length = self._ends.get(ledger_id, (-1, 0))
+        return length if last == entry_id - 1 else None
+
+    def ended(self, ledger_id: int, entry_id: int, length: int) -> None:
+        """Remember the length up to and including an entry; the ledgers that were read last are kept."""
+        self._ends[ledger_id] = (entry_id, length)
+
+
+class RangeRead:
+    """One read of [first, last]; the range has been checked to be confirmed."""
+
+    def __init__(
+        self,
+        replica_reader: ReplicaReader,
+        ledger: LedgerAt,
+        first_entry_id: int,
+        last_entry_id: int,
+        *,
+        batch_bytes: int,
+        lengths: Lengths,
+        clock: Clock,
+        options: SourceOptions,
+    ) -> None:
+        self._replica_reader = replica_reader
+        self._ledger = ledger
+        self._at = first_entry_id
+        self._last = last_entry_id
+        self._batch_bytes = batch_bytes
+        self._lengths = lengths
+        self._clock = clock
+        self._options = options
+        self._replica_reads: deque[ReplicaRead] = deque()
+        self._next: int | None = first_entry_id
+        """What to ask for next; None while a batch is under way, whose end is not known."""
+        self._window = min(FIRST_WINDOW, options.singles_window)
+
+    async def runs(self) -> AsyncGenerator[EntryRun, None]:
+        """Yield the range as verified runs of about `batch_bytes`. Raises what `ReplicaReader.result` does, and
+        BadLength."""
+        try:
+            while self._at <= self._last:
+                if not self._replica_reads:
+                    self._next = self._at
+                self._ask_ahead()
+                found = await self._replica_reader.result(self._replica_reads[0])
+                if self._next is None and len(self._replica_reads) == 1:
+                    self._next = self._at + len(found.entries)
+                    self._ask_ahead()
+                    await self._clock.sleep(0)  # let the next request go out while this answer is checked
+                run = self._take()
+                if run.payloads:
+                    yield run
+        finally:
+            self._drop()
+
+    def _ask_ahead(self) -> None:
+        """Have as many requests under way as the way of reading allows."""
+        while self._next is not None and self._next <= self._last:
+            if self._replica_reader.by_batch(self._ledger, self._next):
+                if len(self._replica_reads) > 1:
+                    return
+                count = self._end_for(self._next) - self._next + 1
+                bytes_max = min(self._batch_bytes, self._options.batch_read_bytes)
+                self._replica_reads.append(
+                    self._replica_reader.begin(self._ledger, self._next, count_max=count, bytes_max=bytes_max),
+                )
+                self._next = None if count > 1 else self._next + 1
+            else:
+                if len(self._replica_reads) >= self._window:
+                    return
+                self._replica_reads.append(
+                    self._replica_reader.begin(
+                        self._ledger, self._next, count_max=1, bytes_max=self._ledger.expected_bytes
+                    )
+                )
+                self._next += 1
+
+    def _end_for(self, entry_id: int) -> int:
+        """Return the last entry that can be asked for together with one: those after it may be on other bookies."""
+        metadata = self._ledger.metadata
+        end = metadata.last_entry_of(metadata.ensemble_for(entry_id))
+        return self._last if end is None else max(entry_id, min(self._last, end))
+
+    def _take(self) -> EntryRun:
+        """Check what has come, in order and up to a batch, and move on behind it; a bad copy is asked for elsewhere."""
+        parts: list[tuple[ReplicaRead, Found]] = []
+        stored: list[bytes] = []
+        size = 0
+        for replica_read in self._replica_reads:
+            found = replica_read.found
+            if found is None or replica_read.first_entry_id != self._at + len(stored):
+                break
+            if parts and size + found.size_bytes > self._batch_bytes:
+                break
+            parts.append((replica_read, found))
+            stored += found.entries
+            size += found.size_bytes
+        run = self._ledger.checker.check_run(self._at, stored)
+        run.check_lengths(self._lengths.before(self._ledger.ledger_id, self._at))
+        good = len(run.payloads)
+        if run.error is None:
+            for _ in parts:
+                self._replica_reads.popleft()
+        else:
+            self._reject(parts, self._at + good, run.error)
+        if good:
+            self._at += good
+            self._lengths.ended(self._ledger.ledger_id, self._at - 1, run.lengths[-1])
+            self._window = self._fitting(size // len(stored))
+            self._check_total(run.lengths[-1])
+        return run
+
+    def _reject(self, parts: list[tuple[ReplicaRead, Found]], entry_id: int, error: BadEntry) -> None:
+        """Ask for a bad entry elsewhere, and for all behind it anew."""
+        replica_read, found = next(part for part in reversed(parts) if part[0].first_entry_id <= entry_id)
+        again = self._replica_reader.refuse(replica_read, found, error, entry_id)
+        self._drop()
+        self._replica_reads.append(again)
+        self._next = None if again.count_max > 1 else entry_id + 1
+
+    def _fitting(self, entry_bytes: int) -> int:
+        """Return how many single reads may be under way so that their answers take no more room than two batches."""
+        room = 2 * self._options.batch_read_bytes
+        return max(2, min(self._options.singles_window, room // max(1, entry_bytes)))
+
+    def _check_total(self, length: int) -> None:
+        """Compare the end of a closed ledger with what its metadata says, which may be wrong after a recovery."""
+        metadata = self._ledger.metadata
+        if self._at - 1 == metadata.last_entry_id and metadata.length_bytes not in {None, length}:
+            log.warning(
+                "source.ledger_length_differs",
+                ledger_id=self._ledger.ledger_id,
+                by_entry=length,
+                by_metadata=metadata.length_bytes,
+            )
+
+    def _drop(self) -> None:
+        """Let go of all that is under way."""
+        for replica_read in self._replica_reads:
+            replica_read.cancel()
+        self._replica_reads.clear()

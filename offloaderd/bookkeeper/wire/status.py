@@ -1,0 +1,141 @@
+"""What a bookie's return code means to a reader: one table for both protocols, from code to error and reaction.
+
+Every code that is not OK becomes an error of our tree (`failure`); `reaction_to` says what a reader does about an
+error, whether a bookie answered it or a local check found it. WIRE.md, section 6.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum, StrEnum
+from typing import Final
+
+from offloaderd.core.errors import CorruptData, Denied, NotFound, OffloaderError, Throttled, Transient
+
+
+class Status(IntEnum):
+    """A return code, whichever protocol carried it; the numbers are those of v2."""
+
+    UNKNOWN = -1
+    OK = 0
+    NO_LEDGER = 1
+    NO_ENTRY = 2
+    BAD_REQUEST = 100
+    IO_ERROR = 101
+    UNAUTHORISED = 102
+    BAD_VERSION = 103
+    FENCED = 104
+    READ_ONLY = 105
+    TOO_MANY_REQUESTS = 106
+    UNKNOWN_LEDGER_STATE = 107
+
+
+V2_CODES: Final = {int(status): status for status in Status if status is not Status.UNKNOWN}
+V3_CODES: Final = {
+    0: Status.OK,
+    402: Status.NO_LEDGER,
+    403: Status.NO_ENTRY,
+    404: Status.BAD_REQUEST,
+    501: Status.IO_ERROR,
+    502: Status.UNAUTHORISED,
+    503: Status.BAD_VERSION,
+    504: Status.FENCED,
+    505: Status.READ_ONLY,
+    506: Status.TOO_MANY_REQUESTS,
+    507: Status.UNKNOWN_LEDGER_STATE,
+}
+
+
+class BadAnswer(Transient):
+    """A bookie sent what is not its protocol: the connection is useless, a new one or another replica may do."""
+
+
+class Unsupported(OffloaderError):
+    """The bookie does not know this request (an old one, or TLS that is off): ask in another way."""
+
+
+class NotHere(NotFound):
+    """This bookie does not hold the entry or the ledger; another replica may, so it proves nothing by itself."""
+
+
+class Reaction(Enum):
+    """What a reader does next."""
+
+    NEXT_REPLICA = "ask the next replica of the entry"
+    SLOW_DOWN = "halve the window to this bookie, ask again after a jittered pause, meanwhile the next replica"
+    RECONNECT = "close the connection, ask the next replica"
+    FALL_BACK = "ask in a way that an older bookie knows"
+    STOP = "stop and tell the operator"
+
+
+class _Kind(StrEnum):
+    MISSING = "it does not hold it"
+    REFUSED = "it does not know such a request"
+    DISK = "it failed to read its storage"
+    RIGHTS = "it wants credentials, or other ones"
+    WRITERS_ONLY = "it gave an answer that only writers get"
+    BUSY = "it has too many requests in its queue"
+    LIMBO = "it cannot tell what it holds after an unclean restart"
+    NEW = "its code is not known to this version"
+
+
+_KINDS: Final = {
+    Status.NO_LEDGER: _Kind.MISSING,
+    Status.NO_ENTRY: _Kind.MISSING,
+    Status.BAD_REQUEST: _Kind.REFUSED,
+    Status.BAD_VERSION: _Kind.REFUSED,
+    Status.IO_ERROR: _Kind.DISK,
+    Status.UNAUTHORISED: _Kind.RIGHTS,
+    Status.FENCED: _Kind.WRITERS_ONLY,
+    Status.READ_ONLY: _Kind.WRITERS_ONLY,
+    Status.TOO_MANY_REQUESTS: _Kind.BUSY,
+    Status.UNKNOWN_LEDGER_STATE: _Kind.LIMBO,
+    Status.UNKNOWN: _Kind.NEW,
+}
+
+_ERRORS: Final[dict[_Kind, type[OffloaderError]]] = {
+    _Kind.MISSING: NotHere,
+    _Kind.REFUSED: Unsupported,
+    _Kind.DISK: Transient,
+    _Kind.RIGHTS: Denied,
+    _Kind.WRITERS_ONLY: BadAnswer,
+    _Kind.BUSY: Throttled,
+    _Kind.LIMBO: Transient,
+    _Kind.NEW: Transient,
+}
+
+_HINTS: Final = {
+    _Kind.RIGHTS: "set bookkeeper.sasl_username and sasl_password, or tls_cert_file, as the bookies' auth plugin wants",
+    _Kind.DISK: "look at the bookie's log and disks",
+}
+
+
+def failure(status: Status, code: int, *, bookie: str, what: str) -> OffloaderError:
+    """Return the error that a code other than OK stands for; `what` names the ledger and entry asked for.
+
+    `code` is the number as it came, for the message. The answer of a fenced or read-only bookie is a BadAnswer, never
+    `errors.Fenced`: that one is about this daemon's ownership. Calling it with OK is a BadAnswer as well.
+    """
+    kind = _KINDS.get(status)
+    if kind is None:
+        return BadAnswer(f"bookie {bookie} called the answer about {what} both good and bad")
+    message = f"bookie {bookie} did not give {what}: {kind} (code {code}, {status.name})"
+    return _ERRORS[kind](message, hint=_HINTS.get(kind, ""))
+
+
+def reaction_to(error: OffloaderError) -> Reaction:
+    """Return what a reader does about an error of reading one entry from one bookie.
+
+    A digest that is wrong on one replica is no reason to stop: the caller goes on to the next one and stops when all
+    replicas fail the check.
+    """
+    match error:
+        case Throttled():
+            return Reaction.SLOW_DOWN
+        case BadAnswer():
+            return Reaction.RECONNECT
+        case Unsupported():
+            return Reaction.FALL_BACK
+        case NotHere() | CorruptData() | Transient():
+            return Reaction.NEXT_REPLICA
+        case _:
+            return Reaction.STOP

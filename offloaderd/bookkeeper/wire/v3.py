@@ -1,0 +1,260 @@
+"""Protocol version 3: protobuf messages, here only those of reading, authentication and TLS. WIRE.md, section 3.
+
+    connection.write(encode_read(txn_id, ledger_id, entry_id))
+    for answer in decoder.feed(data):            # decoder = Decoder(); every answer has .txn_id and .status
+        waiter = waiters.pop(answer.txn_id)      # answers come in any order
+
+`ReadAnswer.max_lac` and `LacAnswer` tell how far a ledger is confirmed. `encode_read(.., LAST_ENTRY)` gives a bookie's
+last entry and its `max_lac` in one answer, which is all that tailing needs; `encode_long_poll` waits for a newer LAC.
+
+Before a long poll ask the same bookie with a plain read, and wait beyond the `max_lac` of its answer. DbLedgerStorage
+keeps LACs in a cache and wakes who waits when the cached one changes. What is not cached (after a restart, or ten
+minutes without a question) counts as a change when it is learnt: if it is not above what was waited for, the bookie
+forgets the long poll, and answers it at its time-out alone. A plain read fills the cache.
+
+TLS: connect plain, send `encode_start_tls`, wait for its OK with nothing else in flight, shake hands on the same
+socket, then authenticate, then ask; a connection that will speak v2 begins with v3 for this.
+
+The messages have no field for a master key and no flag that fences: `protos/bookkeeper/protocol.proto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from offloaderd.bookkeeper.wire import framing
+from offloaderd.bookkeeper.wire.auth import AUTH_BYTES_MAX, AuthToken
+from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.status import V3_CODES, BadAnswer, Status
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
+from offloaderd.format.parsing import parse_message
+from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VERSION: Final = 3
+TXN_ID_MAX: Final = 2**64 - 1
+POLL_MS_MAX: Final = 300_000
+"""A bookie forgets what it remembers of a ledger, and who waits for it, after ten minutes: stay well below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAnswer:
+    """Answer to a read or a long poll.
+
+    `entry` is what the bookie stores, to be checked by its digest; None if it holds none. `entry_id` is that of the
+    request, or the entry's own in a long poll that found one. `max_lac` is the greatest LAC that the bookie knows,
+    not covered by any digest.
+    """
+
+    txn_id: int
+    status: Status
+    code: int
+    ledger_id: int
+    entry_id: int
+    entry: bytes | None = field(default=None, repr=False)
+    max_lac: int | None = None
+    lac_updated_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LacAnswer:
+    """Answer to READ_LAC: the explicit LAC (`entry.EntryChecker.explicit_lac` reads it) and the last stored entry."""
+
+    txn_id: int
+    status: Status
+    code: int
+    ledger_id: int
+    explicit_lac: bytes | None = field(default=None, repr=False)
+    last_entry: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthAnswer:
+    """One step of an authentication."""
+
+    txn_id: int
+    status: Status
+    code: int
+    token: AuthToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsAnswer:
+    """OK: shake hands now. Anything else comes as a Refusal."""
+
+    txn_id: int
+    status: Status
+    code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An error without the message that was asked for: failed authentication, an unknown operation, TLS that is off.
+
+    Its status is never OK.
+    """
+
+    txn_id: int
+    status: Status
+    code: int
+    operation: int
+
+
+Answer: TypeAlias = ReadAnswer | LacAnswer | AuthAnswer | TlsAnswer | Refusal
+
+
+class Decoder(framing.Decoder[Answer]):
+    """Takes v3 answers out of a stream of bytes."""
+
+    def __init__(self, *, frame_bytes_max: int = framing.FRAME_BYTES_MAX) -> None:
+        super().__init__(decode, frame_bytes_max=frame_bytes_max)
+
+
+def encode_read(txn_id: int, ledger_id: int, entry_id: int) -> bytes:
+    """Return the frame that asks for one entry, or with LAST_ENTRY for the last one; raises InvalidInput."""
+    _check_ids(ledger_id, entry_id)
+    request = _request(txn_id, pb.READ_ENTRY)
+    request.readRequest.ledgerId = ledger_id
+    request.readRequest.entryId = entry_id
+    return framing.frame(request.SerializeToString())
+
+
+def encode_long_poll(txn_id: int, ledger_id: int, *, previous_lac: int, timeout_ms: int) -> bytes:
+    """Return the frame that waits for a LAC above `previous_lac`, and brings the entry after it if that is there.
+
+    Raises InvalidInput. The bookie answers at the latest after `timeout_ms`.
+    """
+    _check_ids(ledger_id, previous_lac)
+    if not 0 <= timeout_ms <= POLL_MS_MAX:
+        raise InvalidInput(f"a long poll of {timeout_ms} ms, expected 0 to {POLL_MS_MAX}")
+    request = _request(txn_id, pb.READ_ENTRY)
+    read = request.readRequest
+    read.ledgerId, read.entryId = ledger_id, LAST_ENTRY
+    read.previousLac, read.timeoutMs = previous_lac, timeout_ms
+    read.flag = pb.ReadRequest.ENTRY_PIGGYBACK
+    return framing.frame(request.SerializeToString())
+
+
+def encode_read_lac(txn_id: int, ledger_id: int) -> bytes:
+    """Return the frame that asks for a ledger's explicit LAC and last entry; raises InvalidInput."""
+    _check_ids(ledger_id, LAST_ENTRY)
+    request = _request(txn_id, pb.READ_LAC)
+    request.readLacRequest.ledgerId = ledger_id
+    return framing.frame(request.SerializeToString())
+
+
+def encode_auth(txn_id: int, token: AuthToken) -> bytes:
+    """Return the frame of one step of an authentication; raises InvalidInput."""
+    if not token.plugin or len(token.payload) > AUTH_BYTES_MAX:
+        raise InvalidInput(f"no auth message can be made for plugin {token.plugin!r} ({len(token.payload)} bytes)")
+    request = _request(txn_id, pb.AUTH)
+    request.authRequest.pluginName = token.plugin
+    request.authRequest.payload = token.payload
+    return framing.frame(request.SerializeToString())
+
+
+def encode_start_tls(txn_id: int) -> bytes:
+    """Return the frame that asks the bookie to go on in TLS; raises InvalidInput."""
+    request = _request(txn_id, pb.START_TLS)
+    request.startTlsRequest.SetInParent()
+    return framing.frame(request.SerializeToString())
+
+
+def _request(txn_id: int, operation: pb.Operation.ValueType) -> pb.Request:
+    if not 0 <= txn_id <= TXN_ID_MAX:
+        raise InvalidInput(f"transaction id {txn_id} is not an unsigned 64-bit number")
+    return pb.Request(header=pb.RequestHeader(version=VERSION, operation=operation, txnId=txn_id))
+
+
+def _check_ids(ledger_id: int, entry_id: int) -> None:
+    if not (0 <= ledger_id <= LEDGER_ID_MAX and LAST_ENTRY <= entry_id <= ENTRY_ID_MAX):
+        raise InvalidInput(f"ledger {ledger_id}, entry {entry_id} cannot be asked for")
+
+
+def decode(message: bytes) -> Answer:
+    """Return the answer that a frame without its length holds; raises BadAnswer.
+
+    The outer status counts first; where it is OK the inner one of the same answer counts, so that an error that only
+    the inner one tells is not lost.
+    """
+    try:
+        response = parse_message(pb.Response, message, key="a v3 answer", at=0)
+    except CorruptData as error:
+        raise BadAnswer(error.message) from None
+    header = response.header
+    if header.version != VERSION:
+        raise BadAnswer(f"an answer of protocol version {header.version}, expected {VERSION}")
+    known = _DECODERS.get(header.operation)
+    answer = known(response) if known is not None else None
+    if answer is not None:
+        return answer
+    status = V3_CODES.get(response.status, Status.UNKNOWN)
+    if status is Status.OK:
+        raise BadAnswer(f"an answer to operation {header.operation} that is called good and is not there")
+    return Refusal(txn_id=header.txnId, status=status, code=response.status, operation=header.operation)
+
+
+def _outcome(outer: int, inner: int) -> tuple[Status, int]:
+    code = inner if V3_CODES.get(outer) is Status.OK else outer
+    return V3_CODES.get(code, Status.UNKNOWN), code
+
+
+def _decode_read(response: pb.Response) -> ReadAnswer | None:
+    if not response.HasField("readResponse"):
+        return None
+    read = response.readResponse
+    status, code = _outcome(response.status, read.status)
+    return ReadAnswer(
+        txn_id=response.header.txnId,
+        status=status,
+        code=code,
+        ledger_id=read.ledgerId,
+        entry_id=read.entryId,
+        entry=read.body if status is Status.OK and read.HasField("body") else None,
+        max_lac=read.maxLac if read.HasField("maxLac") else None,
+        lac_updated_ms=read.lacUpdatedMs if read.HasField("lacUpdatedMs") else None,
+    )
+
+
+def _decode_lac(response: pb.Response) -> LacAnswer | None:
+    if not response.HasField("readLacResponse"):
+        return None
+    lac = response.readLacResponse
+    status, code = _outcome(response.status, lac.status)
+    good = status is Status.OK
+    return LacAnswer(
+        txn_id=response.header.txnId,
+        status=status,
+        code=code,
+        ledger_id=lac.ledgerId,
+        explicit_lac=lac.lacBody if good and lac.HasField("lacBody") else None,
+        last_entry=lac.lastEntryBody if good and lac.HasField("lastEntryBody") else None,
+    )
+
+
+def _decode_auth(response: pb.Response) -> AuthAnswer | None:
+    if not response.HasField("authResponse"):
+        return None
+    status, code = _outcome(response.status, response.status)
+    message = response.authResponse
+    token = AuthToken(message.pluginName, message.payload)
+    return AuthAnswer(txn_id=response.header.txnId, status=status, code=code, token=token)
+
+
+def _decode_tls(response: pb.Response) -> TlsAnswer | None:
+    """The status says it all: the message is empty, and a bookie may leave it out."""
+    if V3_CODES.get(response.status) is not Status.OK:
+        return None
+    return TlsAnswer(txn_id=response.header.txnId, status=Status.OK, code=response.status)
+
+
+_DECODERS: Final[dict[int, Callable[[pb.Response], Answer | None]]] = {
+    pb.READ_ENTRY: _decode_read,
+    pb.AUTH: _decode_auth,
+    pb.READ_LAC: _decode_lac,
+    pb.START_TLS: _decode_tls,
+}

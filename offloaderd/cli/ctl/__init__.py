@@ -1,1 +1,0 @@
-"""offloadctl's subcommands, one a module; `options.py` holds what they share."""

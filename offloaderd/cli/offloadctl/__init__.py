@@ -1,0 +1,1 @@
+"""offloadctl's subcommands, one a module; `cli/options/common.py` holds what they share."""

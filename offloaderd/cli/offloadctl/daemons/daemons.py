@@ -1,0 +1,123 @@
+"""`offloadctl daemons` and `offloadctl drain`: who works on what, and taking a daemon out of it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.core.errors import NotFound
+from offloaderd.protocol.message_json import as_json
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.client import DaemonClient
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import placement_pb2
+
+
+@click.command(short_help="Show the daemons of the cluster, and who should have a topic.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@options.common
+def daemons(session: Session, topic: TopicName | None) -> None:
+    """Show the daemons that share the cluster's topics, as the one that is asked knows them.
+
+    With TOPIC they come in the order in which they should have it: the first does, the next one when the first is gone,
+    and so on. TOPICS counts the enabled topics for which a daemon comes first.
+
+    \b
+    Examples:
+      offloadctl daemons
+      offloadctl daemons orders
+      offloadctl daemons --json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
+    """
+    found = session.ask(lambda client: client.daemons(topic))
+    document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
+    if topic is not None:
+        document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
+    session.tell(document, lambda: show_daemons(found, topic))
+
+
+@click.command(short_help="Have a daemon hand its topics to the others.")
+@click.argument("daemon", required=False)
+@click.option("--self", "self_", is_flag=True, help="The daemon that is asked, instead of naming one.")
+@click.option("--undo", is_flag=True, help="Have it take topics again.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say where the topics would go.")
+@options.common
+def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_run: bool) -> None:
+    """Have DAEMON hand all its topics to the others, a few at a time, and take none any more.
+
+    Each topic's open segment is sealed and committed first, and the next owner waits for it, so no topic stands still
+    for longer than a claim takes. The daemon goes on running and serving reads; --undo, or its restart, ends it.
+    Interrupting this command does not. A daemon that gets SIGTERM does the same by itself, so this is for taking one
+    out of service without stopping it. Refused when no other daemon could take the topics.
+
+    \b
+    Examples:
+      offloadctl drain offloaderd-2 --dry-run
+      offloadctl drain offloaderd-2 --timeout 600
+      offloadctl drain --self --undo
+    """
+    if (daemon is None) is not self_:
+        raise click.UsageError("name a daemon, or say --self")
+    target, last = session.ask(lambda client: _drain(session, client, daemon, undo=undo, dry_run=dry_run))
+    takes = "would take" if dry_run else "takes"
+    if undo:
+        text = f"{target} {takes} topics again"
+    elif dry_run:
+        moves = MOVES.rendered(last.moves)
+        text = f"{moves}{target} would hand over {show.plural(last.left, 'topic')}; nothing was changed"
+    else:
+        text = f"{target} has handed all its topics over and takes none until --undo or its restart"
+    moved = [as_json(one, kept=("to",)) for one in last.moves]
+    session.tell({"daemon_id": target, "left": last.left, "done": last.done, "moves": moved}, text)
+
+
+def show_daemons(found: placement_pb2.ListDaemonsResponse, topic: TopicName | None) -> None:
+    """Show the daemons, and who has the topic."""
+    TABLE.show(found.daemons)
+    if topic is not None:
+        owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
+        click.echo(f"\n{topic}: {owner}" + (f"; {found.reason}" if found.reason else ""))
+
+
+TABLE: show.Table[placement_pb2.Daemon] = show.Table(
+    ("DAEMON", lambda one: f"{one.daemon_id} (asked)" if one.asked else one.daemon_id),
+    ("STANDING", lambda one: f"{one.standing}: {one.impaired}" if one.impaired else one.standing),
+    (">TOPICS", "topics"),
+    ("ADDRESS", "address"),
+    ("VERSION", "version"),
+    ("STARTED (UTC)", "started_ms"),
+)
+MOVES: show.Table[placement_pb2.Move] = show.Table(("TOPIC", "topic"), ("TO", "to"))
+
+
+async def _drain(
+    session: Session, client: DaemonClient, daemon: str | None, *, undo: bool, dry_run: bool
+) -> tuple[str, placement_pb2.DrainProgress]:
+    """Have a daemon drained, wherever the command was sent; returns its id and the last report."""
+    found = (await client.daemons()).daemons
+    target = next((one for one in found if one.daemon_id == daemon or (daemon is None and one.asked)), None)
+    if target is None:
+        known = ", ".join(one.daemon_id for one in found)
+        raise NotFound(f"no daemon {daemon} is registered", hint=f"there are {known}")
+    if target.asked:
+        return target.daemon_id, await _follow(session, client, undo=undo, dry_run=dry_run)
+    async with client.at(target.address) as other:
+        return target.daemon_id, await _follow(session, other, undo=undo, dry_run=dry_run)
+
+
+async def _follow(session: Session, client: DaemonClient, *, undo: bool, dry_run: bool) -> placement_pb2.DrainProgress:
+    """Wait until it is done, telling on stderr how many topics are left. Returns the last report."""
+    last: placement_pb2.DrainProgress | None = None
+    reports = client.drain(undo=undo, dry_run=dry_run, timeout_s=session.timeout_s)
+    async with aclosing(reports):
+        async for progress in reports:
+            if not (progress.done or dry_run or (last is not None and last.left == progress.left)):
+                click.echo(f"{show.plural(progress.left, 'topic')} left", err=True)
+            last = progress
+    assert last is not None  # noqa: S101 - the daemon answers at least once
+    return last

@@ -1,0 +1,35 @@
+"""`offloadctl doctor`: have a running daemon try everything that it needs."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import checks
+from offloaderd.cli.options import common as options
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+
+
+@click.command(short_help="Have the daemon try everything it needs.")
+@options.common
+def doctor(session: Session) -> int:
+    """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks, from where the daemon runs.
+
+    One line a check, with what to do; exit code 1 when anything failed. When no daemon can be reached, or none can
+    start, use: offloaderd doctor --config PATH.
+
+    \b
+    Examples:
+      offloadctl doctor
+      offloadctl doctor --json | jq -r '.checks[] | select(.verdict == "fail") | .found'
+    """
+    return session.run(_doctor(session))
+
+
+async def _doctor(session: Session) -> int:
+    async with session.client() as client, aclosing(client.examine(timeout_s=session.timeout_s)) as results:
+        return await checks.shown(results, as_json=session.json)

@@ -1,0 +1,93 @@
+"""`offloadctl drill`: faults in front of the operator's own stores, and what becomes of each promise."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.cli.options.jobs import settings_of
+from offloaderd.cli.options.place import CONFIG
+from offloaderd.cli.program import FAILED, OK
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.core.clock import Clock
+    from offloaderd.drill.exercises import Exercise
+    from offloaderd.drill.report import Finding
+    from offloaderd.drill.scratch import Scratch
+
+
+@click.command(short_help="Try the promises on your stores, with faults injected.")
+@click.option("--apply", is_flag=True, help="Do it. Without this only what would be done is shown.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report (Markdown) there.")
+@click.option(
+    "--clean", "word", metavar="DRILL", help="Take away what the drill of this name has left, and do no other."
+)
+@CONFIG
+@options.common
+def drill(session: Session, *, apply: bool, output: Path | None, word: str | None, config: Path | None) -> int:
+    """Run a daemon of its own on the bucket and the ZooKeeper of the settings, put faults in front of both, and see
+    whether the promises P1 to P10 hold.
+
+    It takes about a minute and 25 MB. All keys lie below a prefix, and all nodes below a cluster's name, that no other
+    daemon knows; both are taken away at the end. Faults are injected by proxies on this machine, that nobody else goes
+    through. Run it where a daemon would run, with the same settings. Exit code 1 when a promise was broken or
+    something was left behind.
+
+    \b
+    Examples:
+      offloadctl drill --config offloaderd.toml
+      offloadctl drill --config offloaderd.toml --apply --output drill.md
+      offloadctl drill --config offloaderd.toml --apply --json | jq '.findings[] | select(.outcome == "BROKEN")'
+    """
+    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.drill.scratch import Scratch  # noqa: PLC0415
+
+    settings, clock = settings_of(session, config), SystemClock()
+    log.configure("error", settings.log.format)
+    scratch = Scratch.named(settings, word or clock.uuid().hex[:12])
+    if word is not None:
+        objects, records = session.run(scratch.clean(clock))
+        session.tell(
+            {"drill": scratch.name, "objects": objects, "records": records},
+            f"{scratch.name}: {show.plural(objects, 'object')} and {show.plural(records, 'node')} were taken away",
+        )
+        return OK
+    return session.run(_drill(session, scratch, clock, output, apply=apply))
+
+
+async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path | None, *, apply: bool) -> int:
+    from offloaderd.drill import drill as work  # noqa: PLC0415 - as above
+    from offloaderd.drill.exercises import EXERCISES  # noqa: PLC0415
+
+    if not apply:
+        await work.check_reach(scratch, clock)
+        if session.json:
+            plan = [{"promise": one.promise, "done": one.done, "tried": one.run is not None} for one in EXERCISES]
+            show.document({"drill": scratch.name, "where": work.where(scratch), "plan": plan})
+        else:
+            show.facts(list(work.where(scratch).items()))
+            click.echo()
+            show.table(("PROMISE", "WHAT WOULD BE DONE"), [(one.promise, one.done) for one in EXERCISES])
+            click.echo("\nnothing was done; --apply does it", err=True)
+        return OK
+    report = await work.run(scratch, clock, _tell)
+    text = report.markdown(show.moment(report.started_ms))
+    if output is not None:
+        await asyncio.to_thread(output.write_text, text, encoding="utf-8")
+    session.tell(report.document(), lambda: click.echo(text, nl=False))
+    return OK if report.sound else FAILED
+
+
+def _tell(exercise: Exercise, finding: Finding | None) -> None:
+    """Say on stderr how far the drill is."""
+    if finding is None:
+        click.echo(f"{exercise.promise}: {exercise.done}", err=True)
+    else:
+        click.echo(f"{exercise.promise}: {finding.outcome.value}: {finding.found}", err=True)

@@ -1,0 +1,87 @@
+"""`offloadctl status`: the daemon and its topics at a glance, or one topic in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.protocol.status_json import daemon_json, topic_json
+from offloaderd.protocol.status_words import POSITIONS, daemon_facts, history_text, lag_cells, topic_facts
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.client import DaemonClient
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import admin_pb2, read_pb2
+
+    Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
+
+
+@click.command(short_help="Show the daemon and its topics, or one topic.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@options.common
+def status(session: Session, topic: TopicName | None) -> None:
+    """Show the daemon, what it depends on, and how far each topic is; or one topic with its positions.
+
+    \b
+    Examples:
+      offloadctl status
+      offloadctl status orders
+      offloadctl status orders --json | jq '.topics[0].lag_entries'
+    """
+    found, positions = session.ask(lambda client: asked(client, topic))
+    session.tell(as_json(found, positions), lambda: show_status(topic, found, positions))
+
+
+async def asked(client: DaemonClient, topic: TopicName | None) -> Answers:
+    """Ask for the status, and for a topic's positions unless the metadata are away."""
+    found = await client.status(topic)
+    if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
+        return found, None
+    return found, await client.last_positions(topic)
+
+
+def show_status(
+    topic: TopicName | None, found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
+) -> None:
+    """Show the daemon and its topics, or the one."""
+    show.facts(daemon_facts(found))
+    if topic is not None:
+        for one in found.topics:
+            click.echo()
+            show.facts(topic_facts(one, positions))
+    elif found.topics:
+        click.echo()
+        TABLE.show(found.topics)
+        for one in found.topics:
+            if one.stalled_reason:
+                click.echo(f"{one.topic}: {one.stalled_reason}")
+            if one.history.live_waits:
+                click.echo(f"{one.topic}: {history_text(one.history)}")
+
+
+TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
+    ("TOPIC", "topic"),
+    ("STATE", lambda one: "asleep" if one.asleep else one.state),
+    ("CONFIRMED", "confirmed"),
+    ("OFFLOADED", "offloaded"),
+    (">LAG", lambda one: lag_cells(one)[0]),
+    (">LAG BYTES", lambda one: lag_cells(one)[1]),
+    (">LAG AGE", lambda one: lag_cells(one)[2]),
+    (">OPEN SEGMENT", lambda one: show.size(one.open_segment_bytes) if one.open_segment_id else "-"),
+    (">SEGMENTS", "segments_committed"),
+)
+
+
+def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:
+    """Return the status as JSON shows it; `positions` is there for a single topic."""
+    result: dict[str, object] = {
+        "daemon": daemon_json(found),
+        "topics": [topic_json(one) for one in found.topics],
+    }
+    if positions is not None:
+        result["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
+    return result

@@ -1,0 +1,1 @@
+"""Commands about history: backfill, convert, rollback."""

@@ -1,0 +1,115 @@
+"""`offloadctl identity`: whose data these are, and an operator's word where that is in doubt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.core.refusals import RefusalKind
+from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.status_words import refusal_text
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import identity_pb2
+
+
+@click.group(short_help="Show whose data these are, and accept what is refused.")
+@options.common
+def identity(session: Session) -> None:
+    """Show whose data these are, and accept what is refused.
+
+    Where metadata, bucket or source of a topic seem to be of another history, nothing of it is deleted or granted until
+    the cause is gone, or an operator has accepted what was found.
+    """
+
+
+@identity.command("show", short_help="Show the deployment, its source and places, and what is refused.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@options.common
+def show_identity(session: Session, topic: TopicName | None) -> None:
+    """Show the deployment, its source and places; of a topic also what is refused, and what was accepted.
+
+    \b
+    Examples:
+      offloadctl identity show
+      offloadctl identity show orders
+    """
+
+    found = session.ask(lambda client: client.identity(topic or ""))
+    lines = [f"{label + ':':14} {text}" for label, text in identity_facts(found)]
+    session.tell(identity_json(found), "\n".join(lines))
+
+
+@identity.command(short_help="Believe what is refused.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@click.option("--kind", type=click.Choice([kind.value for kind in RefusalKind]), help="Which refusal of the topic.")
+@click.option("--place", is_flag=True, help="The places that another deployment has marked are this one's.")
+@click.option("--source", is_flag=True, help="The ledger source of the daemon is the right one.")
+@click.option("--apply", is_flag=True, help="Do it; else only say what would be believed.")
+@options.common
+def accept(
+    session: Session, *, topic: TopicName | None, kind: str | None, place: bool, source: bool, apply: bool
+) -> None:
+    """Believe what is refused: of a topic one kind, of all places, or of the source. Says what that means first.
+
+    It is about what was found now; something else of the same kind is refused again. The topic goes on within half a
+    minute.
+
+    \b
+    Examples:
+      offloadctl identity accept orders --kind metadata-went-back
+      offloadctl identity accept orders --kind metadata-went-back --apply
+      offloadctl identity accept --place --apply
+    """
+    if [topic is not None, place, source].count(True) != 1 or (topic is not None) is (kind is None):
+        raise click.UsageError("name a topic and its --kind, or give --place, or --source")
+
+    believed = session.ask(
+        lambda client: client.accept_identity(
+            topic or "", kind=kind or "", places=place, source=source, dry_run=not apply
+        )
+    )
+    head = "believed from now on:" if apply else "with --apply it would be believed from then on:"
+    session.tell({"applied": apply, "believed": believed}, "\n  ".join([head, *believed]))
+
+
+def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, str]]:
+    """Return the lines about a deployment and a topic."""
+    lines = [("deployment", found.deployment_id or "none was made yet")]
+    if found.deployment_id:
+        lines.append(("made", f"{show.moment(found.made_ms)} by {found.made_by}"))
+    if found.source_kind:
+        lines.append(("source", f"{found.source_kind} {found.source_id}"))
+    if found.source_found and found.source_found != found.source_id:
+        lines.append(("source found", found.source_found))
+    for one in found.places:
+        whose = one.error or (f"deployment {one.deployment_id}" if one.deployment_id else "not marked yet")
+        other = ": ANOTHER DEPLOYMENT" if one.other else ""
+        lines.append(("place", f"bucket {one.bucket!r}, prefix {one.prefix!r}: {whose}{other}"))
+    lines += [("REFUSED", refusal_text(one)) for one in found.refusals]
+    lines += [
+        ("accepted", f"{one.kind} ({one.evidence}) by {one.by}, {show.moment(one.at_ms)}") for one in found.accepted
+    ]
+    return lines
+
+
+def identity_json(found: identity_pb2.ShowIdentityResponse) -> dict[str, object]:
+    """Return them as JSON shows them."""
+    return {
+        "deployment": found.deployment_id or None,
+        "source": {"kind": found.source_kind, "id": found.source_id or None} if found.source_kind else None,
+        **as_json(found, leave_out=("deployment_id", "source_kind", "source_id", "places")),
+        "places": [
+            {
+                "deployment": one.deployment_id or None,
+                "daemon": one.daemon_id or None,
+                **as_json(one, leave_out=("deployment_id", "daemon_id"), kept=("bucket", "prefix")),
+            }
+            for one in found.places
+        ],
+    }

@@ -1,0 +1,136 @@
+"""`offloadctl ledgers`: what has become of each ledger of a topic, and deleting them from the tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.protocol.message_json import as_json, picked
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.core.model import TopicName
+    from offloaderd.protocol.v1 import retention_pb2
+
+
+@click.group(short_help="List a topic's ledgers, and delete them from the tier.")
+@options.common
+def ledgers(session: Session) -> None:
+    """List a topic's ledgers with what has become of each, and delete them from the tier."""
+
+
+@ledgers.command("list", short_help="List a topic's ledgers.")
+@click.argument("topic", type=options.TOPIC)
+@options.common
+def list_ledgers(session: Session, topic: TopicName) -> None:
+    """List the ledgers that the source or the tier has, with the state of each.
+
+    \b
+    open       still being written
+    closed     not all of it is offloaded yet
+    offloaded  all of it is in the tier; its copy was not verified yet, or was found wanting (see the daemon's log)
+    granted    its copy was verified: the source may delete it after the time shown
+    revoked    somebody took that permission back, see `offloadctl grants`
+    deleted    marked deleted in the tier; goes when those before it do
+
+    \b
+    Examples:
+      offloadctl ledgers list orders
+      offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
+    """
+    found = session.ask(lambda client: client.ledgers(topic))
+    names = ("ledgers", "deleted_up_to=floor", "deleted_segments", "deleted_bytes", "source_error", "metadata_error")
+    document = {"topic": str(topic), **picked(found, *names, nullable=("epoch",))}
+    session.tell(document, lambda: show_ledgers(topic, found))
+
+
+def show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> None:
+    """Show the ledgers, and what could not be asked."""
+    if found.ledgers:
+        TABLE.show(found.ledgers)
+    else:
+        click.echo(f"{topic} has no ledgers", err=True)
+    if floor := show.position_of(found, "floor"):
+        size = show.size(found.deleted_bytes)
+        click.echo(f"deleted up to {floor}: {show.plural(found.deleted_segments, 'segment')}, {size}", err=True)
+    if found.metadata_error:
+        click.echo(f"ZooKeeper is away, grants are not shown: {found.metadata_error}", err=True)
+    if found.source_error:
+        click.echo(f"the source was not asked: {found.source_error}", err=True)
+
+
+def note(one: retention_pb2.Ledger) -> str:
+    """Return what else is worth knowing of a ledger."""
+    grant = one.grant
+    if one.deleted_ms:
+        return f"marked deleted at {show.moment(one.deleted_ms)}"
+    if grant.revoked_ms:
+        return (
+            ("DAMAGED: " if grant.damaged else "")
+            + f"revoked at {show.moment(grant.revoked_ms)}"
+            + (f": {grant.revoked_reason}" if grant.revoked_reason else "")
+        )
+    if grant.source_deleted_ms:
+        return f"deleted from the source at {show.moment(grant.source_deleted_ms)}"
+    if grant.verified_ms:
+        how = "all read" if grant.readback else "looked up"
+        return f"{how} by {grant.daemon_id}; may go from {show.moment(grant.not_before_ms)} on"
+    return ""
+
+
+TABLE: show.Table[retention_pb2.Ledger] = show.Table(
+    (">LEDGER", "ledger_id"),
+    ("STATE", "state"),
+    (">ENTRIES", "entries"),
+    (">OFFLOADED", "offloaded_entries"),
+    (">PAYLOAD", "payload_bytes"),
+    (">SEGMENTS", "segments"),
+    ("AT SOURCE", lambda one: ("yes" if one.at_source else "no") if one.HasField("at_source") else "-"),
+    ("VERIFIED AT (UTC)", lambda one: show.moment(one.grant.verified_ms)),
+    ("NOTE", note),
+)
+
+
+@ledgers.command("delete", short_help="Delete ledgers from the tier.")
+@click.argument("topic", type=options.TOPIC)
+@click.argument("ledger_ids", metavar="LEDGER...", nargs=-1, required=True, type=click.IntRange(min=0))
+@click.option("--dry-run", is_flag=True, help="Change nothing; show which segments would be deleted.")
+@options.common
+def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool) -> None:
+    """Mark ledgers deleted in the tier; for good.
+
+    A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
+    the tier never holds less than the source. The daemon that owns the topic has to be asked. Nothing of it is read any
+    more; its objects go after retention.readers_s (1 h), at once where that is 0.
+
+    \b
+    Examples:
+      offloadctl ledgers delete orders 17 18 --dry-run
+      offloadctl ledgers delete orders 17 18
+    """
+
+    found = session.ask(lambda client: client.delete_ledgers(topic, ledger_ids, dry_run=dry_run))
+    document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
+    session.tell(document, "\n".join(deletion_lines(found, dry_run=dry_run)))
+
+
+def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:
+    """Return in words what was, or would be, deleted."""
+    would = "would be " if dry_run else ""
+    size = show.size(sum(segment.object_bytes for segment in found.segments))
+    lines = [
+        f"{would}marked deleted: {', '.join(map(str, found.marked)) or 'none, all were before'}",
+        f"{would}deleted: {show.plural(len(found.segments), 'segment')}, {size}",
+    ]
+    lines += [
+        f"  {segment.segment_id}  {show.position_of(segment, 'begin')}..{show.position_of(segment, 'end')}"
+        for segment in found.segments
+    ]
+    if found.segments:
+        lines.append("their objects go after retention.readers_s (1 h unless set)")
+    if found.waits_for:
+        lines.append(f"other segments wait for ledger {', '.join(map(str, found.waits_for))}, which is not marked")
+    return lines

@@ -1,0 +1,101 @@
+"""`offloadctl import-broker-conf`: what a broker's configuration says of offloading, taken over as far as it goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.offloadctl.topics.policies import BROKER, changed
+from offloaderd.cli.options import common as options
+from offloaderd.cli.program import OK, USAGE
+from offloaderd.core.model import OffloadMethod
+from offloaderd.policy.broker_conf import keys as broker_conf
+from offloaderd.policy.policies import shown
+from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.v1 import policy_pb2
+
+if TYPE_CHECKING:
+    from offloaderd.cli.options.common import Session
+    from offloaderd.policy.broker_conf.keys import Import
+
+CONF_BYTES_MAX = 10 << 20
+"""A broker.conf has some 100 kB."""
+
+
+@click.command("import-broker-conf", short_help="Take over what a broker.conf says of offloading.")
+@click.argument("conf", metavar="BROKER_CONF", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--apply", is_flag=True, help="Set the policies at the broker level. Without it nothing is changed.")
+@click.option(
+    "--method",
+    type=click.Choice([str(one) for one in OffloadMethod]),
+    help="The method to set. [default: ledger-based, as brokers offload]",
+)
+@options.common
+def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | None) -> int:
+    """Say of every key of Pulsar's offloading in a broker.conf as what it is used, or why not.
+
+    What is a policy is set at the broker level with --apply; no daemon is asked without it. What is a setting of the
+    daemon is written as a piece of its settings file. Secrets are neither copied nor shown. Mistakes are told with
+    their lines, and nothing is set then.
+
+    \b
+    Examples:
+      offloadctl import-broker-conf /pulsar/conf/broker.conf
+      offloadctl import-broker-conf broker.conf --method streaming --apply
+    """
+    if conf.stat().st_size > CONF_BYTES_MAX:
+        raise click.BadParameter(f"{conf} is larger than {show.size(CONF_BYTES_MAX)}: it is no broker.conf")
+    found = broker_conf.read(conf.read_text(encoding="utf-8", errors="replace"))
+    if method is not None:
+        found.policies = replace(found.policies, method=OffloadMethod(method))
+        found.notes = [note for note in found.notes if not note.startswith("method = ")]
+    done = None
+    if apply and not found.mistakes:
+        policies = policy_pb2.OffloadPolicies(**found.policies.said())
+        done = session.ask(lambda client: client.set_policies(BROKER, policies), timeout_s=options.PATTERN_TIMEOUT_S)
+    tell(session, found, done)
+    return USAGE if found.mistakes else OK
+
+
+def tell(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
+    """Show what was read, and what was done if it was applied."""
+    if session.json:
+        show.document({**import_json(found), "applied": done is not None})
+        return
+    show.table(
+        ["LINE", "KEY", "VALUE", "USED AS"],
+        [(str(one.line), one.key, one.value, one.used_as or f"- ({one.why})") for one in found.verdicts],
+    )
+    if found.policies.said():
+        click.echo("\nPolicies of the broker level:")
+        show.facts((f"  {name}", shown(name, value)) for name, value in found.policies.said().items())
+    if found.settings:
+        click.echo("\nFor the daemon's settings file:")
+        for line in broker_conf.toml(found.settings):
+            click.echo(f"  {line}".rstrip())
+    click.echo()
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    for mistake in found.mistakes:
+        click.echo(f"mistake: {mistake}", err=True)
+    if done is not None:
+        changed(session, BROKER, done, dry_run=False, verb="set")
+    elif not found.mistakes:
+        click.echo("nothing was changed; --apply sets the policies", err=True)
+
+
+def import_json(found: Import) -> dict[str, Any]:
+    """Return what was read as JSON shows it."""
+    return {
+        "keys": [
+            picked(one, "line", "key", "value", "used_as", "why_not=why", kept=("value",)) for one in found.verdicts
+        ],
+        "policies": dict(found.policies.said()),
+        "settings": found.settings,
+        "notes": found.notes,
+        "mistakes": found.mistakes,
+    }

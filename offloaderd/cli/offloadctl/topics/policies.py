@@ -1,0 +1,341 @@
+"""`set-`, `get-` and `remove-offload-policies` for the broker, namespaces and topics, as in pulsar-admin.
+
+Each value has our own spelling, in which a bare number is bytes or seconds, and pulsar-admin's, in which it has the
+unit that is in its name. All that is wrong with a command line is told at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fractions import Fraction
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.offloadctl.topics.topics import topics
+from offloaderd.cli.options import common as options
+from offloaderd.cli.options.quantities import warn_of_small_segments
+from offloaderd.core.errors import InvalidInput
+from offloaderd.policy.policies import FIELDS, Kind, shown
+from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.v1 import policy_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from offloaderd.cli.options.common import Session
+
+PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "method": ("--offloadMethod",),
+    "segment_bytes_max": ("--maxSizePerOffloadSegmentMbytes",),
+    "segment_age_max_s": ("--maxOffloadSegmentRolloverTimeMinutes",),
+    "segment_age_min_s": ("--minOffloadSegmentRolloverTimeMinutes",),
+    "threshold_bytes": ("--offloadThresholdInBytes", "--offloadAfterThreshold", "-t", "-oat"),
+    "threshold_s": ("--offloadThresholdInSeconds", "--offloadAfterThresholdInSeconds", "-ts", "-oats"),
+    "deletion_lag_s": ("--offloadDeletionLagInMillis", "--offloadAfterElapsed", "-dl", "-oae"),
+    "read_priority": ("--offloadedReadPriority", "-orp"),
+    "bucket": ("-b",),
+}
+"""pulsar-admin's names (namespaces and topics set-offload-policies), and those of PIP-76."""
+
+HELP = {
+    "method": "streaming: as entries come (PIP-76). ledger-based: closed ledgers (PIP-17). none: nothing new.",
+    "segment_bytes_max": "Roll segments at this size, e.g. 256M.",
+    "segment_age_max_s": "Roll a segment this long after its first entry, e.g. 90s or 10m.",
+    "segment_age_min_s": "Let a segment that is full wait at least this long.",
+    "threshold_bytes": "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
+    "threshold_s": "Ledger-based: offload ledgers that were closed this long ago.",
+    "deletion_lag_s": "Keep ledgers at the source this long after their offloading; off: for ever.",
+    "read_priority": "tiered-storage-first (or tiered-first), or bookkeeper-first (PIP-73).",
+    "bucket": "Refuse a daemon that stores elsewhere.",
+    "prefix": "Refuse a daemon that stores elsewhere.",
+    "history_order": "history-first: what was there before goes first (PIP-76). alongside: the live edge at once.",
+    "outage": "While the object store is away for long: block, source or spill.",
+    "retention": "keep for ever, follow the source's list, or limited.",
+    "retention_age_s": "With --retention limited: delete segments that were offloaded longer ago.",
+    "retention_bytes": "With --retention limited: delete the oldest segments beyond this size.",
+}
+METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
+PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
+
+
+def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for every value, in our spelling and in pulsar-admin's; the function gets what was `given`."""
+
+    @wraps(function)
+    def command(**arguments: Any) -> Any:  # noqa: ANN401 - a command's own arguments
+        texts = {name: (arguments.pop(name), arguments.pop(f"pulsar_{name}", None)) for name in FIELDS}
+        return function(given=given(texts), **arguments)
+
+    wrapped: Callable[..., Any] = command
+    for name, field in reversed(list(FIELDS.items())):
+        metavar = "|".join(field.choices) if field.kind is Kind.WORD else METAVARS[field.kind]
+        if name in PULSAR_FLAGS:
+            named = PULSAR_UNIT.search(field.pulsar)
+            unit = named[0].upper() if named is not None else metavar
+            text = f"The same as --{field.option}, as in pulsar-admin."
+            wrapped = click.option(*PULSAR_FLAGS[name], f"pulsar_{name}", metavar=unit, help=text)(wrapped)
+        wrapped = click.option(f"--{field.option}", name, metavar=metavar, help=HELP[name])(wrapped)
+    return DRY_RUN(wrapped)
+
+
+def given(texts: Mapping[str, tuple[str | None, str | None]]) -> policy_pb2.OffloadPolicies:
+    """Read the values that were given, each in our spelling or in Pulsar's. Raises UsageError with every mistake."""
+    values: dict[str, Any] = {}
+    mistakes = []
+    for name, (ours, pulsars) in texts.items():
+        if ours is not None and pulsars is not None:
+            mistakes.append(f"--{FIELDS[name].option} and {PULSAR_FLAGS[name][0]} are the same: give one of them")
+            continue
+        text, scale = (ours, Fraction(1)) if pulsars is None else (pulsars, FIELDS[name].scale)
+        if text is None:
+            continue
+        try:
+            values[name] = FIELDS[name].read(text, scale=scale)
+        except InvalidInput as error:
+            mistakes.append(error.message)
+    if mistakes:
+        raise click.UsageError("\n".join(mistakes))
+    return policy_pb2.OffloadPolicies(**values)
+
+
+def show_policies(found: policy_pb2.GetPoliciesResponse) -> None:
+    """Show each value with its origin."""
+    rows = [
+        (one.field, shown(one.field, getattr(found.effective, one.field)), f"{one.origin} {one.name}".strip())
+        for one in found.origins
+    ]
+    show.table(["POLICY", "VALUE", "ORIGIN"], rows)
+    for line in remarks(found):
+        click.echo(line, err=True)
+
+
+def remarks(found: policy_pb2.GetPoliciesResponse) -> list[str]:
+    """Return what the table does not say."""
+    lines = [f"what is stored there cannot be read: {found.damage}"] if found.damage else []
+    if found.level.WhichOneof("level") != "topic":
+        return lines
+    if not found.HasField("enabled"):
+        return [*lines, "the topic is not offloaded: nobody enabled it"]
+    if not found.enabled:
+        return [*lines, "the topic is not offloaded: it is disabled"]
+    return [*lines, f"the topic is offloaded because of {found.selected_by}"] if found.selected_by else lines
+
+
+def policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
+    """Return what holds at a level as JSON shows it."""
+    document: dict[str, object] = {
+        "level": level_name(found.level),
+        "own": {field.name: value for field, value in found.own.ListFields()},
+        "effective": {
+            one.field: {"value": getattr(found.effective, one.field), **picked(one, "origin", "name", kept=("origin",))}
+            for one in found.origins
+        },
+        "damage": found.damage or None,
+    }
+    if found.level.WhichOneof("level") == "topic":
+        document["enabled"] = found.enabled if found.HasField("enabled") else None
+        document["selected_by"] = found.selected_by or None
+    return document
+
+
+def level_name(level: policy_pb2.PolicyLevel) -> str:
+    """Return a level in words."""
+    match level.WhichOneof("level"):
+        case "namespace":
+            return f"namespace {level.namespace}"
+        case "topic":
+            return level.topic
+    return "broker"
+
+
+def set_or_remove(
+    session: Session, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies | None, *, dry_run: bool
+) -> None:
+    """Say something at a level, or nothing any more (None), and tell for which topics that changes what."""
+    done = session.ask(
+        lambda client: (
+            client.remove_policies(level, dry_run=dry_run)
+            if policies is None
+            else client.set_policies(level, policies, dry_run=dry_run)
+        ),
+        timeout_s=options.PATTERN_TIMEOUT_S,
+    )
+    warn_of_small_segments(policies.segment_bytes_max if policies is not None else 0)
+    changed(session, level, done, dry_run=dry_run, verb="remove" if policies is None else "set")
+
+
+def changed(
+    session: Session,
+    level: policy_pb2.PolicyLevel,
+    done: policy_pb2.ChangePoliciesResponse,
+    *,
+    dry_run: bool,
+    verb: str,
+) -> None:
+    """Show what was changed, or would be."""
+    if session.json:
+        rows = [picked(one, "topic", "outcome", "differences", "reason") for one in done.topics]
+        show.document({"level": level_name(level), "dry_run": dry_run, "topics": rows, "notes": list(done.notes)})
+        return
+    if dry_run:
+        show.table(
+            ["TOPIC", "OUTCOME", "CHANGES"],
+            [(one.topic, one.outcome, ", ".join(one.differences) or one.reason) for one in done.topics],
+        )
+    counts = Counter(one.outcome.replace("-", " ") for one in done.topics)
+    told = (
+        ", ".join(f"{show.plural(count, 'topic')} {outcome}" for outcome, count in counts.items()) or "no topic changed"
+    )
+    past = {"set": "set", "remove": "removed"}[verb]
+    words = f"would {verb}" if dry_run else past
+    click.echo(f"{words} the offload policies of {level_name(level)}: {told}")
+    for note in done.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+BROKER = policy_pb2.PolicyLevel(broker=True)
+NAMESPACE = click.argument(
+    "level", metavar="TENANT/NAMESPACE", callback=lambda _context, _param, said: policy_pb2.PolicyLevel(namespace=said)
+)
+TOPIC = click.argument(
+    "level",
+    metavar="TOPIC",
+    type=options.TOPIC,
+    callback=lambda _context, _param, said: policy_pb2.PolicyLevel(topic=str(said)),
+)
+
+
+def add_commands(group: click.Group, argument: Callable[[Any], Any], **texts: str) -> None:
+    """Add a level's three commands to a group: `argument` names the level, `texts` are the helps, short ones first."""
+
+    def set_policies(
+        session: Session, given: policy_pb2.OffloadPolicies, dry_run: bool, level: policy_pb2.PolicyLevel = BROKER
+    ) -> None:
+        set_or_remove(session, level, given, dry_run=dry_run)
+
+    def remove_policies(session: Session, dry_run: bool, level: policy_pb2.PolicyLevel = BROKER) -> None:
+        set_or_remove(session, level, None, dry_run=dry_run)
+
+    def get_policies(session: Session, level: policy_pb2.PolicyLevel = BROKER) -> None:
+        found = session.ask(lambda client: client.policies(level))
+        session.tell(policies_json(found), lambda: show_policies(found))
+
+    for verb, function in (
+        ("set", policy_options(options.common(set_policies))),
+        ("get", options.common(get_policies)),
+        ("remove", DRY_RUN(options.common(remove_policies))),
+    ):
+        short, _, text = texts[verb].partition("\n")
+        group.command(f"{verb}-offload-policies", short_help=short, help=text)(argument(function))
+
+
+@click.group(short_help="Set what holds for all topics of the cluster.")
+@options.common
+def broker(session: Session) -> None:
+    """Set, show and remove what holds for the topics of the cluster that say nothing themselves."""
+
+
+@click.group(short_help="Set what holds for the topics of a namespace.")
+@options.common
+def namespaces(session: Session) -> None:
+    """Set, show and remove what holds for the topics of a namespace."""
+
+
+add_commands(
+    broker,
+    lambda function: function,
+    set="""Say how topics are offloaded and read.
+    Say how topics are offloaded and read, in place of what was said at this level. It offloads no topic by itself.
+
+    A bare number is in bytes or seconds; 256M, 2h and the like say their unit. What is not given is left to the
+    daemon's settings.
+
+    \b
+    Examples:
+      offloadctl broker set-offload-policies --segment-size 512M --segment-age 10m
+      offloadctl broker set-offload-policies -orp bookkeeper-first --dry-run
+    """,
+    get="""Show what holds for topics that say nothing.
+    Show what holds for topics that say nothing themselves, and where each value comes from.
+
+    \b
+    Examples:
+      offloadctl broker get-offload-policies
+    """,
+    remove="""Leave all to the daemon's settings.
+    Say nothing at this level any more: what no topic and no namespace says is left to the daemon's settings.
+
+    \b
+    Examples:
+      offloadctl broker remove-offload-policies --dry-run
+    """,
+)
+add_commands(
+    namespaces,
+    NAMESPACE,
+    set="""Say how the topics of a namespace are offloaded and read.
+    Say how the topics of a namespace are offloaded and read, in place of what was said of it.
+
+    With a method of streaming or ledger-based all its topics are offloaded, those that come later as well, as in
+    Pulsar; Pulsar's own topics, compacted ones, and those that were disabled by name are left alone. A bare number is
+    in bytes or seconds; 256M, 2h and the like say their unit. What is not given is left to the broker's level.
+
+    \b
+    Examples:
+      offloadctl namespaces set-offload-policies public/default --method streaming --segment-age 5m
+      offloadctl namespaces set-offload-policies acme/eu --method ledger-based -oat 10G -oats 2h -dl 4h
+      offloadctl namespaces set-offload-policies acme/eu --read-priority bookkeeper-first --dry-run
+    """,
+    get="""Show what holds for a namespace.
+    Show what holds for topics of a namespace that say nothing themselves, and where each value comes from.
+
+    \b
+    Examples:
+      offloadctl namespaces get-offload-policies public/default
+    """,
+    remove="""Say nothing of a namespace any more.
+    Say nothing of a namespace any more. Topics that were offloaded only because of it are disabled.
+
+    \b
+    Examples:
+      offloadctl namespaces remove-offload-policies public/default --dry-run
+    """,
+)
+add_commands(
+    topics,
+    TOPIC,
+    set="""Say how a topic is offloaded and read.
+    Say how a topic is offloaded and read, with its partitions, in place of what was said of it by its name.
+
+    The topic is offloaded from now on, unless it was disabled by its name. A bare number is in bytes or seconds; 256M,
+    2h and the like say their unit. What is not given is left to the namespace's level.
+
+    \b
+    Examples:
+      offloadctl topics set-offload-policies orders --segment-size 256M
+      offloadctl topics set-offload-policies orders --maxSizePerOffloadSegmentMbytes 256 -orp bookkeeper-first
+      offloadctl topics set-offload-policies orders --method none --dry-run
+    """,
+    get="""Show what holds for a topic.
+    Show what holds for a topic, and where each value comes from.
+
+    \b
+    Examples:
+      offloadctl topics get-offload-policies orders
+      offloadctl topics get-offload-policies orders --json
+    """,
+    remove="""Say nothing of a topic any more.
+    Take back what was said of a topic by its name; it then follows its namespace and patterns.
+
+    It stays enabled, or disabled, as it is: `offloadctl topics disable` ends its offloading.
+
+    \b
+    Examples:
+      offloadctl topics remove-offload-policies orders
+    """,
+)

@@ -1,0 +1,294 @@
+"""`offloadctl topics`: which topics there are, and which of them are offloaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.offloadctl.topics import offload as topics_offload
+from offloaderd.cli.offloadctl.topics import pause as topics_pause
+from offloaderd.cli.options import common as options
+from offloaderd.cli.options.quantities import DURATION, SIZE, Parsed, duration_param, warn_of_small_segments
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import OutagePolicy, TierRetention
+from offloaderd.core.names.patterns import Scope, TopicPattern
+from offloaderd.policy.policies import FIELDS
+from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.v1 import admin_pb2, policy_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.cli.options.common import Session
+    from offloaderd.client import DaemonClient
+
+
+@click.group(short_help="List, enable and disable topics.")
+@options.common
+def topics(session: Session) -> None:
+    """List topics, and say which of them are offloaded."""
+
+
+topics.add_command(topics_offload.offload_topic)
+topics.add_command(topics_offload.offload_status)
+topics.add_command(topics_pause.pause)
+topics.add_command(topics_pause.resume)
+
+
+def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what enabling and disabling both take: a topic or pattern, and a rehearsal."""
+    function = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")(
+        function
+    )
+    return click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)(function)
+
+
+@topics.command("list", short_help="List the topics, and the patterns that enable them.")
+@click.argument("prefix", default="")
+@options.common
+def list_topics(session: Session, prefix: str) -> None:
+    """List the topics that are enabled or that the ledger source knows, and the patterns that were enabled.
+
+    PREFIX is a tenant, or TENANT/NAMESPACE; without it all topics are listed. Ledgers and entries are counted in lists
+    of up to 1,000 topics.
+
+    \b
+    Examples:
+      offloadctl topics list
+      offloadctl topics list public/default --json
+    """
+    found, selections = session.ask(lambda client: listed(client, prefix))
+    document = {"topics": [as_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
+    session.tell(document, lambda: show_topics(prefix, found, selections))
+
+
+async def listed(
+    client: DaemonClient, prefix: str
+) -> tuple[Sequence[admin_pb2.TopicSummary], Sequence[admin_pb2.Selection]]:
+    """Ask for the topics and patterns below a prefix; says on stderr when patterns cannot be told."""
+    found = await client.topics(prefix)
+    try:
+        return found, [one for one in await client.selections() if concerns(one, prefix)]
+    except Transient as error:
+        click.echo(f"only topics that this daemon works on are shown, and no patterns: {error.message}", err=True)
+        return found, []
+
+
+def show_topics(
+    prefix: str, found: Sequence[admin_pb2.TopicSummary], selections: Sequence[admin_pb2.Selection]
+) -> None:
+    """Show topics and patterns."""
+    if not found:
+        click.echo("no topics" + (f" below {prefix}" if prefix else ""), err=True)
+    else:
+        TOPICS.show(found)
+    if selections:
+        click.echo()
+        SELECTIONS.show(selections)
+        for one in selections:
+            if one.damage:
+                click.echo(f"{one.pattern}: {one.damage}", err=True)
+
+
+def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
+    """Whether a selection can have to do with the topics below a prefix."""
+    if selection.damage:
+        return True
+    parts = [*prefix.removesuffix("/").split("/"), ""][:2]
+    asked = Scope(parts[0] or None, parts[1] or None)
+    scope = TopicPattern.named(selection.pattern).scope
+    return scope.covers(asked) or asked.covers(scope)
+
+
+def offloaded(one: admin_pb2.TopicSummary) -> str:
+    """Return whether a topic is offloaded, in a word."""
+    return ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no"
+
+
+TOPICS: show.Table[admin_pb2.TopicSummary] = show.Table(
+    ("TOPIC", "topic"),
+    ("OFFLOADED", offloaded),
+    ("SELECTED BY", "selected_by"),
+    ("OWNER", lambda one: (one.owner or "-") + (f" ({one.placement})" if one.placement else "")),
+    (">LEDGERS", "ledgers"),
+    (">ENTRIES", "entries"),
+)
+SELECTIONS: show.Table[admin_pb2.Selection] = show.Table(
+    ("SELECTION", "pattern"),
+    (">TOPICS", "topics"),
+    (">SEGMENT SIZE", "segment_bytes_max"),
+    (">SEGMENT AGE", "segment_age_max_s"),
+    ("SINCE", lambda one: "not applied" if one.damage else show.moment(one.created_ms)),
+)
+
+
+def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
+    """Return a selection as JSON shows it; what is left to the daemon's configuration is null."""
+    policies = {field.name: value for field, value in one.policies.ListFields()}
+    return {**as_json(one, leave_out=("policies",)), "policies": policies}
+
+
+FURTHER = {
+    "method": "How to offload: as entries come (PIP-76), by closed ledgers (PIP-17), or not.",
+    "threshold_bytes": "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
+    "threshold_s": "Ledger-based: offload ledgers that were closed this long ago, e.g. 2h.",
+    "deletion_lag_s": "Keep ledgers at the source this long after their offloading; off: for ever.",
+    "history_order": "Offload what was there before first, or alongside.",
+}
+"""Policies that the topics' own command takes as well; `set-offload-policies` has them all."""
+
+
+def further_policies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options for the further policies."""
+    for name in reversed(list(FURTHER)):
+        field = FIELDS[name]
+        kind = Parsed("|".join(field.choices) or str(field.kind), field.read)
+        function = click.option(f"--{field.option}", name, type=kind, help=FURTHER[name])(function)
+    return function
+
+
+@topics.command(short_help="Start offloading a topic, or all that match a pattern.")
+@selecting
+@click.option("--segment-size", "segment_bytes_max", type=SIZE, help="Roll segments at this size, e.g. 256M.")
+@click.option(
+    "--segment-age",
+    "segment_age_max_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Roll a segment this long after its first entry.",
+)
+@click.option(
+    "--segment-age-min",
+    "segment_age_min_s",
+    type=duration_param(0),
+    metavar="TIME",
+    help="Let a segment that is full wait at least this long.",
+)
+@click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
+@further_policies
+@click.option(
+    "--outage",
+    type=click.Choice([str(one) for one in OutagePolicy]),
+    help="While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
+    "only pushed, spill them to the daemon's disk.",
+)
+@click.option(
+    "--retention",
+    type=click.Choice([str(one) for one in TierRetention]),
+    help="Keep what was offloaded for ever, as long as the source's list has the ledger, or limited by age or size.",
+)
+@click.option(
+    "--retain-age",
+    "retention_age_s",
+    type=DURATION,
+    metavar="TIME",
+    help="With --retention limited: delete segments that were offloaded longer ago.",
+)
+@click.option(
+    "--retain-size",
+    "retention_bytes",
+    type=SIZE,
+    help="With --retention limited: delete the oldest segments beyond this size, e.g. 500G.",
+)
+@options.common
+def enable(
+    session: Session,
+    pattern: TopicPattern,
+    dry_run: bool,
+    **policy: Any,  # noqa: ANN401 - the options above
+) -> None:
+    """Start offloading, or change the policy of what is offloaded.
+
+    TOPICS is a topic, with its partitions if it has any; or TENANT/NAMESPACE/* or TENANT/*, or re:EXPRESSION, which has
+    to match TENANT/NAMESPACE/TOPIC from end to end. A pattern is a standing order: topics that match and come later are
+    enabled within seconds. Pulsar's own topics and compacted ones are left alone by patterns, and enabled when named;
+    topics that were enabled or disabled by name stay as they are. Of several patterns the narrowest counts. What is
+    not given is left to the daemon's configuration.
+
+    Quote a pattern, so that the shell does not put the names of files in its place.
+
+    \b
+    Examples:
+      offloadctl topics enable persistent://public/default/orders
+      offloadctl topics enable orders --segment-size 256M --segment-age 60
+      offloadctl topics enable orders --method ledger-based --threshold-size 0
+      offloadctl topics enable orders --outage block
+      offloadctl topics enable orders --retention limited --retain-age 7776000
+      offloadctl topics enable 'public/default/*' --dry-run
+      offloadctl topics enable 'acme/*'
+      offloadctl topics enable 're:public/default/eu-.*'
+    """
+    further = policy_pb2.OffloadPolicies(**{name: policy.pop(name) for name in FURTHER})
+    found = session.ask(
+        lambda client: client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy),
+        timeout_s=timeout_of(pattern),
+    )
+    answer(session, pattern, found.topics, enabled=True, dry_run=dry_run)
+    warn_of_small_segments(policy["segment_bytes_max"] or 0)
+
+
+@topics.command(short_help="Stop offloading a topic, or what a pattern enabled.")
+@selecting
+@options.common
+def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> None:
+    """Complete the open segments and stop offloading.
+
+    TOPICS is a topic, with its partitions if it has any, which no pattern enables again; or a pattern as it was
+    enabled, and with it end the topics that it enabled and that no other pattern matches. What was offloaded stays
+    readable.
+
+    \b
+    Examples:
+      offloadctl topics disable persistent://public/default/orders
+      offloadctl topics disable orders --timeout 300
+      offloadctl topics disable 'public/default/*' --dry-run
+    """
+    found = session.ask(
+        lambda client: client.disable(pattern.topic or pattern, dry_run=dry_run), timeout_s=timeout_of(pattern)
+    )
+    answer(session, pattern, found.topics, enabled=False, dry_run=dry_run)
+
+
+def timeout_of(pattern: TopicPattern) -> float:
+    """Return how long to wait, longer when many topics may have to be changed."""
+    return options.CALL_TIMEOUT_S if pattern.topic is not None else options.PATTERN_TIMEOUT_S
+
+
+def answer(
+    session: Session,
+    pattern: TopicPattern,
+    changes: Sequence[admin_pb2.TopicChange],
+    *,
+    enabled: bool,
+    dry_run: bool,
+) -> None:
+    """Say what was done, and in a dry run what would be done to each topic."""
+    name = str(pattern.topic or pattern)
+    if session.json:
+        rows = [as_json(one) for one in changes]
+        show.document({"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows})
+        return
+    if dry_run:
+        CHANGES.show(changes)
+    verb = "enable" if enabled else "disable"
+    click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + counted(pattern, changes))
+    for one in changes:
+        if one.outcome == "left-alone" and not dry_run:
+            click.echo(f"left alone: {one.topic}: {one.reason}", err=True)
+
+
+CHANGES: show.Table[admin_pb2.TopicChange] = show.Table(
+    ("TOPIC", "topic"), ("OUTCOME", "outcome"), ("REASON", "reason")
+)
+
+
+def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> str:
+    """Return how many topics fared how, where there can be several."""
+    if pattern.topic is not None and len(changes) <= 1:
+        return ""
+    counts = Counter(one.outcome.replace("-", " ") for one in changes)
+    parts = [f"{show.number(count)} {outcome}" for outcome, count in counts.items()]
+    return ": " + (", ".join(parts) or "no topics so far")

@@ -1,0 +1,54 @@
+"""`offloaderd`: run the daemon, or everything it needs as well."""
+
+from __future__ import annotations
+
+import click
+
+import offloaderd
+from offloaderd.cli.program import LazyCommands, Program
+
+EXIT_CODES = """\b
+Exit codes:
+  0    stopped as asked, everything complete
+  1    failed, or the drain was not complete in time
+  2    wrong usage or configuration
+  130  interrupted before the work was done"""
+
+COMMANDS = LazyCommands(
+    "offloaderd.cli.offloaderd.check_config:check_config",
+    "offloaderd.cli.offloaderd.doctor:doctor",
+    "offloaderd.cli.offloaderd.health:health",
+    "offloaderd.cli.offloaderd.rebuild:rebuild",
+    "offloaderd.cli.offloaderd.serve:serve",
+    "offloaderd.cli.offloaderd.spark:spark",
+    "offloaderd.cli.offloaderd.standalone:standalone",
+    "offloaderd.cli.offloaderd.verify:verify",
+)
+
+
+@click.group(
+    cls=Program,
+    commands=COMMANDS,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(offloaderd.__version__, prog_name="offloaderd")
+def cli() -> None:
+    """Stream Apache Pulsar's entries to S3 while the ledger is still being written.
+
+    \b
+    Examples:
+      offloaderd standalone --walkthrough
+      offloaderd check-config --config offloaderd.toml
+      offloaderd doctor --config offloaderd.toml
+      offloaderd serve --config offloaderd.toml
+    """
+
+
+def main() -> None:
+    """Console script."""
+    cli(prog_name="offloaderd")
+
+
+if __name__ == "__main__":
+    main()

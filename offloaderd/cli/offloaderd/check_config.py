@@ -1,0 +1,98 @@
+"""`offloaderd check-config`: what the daemon would run with, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options.place import CONFIG
+from offloaderd.cli.program import FAILED, OK, USAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from offloaderd.daemon.doctor.finding import CheckResult
+    from offloaderd.daemon.settings import Report
+
+
+@click.command("check-config", short_help="Check the settings and show them.")
+@CONFIG
+@click.option("--connect", is_flag=True, help="Also try ZooKeeper, the bucket and the ports.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
+    """Check the settings; show each effective one and where it comes from, secrets masked.
+
+    All mistakes are reported at once, with exit code 2. With --connect, what cannot be reached gives exit code 1.
+
+    \b
+    Examples:
+      offloaderd check-config --config offloaderd.toml
+      offloaderd check-config --config offloaderd.toml --connect
+      offloaderd check-config --config offloaderd.toml --json | jq -r '.mistakes[]'
+    """
+    from offloaderd.daemon.settings import check  # noqa: PLC0415 - --help need not wait for it
+
+    report = check(config, os.environ)
+    tried: Sequence[CheckResult] = ()
+    if connect and report.settings is not None:
+        from offloaderd.core.clock import SystemClock  # noqa: PLC0415 - as above
+        from offloaderd.daemon.doctor.examination import connections  # noqa: PLC0415 - loads every adapter
+
+        tried = asyncio.run(connections(report.settings, SystemClock()))
+    if as_json:
+        show.document(as_document(report, tried if connect else None))
+    else:
+        for_people(report, tried)
+    if report.settings is None:
+        return USAGE
+    return OK if not any(one.failed for one in tried) else FAILED
+
+
+def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str, object]:
+    """Return the report as JSON shows it; `connections` is there when they were `tried`."""
+    found: dict[str, object] = {
+        "valid": report.settings is not None,
+        "mistakes": list(report.mistakes),
+        "warnings": [f"{found}: {advice}" for found, advice in doubts(report)],
+        "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
+    }
+    if tried is not None:
+        found["connections"] = [{"name": one.name, "up": not one.failed, "message": message(one)} for one in tried]
+    return found
+
+
+def doubts(report: Report) -> list[tuple[str, str]]:
+    """Return what is allowed and may be a mistake, each with what to do."""
+    from offloaderd.daemon.settings.warnings import doubtful  # noqa: PLC0415 - --help need not wait for it
+
+    return list(doubtful(report.settings)) if report.settings is not None else []
+
+
+def message(one: CheckResult) -> str:
+    """Say what is wrong with a connection, and what to do."""
+    return f"{one.found} ({one.what_to_do})" if one.what_to_do else one.found
+
+
+def for_people(report: Report, tried: Sequence[CheckResult]) -> None:
+    """Show the settings, or the mistakes."""
+    if report.settings is None:
+        count = show.plural(len(report.mistakes), "mistake")
+        click.echo(f"error: {count} in the settings", err=True)
+        for mistake in report.mistakes:
+            click.echo(f"  {mistake}", err=True)
+        click.echo("hint: docs/settings.md describes each setting", err=True)
+        return
+    show.table(["SETTING", "VALUE", "SOURCE"], [(row.key, row.value, row.source) for row in report.rows])
+    for found, advice in doubts(report):
+        click.echo(f"warning: {found}\nhint: {advice}", err=True)
+    if tried:
+        click.echo()
+        show.table(
+            ["CONNECTION", "STATE", "MESSAGE"],
+            [(one.name, "DOWN" if one.failed else "up", message(one)) for one in tried],
+        )

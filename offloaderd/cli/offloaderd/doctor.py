@@ -1,0 +1,60 @@
+"""`offloaderd doctor`: try everything that a daemon with these settings would need, from this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import checks
+from offloaderd.cli.options.place import CONFIG
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from offloaderd.daemon.doctor.finding import CheckResult
+
+
+@click.command(short_help="Try everything the daemon needs, and say what to do.")
+@CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
+def doctor(*, config: Path | None, as_json: bool) -> int:
+    """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks; no daemon need run.
+
+    One line a check, with what to do. Probes of its own are written, read and deleted again: a node below
+    metadata.root, and objects below <objects.prefix>offloaderd-doctor/. Exit code 1 when anything failed. To see it
+    from where a daemon runs: offloadctl doctor.
+
+    \b
+    Examples:
+      offloaderd doctor --config /etc/offloaderd/offloaderd.toml
+      offloaderd doctor --config offloaderd.toml --json | jq -r '.checks[] | select(.verdict != "ok")'
+    """
+    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+
+    log.configure("critical")  # what the libraries complain about is what the checks report
+    return asyncio.run(_doctor(config, as_json=as_json))
+
+
+async def _doctor(config: Path | None, *, as_json: bool) -> int:
+    async with aclosing(_examination(config)) as results:
+        return await checks.shown(results, as_json=as_json)
+
+
+async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:
+    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.daemon.doctor.examination import examine, invalid  # noqa: PLC0415
+    from offloaderd.daemon.settings import check  # noqa: PLC0415
+
+    report = check(config, os.environ)
+    if report.settings is None:
+        for result in invalid(report.mistakes):
+            yield result
+        return
+    async with aclosing(examine(report.settings, SystemClock())) as results:
+        async for result in results:
+            yield result

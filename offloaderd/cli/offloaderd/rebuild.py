@@ -1,0 +1,253 @@
+"""`offloaderd rebuild`: the metadata from the bucket alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.cli.options.place import CONFIG, STANDALONE, served
+from offloaderd.cli.options.quantities import Parsed
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.progress import Bars
+from offloaderd.core.errors import Conflict, Transient
+from offloaderd.protocol.message_json import picked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.upkeep.rebuild.known import Problem
+    from offloaderd.upkeep.rebuild.plan import TopicPlan
+    from offloaderd.upkeep.rebuild.rebuild import Found, Plan
+
+
+SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; write its whole uuid, as in its key")
+
+
+@click.command(short_help="Rebuild the metadata from the bucket alone.")
+@CONFIG
+@STANDALONE
+@click.option("--apply", "apply_", is_flag=True, help="Write it. Without this nothing is written.")
+@click.option(
+    "--topic",
+    "topics",
+    metavar="TOPIC",
+    type=options.TOPIC,
+    multiple=True,
+    help="Only this topic, of which the metadata must know nothing; others may be there and daemons may run. "
+    "May be repeated.",
+)
+@click.option(
+    "--prefer",
+    metavar="SEGMENT",
+    type=SEGMENT,
+    multiple=True,
+    help="Of segments that hold the same entries take this one. May be repeated.",
+)
+@click.option("--without", metavar="SEGMENT", type=SEGMENT, multiple=True, help="Leave this one out. May be repeated.")
+@click.option("--enable", is_flag=True, help="Enable the topics at once. Without this they come back disabled.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
+def rebuild(
+    *,
+    config: Path | None,
+    standalone: Path | None,
+    apply_: bool,
+    topics: tuple[TopicName, ...],
+    prefer: tuple[UUID, ...],
+    without: tuple[UUID, ...],
+    enable: bool,
+    as_json: bool,
+) -> int:
+    """Read every manifest under the prefix, and write the map of each topic into empty metadata.
+
+    Overlaps, gaps, contradictions, and segments that are incomplete or cannot be read are reported and never decided:
+    nothing of such a topic is written. No daemon may run meanwhile, unless topics are named; with --standalone, stop it
+    before --apply, and its ZooKeeper and S3 server are started for this alone. What was broken off goes
+    on with the same command. Policies, selections and grants are not in the bucket: enable the topics again.
+
+    Exit code 1 when a topic is, or would be, left out.
+
+    \b
+    Examples:
+      offloaderd rebuild --config offloaderd.toml
+      offloaderd rebuild --config offloaderd.toml --apply
+      offloaderd rebuild --standalone data/standalone --apply
+      offloaderd rebuild --config offloaderd.toml --topic orders --prefer 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11 --apply
+      offloaderd rebuild --config offloaderd.toml --json | jq -r '.topics[].problems[].text'
+    """
+    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+
+    log.configure("critical")
+    decided = Decided(topics=topics, prefer=prefer, without=without)
+
+    async def work() -> int:
+        async with served(config, standalone) as settings:
+            return await _rebuild(settings, decided, apply=apply_, enable=enable, as_json=as_json)
+
+    return asyncio.run(work())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What somebody has decided on the command line."""
+
+    topics: Sequence[TopicName]
+    prefer: Sequence[UUID]
+    without: Sequence[UUID]
+
+
+async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
+    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.daemon.adapters import options as wiring  # noqa: PLC0415
+    from offloaderd.daemon.adapters.stores import bucket_store, metadata_store  # noqa: PLC0415
+    from offloaderd.upkeep.rebuild import rebuild as work  # noqa: PLC0415
+
+    clock = SystemClock()
+    started = clock.monotonic()
+    async with bucket_store(settings, clock) as objects:
+        sites = wiring.sites(settings)
+        with Bars() as bars:
+            found = await work.read_buckets(objects, sites, bars.counter("segments read"))
+            await work.read_brokers(objects, sites, found)
+    plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
+    written: Sequence[TopicName] = ()
+    target = ""
+    try:
+        async with metadata_store(settings) as metadata:
+            if apply:
+                with Bars() as bars:
+                    written = await work.write(
+                        metadata,
+                        plan,
+                        topics=decided.topics,
+                        enable=enable,
+                        now_ms=clock.wall_ms(),
+                        progress=bars.counter("topics written"),
+                    )
+            else:
+                await work.check_target(metadata, decided.topics)
+    except (Conflict, Transient) as error:
+        if apply:
+            raise
+        target = str(error)
+    seconds = clock.monotonic() - started
+    shown = Shown(found=found, plan=plan, written=set(written), target=target, applied=apply, seconds=seconds)
+    if as_json:
+        show.document(shown.document())
+    else:
+        shown.write()
+    return FAILED if shown.left_out or target else OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The outcome, for people and for programs. `target` says why the metadata cannot take it."""
+
+    found: Found
+    plan: Plan
+    written: Collection[TopicName]
+    target: str
+    applied: bool
+    seconds: float
+
+    @property
+    def left_out(self) -> int:
+        """How many topics are not written because somebody has to decide first."""
+        return sum(self.state(one) == "blocked" for one in self.plan.topics) + self.plan.blocked
+
+    def state(self, plan: TopicPlan) -> str:
+        """Return what became of a topic, in a word."""
+        if plan.topic in self.written:
+            return "written"
+        return "blocked" if plan.blocked or self.plan.blocked else "ready"
+
+    def write(self) -> None:
+        """Show it to people."""
+        plans = self.plan.topics
+        if plans:
+            TABLE.show(map(self._topic, plans))
+            click.echo()
+        problems = [*self.plan.problems, *(problem for plan in plans for problem in plan.problems)]
+        for problem in problems:
+            click.echo(line(problem))
+        if problems:
+            click.echo()
+        counts = self.found.counts
+        click.echo(
+            f"read {show.plural(counts.segments, 'segment')} ({show.size(counts.object_bytes)}) of "
+            f"{show.plural(len(plans), 'topic')} in {show.age(self.seconds)}"
+        )
+        ready = sum(self.state(plan) == "ready" for plan in plans)
+        if self.applied:
+            click.echo(f"wrote {show.plural(len(self.written), 'topic')}")
+        else:
+            click.echo(f"would write {show.plural(ready, 'topic')}")
+        if self.left_out:
+            click.echo("what is blocked is not written: decide with --prefer and --without, or restore what is missing")
+        if self.target:
+            click.echo(f"the target cannot take it: {self.target}")
+        elif not self.applied and ready:
+            click.echo("nothing was written: this was a dry run, add --apply")
+
+    def _topic(self, plan: TopicPlan) -> dict[str, object]:
+        segments = plan.map.segments
+        return {
+            "topic": str(plan.topic),
+            "state": self.state(plan),
+            "segments": len(segments),
+            "entries": sum(one.entries for one in segments),
+            "payload_bytes": sum(one.payload_bytes for one in segments),
+            "begin": str(segments[0].begin) if segments else None,
+            "end": str(segments[-1].end) if segments else None,
+            "losses": len(plan.map.losses),
+        }
+
+    def document(self) -> dict[str, object]:
+        """Return it for programs."""
+        return {
+            "applied": self.applied,
+            **picked(self.found.counts, "segments", "object_bytes"),
+            **picked(self, "seconds", "target"),
+            "topics": [
+                {
+                    **self._topic(plan),
+                    "epoch": plan.epoch,
+                    "problems": [as_json(problem) for problem in plan.problems],
+                }
+                for plan in self.plan.topics
+            ],
+            "problems": [as_json(problem) for problem in self.plan.problems],
+        }
+
+
+TABLE = show.Table[dict[str, object]](
+    ("STATE", "state"),
+    ("TOPIC", "topic"),
+    (">SEGMENTS", "segments"),
+    (">ENTRIES", "entries"),
+    (">PAYLOAD", "payload_bytes"),
+    ("BEGIN", "begin"),
+    ("END", "end"),
+    (">LOSSES", "losses"),
+)
+
+
+def line(problem: Problem) -> str:
+    """Return a problem in one line, what to do at its end."""
+    kind = problem.kind.upper() if problem.blocks else problem.kind.value
+    where = f"{problem.topic}: " if problem.topic is not None else ""
+    todo = f" -> {problem.what_to_do}" if problem.what_to_do else ""
+    return f"{kind:<13} {where}{problem.text}{todo}"
+
+
+def as_json(problem: Problem) -> dict[str, object]:
+    """Return a problem as JSON shows it."""
+    return picked(problem, "kind", "blocks", "topic", "segments", "text", "what_to_do", kept=("text",))

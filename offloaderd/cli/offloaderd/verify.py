@@ -1,0 +1,245 @@
+"""`offloaderd verify`: everything that is stored, looked at with read access to the bucket only."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import click
+
+from offloaderd.cli import segments as segments_view
+from offloaderd.cli import show
+from offloaderd.cli.options import common as options
+from offloaderd.cli.options.place import CONFIG, STANDALONE, served
+from offloaderd.cli.options.quantities import size_param
+from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.progress import Bars
+from offloaderd.core.errors import InvalidConfig, OffloaderError
+from offloaderd.protocol.message_json import picked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
+    from offloaderd.upkeep.verify.cluster import Report, Verifier
+
+NOT_LOOKED = 3
+LEVELS = ("metadata", "headers", "full")
+COUNTS = ("segments", "entries", "object_bytes", "problems", "unreachable")
+SUM = ("topics", "segments", "entries", "object_bytes", "problems", "notes", "unreachable", "error", "last_topic=last")
+
+
+class Against(TypedDict):
+    """What the bucket is compared with, and whether what follows is only said."""
+
+    against_map: bool
+    dry_run: bool
+
+
+@click.command(short_help="Verify everything in the bucket, with read access only.")
+@CONFIG
+@STANDALONE
+@click.option(
+    "--topic", "topics", metavar="TOPIC", type=options.TOPIC, multiple=True, help="Only this one. May be repeated."
+)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default="full",
+    show_default=True,
+    help="metadata: manifests, indexes, sizes, continuity. headers: also the header of each block. full: every byte.",
+)
+@click.option(
+    "--against-map",
+    is_flag=True,
+    help="Also compare with what ZooKeeper says is committed, and have the source keep ledgers whose copy is damaged.",
+)
+@click.option("--dry-run", is_flag=True, help="With --against-map: revoke no grant, only say of which ledgers.")
+@click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
+@click.option("--rate", metavar="SIZE", type=size_param(2**20), help="Read at most this a second; a number is MiB.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
+def verify(
+    *,
+    config: Path | None,
+    standalone: Path | None,
+    topics: tuple[TopicName, ...],
+    level: str,
+    after: TopicName | None,
+    rate: int | None,
+    as_json: bool,
+    **against: Unpack[Against],
+) -> int:
+    """Look at every segment under the prefix: is all of it there, and is it what was written?
+
+    Nothing in the bucket is written or repaired, and no daemon need run. Daemons may be at work meanwhile. Each topic
+    is told as soon as it is done; one that was broken off goes on with --after. What is said in small letters is no
+    problem.
+
+    With --against-map the grants of ledgers whose copy is damaged are revoked, so that their source keeps them: that is
+    the one thing that is written, in ZooKeeper. Where it may not be, each such ledger is named with the command to run.
+
+    \b
+    Exit codes:
+      0    everything that was looked at is sound
+      1    problems were found
+      2    wrong usage or configuration
+      3    no problem was found, but not everything could be looked at
+
+    \b
+    Examples:
+      offloaderd verify --config offloaderd.toml
+      offloaderd verify --standalone data/standalone
+      offloaderd verify --config offloaderd.toml --level metadata --against-map
+      offloaderd verify --config offloaderd.toml --topic orders --rate 50MiB
+      offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
+    """
+    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.daemon.adapters.stores import metadata_store  # noqa: PLC0415
+    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
+    from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper  # noqa: PLC0415
+    from offloaderd.upkeep.verify.cluster import Wish  # noqa: PLC0415
+    from offloaderd.upkeep.verify.flaws import Level  # noqa: PLC0415
+
+    log.configure("critical")
+    if against["dry_run"] and not against["against_map"]:
+        raise click.UsageError("--dry-run goes with --against-map: nothing else writes anything")
+    view = View(as_json=as_json, bars=Bars())
+    wish = Wish(level=Level(level), topics=topics, after=after)
+
+    async def look() -> None:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(view.bars)
+            settings = await stack.enter_async_context(served(config, standalone))
+            metadata = await stack.enter_async_context(metadata_store(settings)) if against["against_map"] else None
+            keeper = JobKeeper(metadata, SystemClock(), job="offloaderd verify", dry_run=against["dry_run"])
+            verifier = await opened(stack, settings, rate, metadata=metadata, progress=view.progress)
+            async with aclosing(verifier.run(wish)) as reports:
+                async for one in reports:
+                    view.show(one, await kept(one, metadata, keeper))
+
+    try:
+        asyncio.run(look())
+    except InvalidConfig:
+        raise
+    except OffloaderError as error:
+        view.broken_off(error)
+    except KeyboardInterrupt:
+        view.hint()
+        raise
+    return view.end()
+
+
+async def opened(
+    stack: AsyncExitStack,
+    settings: Settings,
+    rate: int | None,
+    *,
+    metadata: MetadataStore | None,
+    progress: Callable[[str, int], None],
+) -> Verifier:
+    """Open what is needed. Raises what the stores raise."""
+    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
+    from offloaderd.core.limits import TokenBucket  # noqa: PLC0415
+    from offloaderd.daemon.adapters import options as wiring  # noqa: PLC0415
+    from offloaderd.daemon.adapters.stores import bucket_store  # noqa: PLC0415
+    from offloaderd.objects.retrying import RetryingReader  # noqa: PLC0415
+    from offloaderd.upkeep.verify.cluster import Verifier  # noqa: PLC0415
+
+    clock = SystemClock()
+    objects = bucket_store(settings, clock)
+    await stack.enter_async_context(objects)
+    looker = RetryingReader(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
+    return Verifier(objects, wiring.sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
+
+
+async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
+    """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
+    from offloaderd.metadata.topic_map import map as catalog  # noqa: PLC0415
+    from offloaderd.upkeep.verify.flaws import damage_by_segment  # noqa: PLC0415
+
+    damage = damage_by_segment(report.flaws)
+    if metadata is None or report.topic is None or not damage:
+        return []
+    return await keeper.keep(await catalog.load(metadata, report.topic), damage)
+
+
+@dataclass(slots=True)
+class View:
+    """What was seen so far, and how it is shown."""
+
+    as_json: bool
+    bars: Bars
+    topics: int = 0
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    problems: int = 0
+    notes: int = 0
+    unreachable: int = 0
+    last: str = ""
+    error: str = ""
+
+    def progress(self, what: str, count: int) -> None:
+        """Tell on a terminal how far one is."""
+        shown = show.size(count) if what.startswith("bytes") else show.number(count)
+        self.bars.show("verifying", f"{shown} {what.removeprefix('bytes ')}")
+
+    def show(self, one: Report, ledgers: Sequence[DamagedLedger] = ()) -> None:
+        """Count a topic and show it, and what becomes of the ledgers whose copies are damaged."""
+        self.bars.clear()
+        if one.topic is not None:
+            self.topics += 1
+            self.last = str(one.topic)
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(one, name))
+        self.notes += len(one.flaws) - one.problems - one.unreachable
+        if self.as_json:
+            click.echo(show.json_line(as_document(one, ledgers)), nl=False)
+            return
+        name = "of no topic" if one.topic is None else str(one.topic)
+        state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
+        held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
+        click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
+        segments_view.write_flaws(one.flaws)
+        segments_view.write_ledgers(ledgers)
+
+    def broken_off(self, error: OffloaderError) -> None:
+        """Note that the rest could not be looked at."""
+        self.error = str(error)
+        self.unreachable += 1
+        report(error)
+        self.hint()
+
+    def hint(self) -> None:
+        """Say how to go on."""
+        if self.last:
+            click.echo(f"hint: go on with --after {self.last}", err=True)
+
+    def end(self) -> int:
+        """Show the sum; returns the exit code."""
+        code = FAILED if self.problems else NOT_LOOKED if self.unreachable else OK
+        if self.as_json:
+            click.echo(show.json_line({"summary": picked(self, *SUM)}), nl=False)
+            return code
+        looked = f"{show.plural(self.segments, 'segment')} of {show.plural(self.topics, 'topic')}"
+        said = f"looked at {looked}: {show.number(self.entries)} entries, {show.size(self.object_bytes)}"
+        verdict = show.plural(self.problems, "problem") if self.problems else "no problem"
+        click.echo(f"{said}; {verdict}" + (f", {show.plural(self.notes, 'note')}" if self.notes else ""))
+        if self.unreachable:
+            click.echo("not everything could be looked at")
+        return code
+
+
+def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str, object]:
+    """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
+    return {
+        **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
+        "flaws": [segments_view.flaw_as_json(flaw) for flaw in one.flaws],
+        "ledgers": [segments_view.ledger_as_json(ledger) for ledger in ledgers],
+    }

@@ -1,0 +1,1 @@
+"""Options and types of arguments that commands share."""

@@ -1,0 +1,239 @@
+"""What every offloadctl command takes: which daemon, how long to wait, and JSON; and types of arguments.
+
+The options may stand before or after the subcommand; the later one wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from offloaderd.cli import show
+from offloaderd.cli.options.quantities import DURATION, Parsed
+from offloaderd.client import DaemonClient, Trust, Unreachable
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.standalone import state
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+T = TypeVar("T")
+DEFAULT_ADDRESS = "127.0.0.1:7650"
+"""Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
+CALL_TIMEOUT_S = 30.0
+TRUST_FILES = {
+    "tls_ca": "Authorities that sign the daemon's certificate (PEM). Not given: those of the system.",
+    "tls_cert": "Our certificate (PEM), for a daemon that asks for one.",
+    "tls_key": "Its key (PEM, without a passphrase).",
+    "token_file": "File with a token as Pulsar's brokers take it; the token itself may be in OFFLOADCTL_TOKEN.",
+}
+TRUST_FIELDS = {
+    "tls": "tls",
+    "tls_ca": "ca_file",
+    "tls_cert": "cert_file",
+    "tls_key": "key_file",
+    "token_file": "token_file",
+}
+PATTERN_TIMEOUT_S = 300.0
+"""Of calls that change the policies of many topics; ten thousand take some ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """How one command reaches the daemon and answers. `timeout_s` None: the command's own default."""
+
+    address: str | None = None
+    standalone: Path | None = None
+    timeout_s: float | None = None
+    json: bool = False
+    trust: Trust = field(default_factory=Trust)
+
+    def target(self) -> str:
+        """Return the daemon's address: given, a standalone's, or the default. Raises NotFound, InvalidConfig."""
+        if self.address is not None:
+            return self.address
+        if self.standalone is not None:
+            return state.load(self.standalone).address
+        usual = Path(state.DEFAULT_DIRECTORY)
+        if state.running(usual):
+            return state.load(usual).address
+        return DEFAULT_ADDRESS
+
+    def client(self, *, timeout_s: float = CALL_TIMEOUT_S) -> DaemonClient:
+        """Return a client that is not connected yet; `timeout_s` is the command's own default."""
+        self.trust.check()
+        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
+
+    def ask(self, call: Callable[[DaemonClient], Awaitable[T]], *, timeout_s: float = CALL_TIMEOUT_S) -> T:
+        """Ask the daemon something and return its answer; `timeout_s` as in `client`."""
+
+        async def asked() -> T:
+            async with self.client(timeout_s=timeout_s) as client:
+                return await call(client)
+
+        return self.run(asked())
+
+    def tell(self, document: Mapping[str, object], text: str | Callable[[], object]) -> None:
+        """Write an answer: the document with --json, else the text, if there is any, or what is to be called for it."""
+        if self.json:
+            show.document(document)
+        elif callable(text):
+            text()
+        elif text:
+            click.echo(text)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a command to its end. Where a standalone has stopped, the error names it."""
+        try:
+            return asyncio.run(work)
+        except Unreachable as error:
+            directory = self.standalone or Path(state.DEFAULT_DIRECTORY)
+            named = self.address is not None or not (directory / state.FILE_NAME).exists()
+            if named or state.running(directory):
+                raise
+            start = f"offloaderd standalone --data {directory}"
+            raise Unreachable(
+                f"{error.message}; the standalone in {directory} is stopped", hint=f"start it: {start}"
+            ) from error
+
+
+class ConnectionOption(click.Option):
+    """An option of the connection: described in the program's own help, and named in one line by its commands."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return what --help shows, None for nothing."""
+        if ctx.parent is None:
+            return super().get_help_record(ctx)
+        if self.name != "address":
+            return None
+        flags = "--address, --standalone, --timeout, --tls..., --token-file"
+        return flags, f"Which daemon, how, and for how long: {ctx.find_root().info_name} --help"
+
+
+def common(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the shared options to a command or group; the function gets a `session` first."""
+
+    @click.option(
+        "--address",
+        cls=ConnectionOption,
+        metavar="HOST:PORT",
+        envvar="OFFLOADCTL_ADDRESS",
+        help=f"The daemon's gRPC address. [env: OFFLOADCTL_ADDRESS; default: that of a standalone running in "
+        f"{state.DEFAULT_DIRECTORY}, else {DEFAULT_ADDRESS}]",
+    )
+    @click.option(
+        "--standalone",
+        cls=ConnectionOption,
+        metavar="DIR",
+        envvar="OFFLOADCTL_STANDALONE",
+        type=click.Path(path_type=Path),
+        help="Use the daemon of the standalone with this data directory. [env: OFFLOADCTL_STANDALONE]",
+    )
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        cls=ConnectionOption,
+        metavar="TIME",
+        type=DURATION,
+        help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
+        "what streams or waits]",
+    )
+    @trusting
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document, or one line an item.")
+    def command(
+        address: str | None,
+        standalone: Path | None,
+        timeout_s: float | None,
+        as_json: bool,
+        **arguments: Any,  # noqa: ANN401 - a command's own arguments
+    ) -> Any:  # noqa: ANN401
+        context = click.get_current_context()
+        session = merged(context, address, standalone, timeout_s, as_json=as_json)
+        session = replace(session, trust=taken_trust(context, arguments, session.trust))
+        context.obj = session
+        return function(session, **arguments)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of TLS and tokens."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    for name, text in reversed(TRUST_FILES.items()):
+        variable = f"OFFLOADCTL_{name.upper()}"
+        flag = f"--{name.replace('_', '-')}"
+        function = click.option(
+            flag,
+            name,
+            cls=ConnectionOption,
+            metavar="FILE",
+            envvar=variable,
+            type=file,
+            help=f"{text} [env: {variable}]",
+        )(function)
+    return click.option(
+        "--tls",
+        cls=ConnectionOption,
+        is_flag=True,
+        envvar="OFFLOADCTL_TLS",
+        help="Speak TLS; implied by --tls-ca and --tls-cert.",
+    )(function)
+
+
+def taken_trust(context: click.Context, arguments: dict[str, Any], outer: Trust) -> Trust:
+    """Take what is said of TLS and tokens out of a command's arguments; a flag beats the environment, and outer flags.
+
+    The token itself comes by the environment alone: options can be seen by whoever lists processes.
+    """
+    said: dict[str, Any] = {}
+    for name, attribute in TRUST_FIELDS.items():
+        value = arguments.pop(name)
+        if value and (from_command_line(context, name) or not getattr(outer, attribute)):
+            said[attribute] = value
+    return replace(outer, token=os.environ.get("OFFLOADCTL_TOKEN") or None, **said)
+
+
+def from_command_line(context: click.Context, name: str) -> bool:
+    """Whether an option was written, and does not come from the environment."""
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def merged(
+    context: click.Context, address: str | None, standalone: Path | None, timeout_s: float | None, *, as_json: bool
+) -> Session:
+    """Return the outer command's session with what was said here; a flag beats the environment.
+
+    Raises UsageError for two flags that contradict each other.
+    """
+
+    given = partial(from_command_line, context)
+    if given("address") and given("standalone"):
+        raise click.UsageError("--address and --standalone exclude each other")
+    session: Session = context.obj if isinstance(context.obj, Session) else Session()
+    if given("address") or (address is not None and session.address is None and session.standalone is None):
+        session = replace(session, address=address, standalone=None)
+    if given("standalone") or (standalone is not None and session.address is None and session.standalone is None):
+        session = replace(session, address=None, standalone=standalone)
+    return replace(session, timeout_s=timeout_s or session.timeout_s, json=as_json or session.json)
+
+
+def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
+    """Read the one topic or pattern of a command; tells of quotes when the shell seems to have expanded a pattern."""
+    if len(words) > 1:
+        hint = "quote a pattern, or the shell puts names of files in its place: 'public/default/*'"
+        raise click.UsageError(f"one topic or pattern, not {len(words)}\nhint: {hint}", context)
+    return Parsed("pattern", TopicPattern.named).convert(words[0], param, context)
+
+
+TOPIC = Parsed("topic", TopicName.parse)
+POSITION = Parsed("position", Position.parse)
+PRIORITY = Parsed("priority", ReadPriority.parse)

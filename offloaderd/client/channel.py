@@ -1,0 +1,252 @@
+"""One channel to one of several daemons, and what every call needs of it: deadline, limits, errors.
+
+Channels stay open once made, so a call that still runs on one is not cut off when others move on; there are at most
+`ADDRESSES_MAX` of them, and those that were made with certificates that have been replaced since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import grpc
+from grpc import aio
+
+from offloaderd.client.errors import Unreachable, translated
+from offloaderd.client.trust import Trust
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import InvalidConfig, InvalidInput, OffloaderError, first_of
+from offloaderd.protocol.v1 import placement_pb2, placement_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from types import TracebackType
+
+    from offloaderd.core.clock import Clock
+
+log = logging.getLogger(__name__)
+MESSAGE_BYTES_MAX = 32 * 1024 * 1024
+"""Largest message that is sent or taken; an entry is at most 5 MiB, a batch a little more than the batch size."""
+FRAME_BYTES = 1024 * 1024
+"""Largest frame of HTTP/2 that is taken: an answer of a read is about this long, and cheaper in one than in many."""
+CONNECT_S = 5.0
+ADDRESSES_MAX = 64
+PEERS_S = 10.0
+"""How long to wait for the list of the other daemons, which is only needed if this one goes away."""
+
+
+class OpenChannel(NamedTuple):
+    """A channel, and the state of the files that it was made with."""
+
+    channel: aio.Channel
+    files: tuple[object, ...]
+
+
+class Connection:
+    """Async context manager over channels to daemons: connected to the first of `addresses` that answers.
+
+    Every call runs on the present channel. Raises Unreachable, NotTrusted, InvalidInput, InvalidConfig.
+    """
+
+    def __init__(
+        self,
+        *addresses: str,
+        timeout_s: float | None = 30.0,
+        connect_s: float = CONNECT_S,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        trust: Trust | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not 0 < len(addresses) <= ADDRESSES_MAX:
+            raise InvalidInput(f"{len(addresses)} addresses of daemons", hint=f"give 1 to {ADDRESSES_MAX}")
+        self._addresses = [checked_address(address) for address in dict.fromkeys(addresses)]
+        self._given = frozenset(self._addresses)
+        self.address = self._addresses[0]
+        self._trust = trust or Trust()
+        self._timeout_s = timeout_s
+        self._connect_s = connect_s
+        self._message_bytes_max = message_bytes_max
+        self._clock: Clock = clock or SystemClock()
+        self._options = (
+            ("grpc.max_receive_message_length", message_bytes_max),
+            ("grpc.max_send_message_length", message_bytes_max),
+            ("grpc.http2.max_frame_size", FRAME_BYTES),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            ("grpc.enable_http_proxy", 0),
+        )
+        self._channels: dict[str, OpenChannel] = {}
+        self._retired: list[OpenChannel] = []
+        self._moving = asyncio.Lock()
+        self._peers_known = False
+
+    async def __aenter__(self) -> Self:
+        """Connect to the first address that answers."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group = await Group().__aenter__()
+        try:
+            await self._connect_any(self._addresses)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the channels; calls that still run are cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(None, None, None)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        finally:
+            for one in (*self._channels.values(), *self._retired):
+                await one.channel.close()
+            self._channels.clear()
+            self._retired.clear()
+
+    def at(self, address: str) -> Self:
+        """Return a client for another daemon, not connected yet, with the same trust and limits."""
+        return type(self)(
+            address,
+            timeout_s=self._timeout_s,
+            connect_s=self._connect_s,
+            message_bytes_max=self._message_bytes_max,
+            trust=self._trust,
+            clock=self._clock,
+        )
+
+    async def move(self, lost: str) -> None:
+        """Go over to a daemon that answers, if the present one is `lost`: that one comes last.
+
+        Of several calls that lose one daemon the first moves, the others follow. Raises as connecting does.
+        """
+        async with self._moving:
+            if self.address == lost:
+                place = self._addresses.index(lost) + 1 if lost in self._addresses else 0
+                await self._connect_any([*self._addresses[place:], *self._addresses[:place]])
+
+    async def learn_peers(self, topic: str) -> None:
+        """Ask once which other daemons there are, for when this one goes away.
+
+        Nothing depends on the answer as long as it does not, so a daemon that gives none is no error: then there are
+        only the addresses that were given.
+        """
+        if self._peers_known:
+            return
+        self._peers_known = True
+        stub = placement_pb2_grpc.PlacementServiceStub(self._channel)
+        try:
+            with self._errors():
+                found = await stub.ListDaemons(placement_pb2.ListDaemonsRequest(topic=topic), timeout=PEERS_S)
+            others = [checked_address(one.address) for one in found.daemons if not one.asked]
+        except OffloaderError:
+            return
+        known = dict.fromkeys([*self._addresses, *others])
+        self._addresses = list(known)[:ADDRESSES_MAX]
+
+    @property
+    def _channel(self) -> aio.Channel:
+        """The present channel. Raises InvalidInput outside the context."""
+        if self.address not in self._channels:
+            raise InvalidInput("the client is not connected", hint="use it in `async with`")
+        return self._channel_to(self.address)
+
+    def _channel_to(self, address: str) -> aio.Channel:
+        """Return a channel made with the certificates that there are. Raises InvalidConfig for unusable ones at first.
+
+        While files are being replaced they may not fit each other: the channel that there is stays in use then.
+        """
+        found, files = self._channels.get(address), self._trust.files()
+        if found is not None and found.files == files:
+            return found.channel
+        try:
+            made = OpenChannel(self._trust.channel(address, self._options), files)
+        except InvalidConfig:
+            if found is None:
+                raise
+            return found.channel
+        if found is not None:
+            self._retired.append(found)
+        elif address not in self._given and self._trust.has_token:
+            log.info("the token goes to %s as well, which another daemon named, if its certificate is good", address)
+        self._channels[address] = made
+        return made.channel
+
+    @property
+    def renewed(self) -> bool:
+        """Whether what a daemon refused as expired may be good with the token that comes next."""
+        return self._trust.renewed
+
+    async def _connect_any(self, addresses: list[str]) -> None:
+        """Connect to the first that answers. A daemon that does not trust us says more than one that is away."""
+        errors: list[OffloaderError] = []
+        for address in addresses:
+            channel = self._channel_to(address)
+            try:
+                await self._connected(address, channel)
+            except OffloaderError as error:
+                errors.append(error)
+                continue
+            self.address = address
+            return
+        told = next((error for error in errors if not isinstance(error, Unreachable)), None)
+        if told is not None or len(errors) == 1:
+            raise told or errors[0]
+        raise Unreachable("no daemon answers: " + "; ".join(error.message for error in errors), hint=errors[0].hint)
+
+    async def _connected(self, address: str, channel: aio.Channel) -> None:
+        """Return once the channel is up; the first refusal is final, since a user is waiting."""
+        hint = "is the daemon running there? `offloaderd standalone` or `offloaderd serve` starts one"
+        try:
+            async with asyncio.timeout(self._connect_s):
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        if (reason := await self._trust.diagnosis(address)) is not None:
+                            raise reason
+                        raise Unreachable(f"cannot connect to the daemon at {address}", hint=hint)
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise Unreachable(f"no answer from {address} within {self._connect_s:g} s", hint=hint) from None
+
+    @asynccontextmanager
+    async def _beside(self, work: Coroutine[object, object, None], *, name: str) -> AsyncIterator[None]:
+        """Have a task work beside the caller: it ends with the context, and with the client at the latest."""
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    @contextmanager
+    def _errors(self, call: aio.Call | None = None) -> Iterator[None]:
+        """Turn gRPC's exception into ours, and never leave a stream running that nobody reads."""
+        try:
+            yield
+        except aio.AioRpcError as error:
+            raise translated(error, self.address) from None
+        finally:
+            if call is not None:
+                call.cancel()
+
+
+def checked_address(text: str) -> str:
+    """Return `host:port` if it can be an address; raises InvalidInput."""
+    host, colon, port = text.rpartition(":")
+    hint = "write HOST:PORT, for instance 127.0.0.1:7650"
+    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
+        raise InvalidInput(f"not an address: {text!r}", hint=hint)
+    if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
+        raise InvalidInput(f"not an address: {text!r}", hint=hint)
+    return text

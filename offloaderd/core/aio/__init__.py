@@ -1,0 +1,1 @@
+"""Tasks, events and signals on asyncio."""

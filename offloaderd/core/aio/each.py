@@ -1,0 +1,34 @@
+"""The same asked for many things side by side, under a limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+IN_FLIGHT_MAX = 32
+
+
+async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_flight_max: int = IN_FLIGHT_MAX) -> list[B]:
+    """Return `ask`'s answer for every item, in order; the first error ends all. So many at a time at most."""
+    answers: dict[int, B] = {}
+    todo = iter(enumerate(items))
+
+    async def work() -> None:
+        for index, item in todo:
+            answers[index] = await ask(item)
+
+    try:
+        async with Group() as group:
+            for _ in range(min(in_flight_max, len(items))):
+                group.create_task(work(), name="one of each")
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
+    return [answers[index] for index in range(len(items))]

@@ -1,0 +1,56 @@
+"""A way to wait for "something changed" without polling and without missing a change.
+
+Rule for waiters: check the condition, then `await signal.wait()` with no await in between; since changes are made on
+the same loop, none can fall into the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from offloaderd.core.clock import Clock
+
+
+class Signal:
+    """Wakes everybody who is waiting; holds no state of its own."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+
+    def notify(self) -> None:
+        """Wake all present waiters."""
+        event, self._event = self._event, Event()
+        event.set()
+
+    def wait(self) -> Coroutine[Any, Any, object]:
+        """Return at the next `notify` from now on, also when it comes before the result is first awaited."""
+        return self._event.wait()
+
+    async def wait_at_most(self, clock: Clock, seconds: float) -> None:
+        """Return at the next `notify`, or after `seconds`, whichever comes first."""
+        await race(self._event.wait(), clock.sleep(seconds))
+
+
+async def finished(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended, however it ended; its error belongs to its own group."""
+    await asyncio.wait([task])
+
+
+async def race(*runners: Coroutine[Any, Any, object]) -> None:
+    """Run all until the first one ends, then cancel the others. An error of any of them is raised."""
+    try:
+        async with Group() as group:
+            tasks = [group.create_task(runner) for runner in runners]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None

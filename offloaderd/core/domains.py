@@ -1,0 +1,22 @@
+"""Domains of Pulsar's topics: `persistent` is taken, and of those that have ledgers `segment` (PIP-460) is not.
+
+What is not taken is named, so that nobody thinks it safe. Other names in the place of a domain say nothing: below a
+tenant of Pulsar's first version lie clusters.
+"""
+
+from __future__ import annotations
+
+from offloaderd.core.errors import DomainNotCovered, InvalidInput
+
+TAKEN = "persistent"
+NOT_COVERED = ("segment",)
+HINT_NOT_COVERED = (
+    "its entries stay with its broker and BookKeeper, and nothing here deletes them; offload it with Pulsar's own "
+    "driver, or let its namespace go without"
+)
+
+
+def refused(text: str, domain: str, hint: str) -> InvalidInput:
+    """Return the error for a topic of a domain that is not taken; `hint` says how names are written."""
+    what = f"topic {text!r}: only persistent topics are stored, not {domain!r}"
+    return DomainNotCovered(what, hint=HINT_NOT_COVERED) if domain in NOT_COVERED else InvalidInput(what, hint=hint)

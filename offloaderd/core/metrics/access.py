@@ -1,0 +1,79 @@
+"""Calls: which were made, who was let in and who was not, and how long the daemon's certificate still holds."""
+
+from __future__ import annotations
+
+from offloaderd.core.metrics.families import Families, counter, gauge, histogram
+from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS, OPEN
+
+LIMITS = (
+    "calls",
+    "calls_per_s",
+    "namespace_expressions",
+    "namespace_topics",
+    "tenant_namespaces",
+    "identity_calls",
+    "identity_readers",
+    "call_s",
+    "send_s",
+    "message_bytes",
+    "streams_per_connection",
+)
+REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow", "identity_calls", "identity_readers")
+
+
+class AccessMetrics(Families):
+    """The part of the metrics that is about callers."""
+
+    grpc_server_handled = counter(
+        "Calls finished, by method and status code, with the labels of go-grpc-prometheus. Internal or DataLoss: see "
+        "the log.",
+        grpc_type=OPEN,
+        grpc_service=OPEN,
+        grpc_method=OPEN,
+        grpc_code=OPEN,
+    ).named("grpc_server_handled_total")
+    grpc_server_handling_seconds = histogram(
+        "From a call's start to its status, in buckets to 6 h; streams last as long as their client wants.",
+        LONG_SECONDS_BUCKETS,
+        grpc_type=OPEN,
+        grpc_service=OPEN,
+        grpc_method=OPEN,
+    ).named("grpc_server_handling_seconds")
+    grpc_calls = gauge("Calls being served, probes apart. Near grpc.calls_max: new ones are refused soon.")
+    grpc_identity_most = gauge(
+        "Calls, and reads among them, of the one identity that holds most of them. Near access.identity_calls_max or "
+        "identity_readers_max: it is refused soon, and the rest is for others.",
+        of=("calls", "readers"),
+    )
+    grpc_refused = counter(
+        "Calls that were refused or cut: unauthenticated or denied (the audit log says who), calls, rate, duration, "
+        "slow, identity_calls or identity_readers (a limit was reached). unauthenticated that rises: somebody tries, "
+        "or a token has expired.",
+        reason=REFUSALS,
+    )
+    grpc_tokens = counter(
+        "Calls that were let in by a token, by the key that signed it: present, or previous "
+        "(access.token_..._previous). When previous stands still, the old key can go.",
+        signed_by=("present", "previous"),
+    )
+    grpc_limit = gauge(
+        "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",
+        limit=LIMITS,
+    )
+    broker_topics = counter(
+        "Topics that nobody spoke of, and whose broker wanted a ledger offloaded: enabled, unlisted (Pulsar's list "
+        "has no such topic or ledger: another cluster's daemon was asked, or somebody tries), full "
+        "(access.namespace_topics_max or tenant_namespaces_max is reached).",
+        outcome=("enabled", "unlisted", "full"),
+    )
+    tls_expires_timestamp_seconds = gauge(
+        "When the daemon's certificate ends (tls.cert_file); 0 without TLS. Page a week before."
+    )
+    metadata_open = gauge(
+        "1 while whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them: "
+        "metadata.acl is open, and ZooKeeper is not on this machine alone."
+    )
+    tls_reload_failing = gauge(
+        "1 while a certificate or token key was changed into something that cannot be used; the old one stays in use,"
+        " and the log says why."
+    )

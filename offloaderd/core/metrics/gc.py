@@ -1,0 +1,55 @@
+"""What the collection of garbage has found and done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.metrics.families import Families, counter, gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GC_OUTCOMES = ("ok", "failed")
+GC_ACTIONS = ("deleted", "delete", "failed", "keep", "alarm")
+GC_ALARMS = ("uncovered", "unknown_topic", "unreadable", "missing", "wrong_size")
+
+
+class GcMetrics(Families):
+    """The part of the metrics that is about garbage."""
+
+    gc_runs = counter(
+        "Collections of garbage by outcome. failed deletes nothing more; the log says why. Look when two fail in a "
+        "row.",
+        outcome=GC_OUTCOMES,
+    )
+    gc_objects = counter(
+        "Objects and uploads that collections found, by what was done: deleted, delete (it would have been, but "
+        "gc.mode is report), failed, keep (young, or not ours), alarm (see offloaderd_gc_alarms).",
+        action=GC_ACTIONS,
+    )
+    gc_orphan_bytes = gauge(
+        "Bytes of objects that nobody refers to, as the last collection found them, before it deleted any. Look when "
+        "it keeps growing: something leaves segments unfinished."
+    )
+    gc_alarms = gauge(
+        "What the last collection found that it may not repair: objects of committed segments that are missing or "
+        "have another length, and segments outside of every map that hold what nothing else holds. Page when it is "
+        "not 0; offloadctl gc lists them.",
+        kind=GC_ALARMS,
+    )
+    gc_last_complete_timestamp_seconds = gauge(
+        "When this daemon last completed a collection; 0 before the first. Take the newest of all daemons: one "
+        "collects for all."
+    )
+
+    def show_collection(
+        self, outcome: str, actions: Mapping[str, int], finds: Mapping[str, int], rubbish_bytes: int
+    ) -> None:
+        """Count one collection; what a failed one had found by then counts too, but says nothing of the whole."""
+        self.gc_runs.labels(outcome=outcome).inc()
+        for action, count in actions.items():
+            self.gc_objects.labels(action=action).inc(count)
+        if outcome == "ok":
+            self.gc_orphan_bytes.set(rubbish_bytes)
+            for kind in GC_ALARMS:
+                self.gc_alarms.labels(kind=kind).set(finds.get(kind, 0))

@@ -1,0 +1,269 @@
+"""Every metric of the daemon, as typed attributes on one registry.
+
+A metric is called like its attribute, with `offloaderd_` before it and, for a counter, `_total` behind it. A help text
+says the unit and what to do with the number. Base units are seconds and bytes; nothing computes rates. Labels are
+bounded: each has either the closed set of values written here (their series exist at zero from the start, so that
+`increase()` sees the first event) or comes from a set that an operator bounds, which are only `topic`, the S3
+operations and codes, and the gRPC methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is
+generated from this module.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
+
+from offloaderd import __version__
+from offloaderd.core.metrics.access import AccessMetrics
+from offloaderd.core.metrics.control import ControlMetrics
+from offloaderd.core.metrics.families import counter, gauge, histogram, topic_gauge
+from offloaderd.core.metrics.gc import GcMetrics
+from offloaderd.core.metrics.history import HistoryMetrics
+from offloaderd.core.metrics.outage import OutageMetrics
+from offloaderd.core.metrics.placement import PlacementMetrics
+from offloaderd.core.metrics.reads import ReadMetrics
+from offloaderd.core.metrics.resume import ContinueMetrics
+from offloaderd.core.metrics.retention import RetentionMetrics
+from offloaderd.core.metrics.rollback import RollbackMetrics
+from offloaderd.core.metrics.s3 import S3Metrics
+from offloaderd.core.metrics.scrub import ScrubMetrics
+from offloaderd.core.metrics.seek import SeekMetrics
+from offloaderd.core.metrics.status import StatusMetrics
+from offloaderd.core.metrics.values import (
+    BOOKIE_OPERATIONS,
+    BOOKIE_OUTCOMES,
+    BOOKIE_TIMED,
+    BYTES_BUCKETS,
+    CACHES,
+    DEPENDENCIES,
+    ENTRIES_BUCKETS,
+    ERROR_CLASSES,
+    LONG_SECONDS_BUCKETS,
+    OPEN,
+)
+from offloaderd.core.model import RollReason
+
+if TYPE_CHECKING:
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.health import HealthView
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
+
+
+class Metrics(
+    S3Metrics,
+    PlacementMetrics,
+    ReadMetrics,
+    AccessMetrics,
+    ContinueMetrics,
+    ControlMetrics,
+    OutageMetrics,
+    GcMetrics,
+    RetentionMetrics,
+    ScrubMetrics,
+    SeekMetrics,
+    HistoryMetrics,
+    RollbackMetrics,
+    StatusMetrics,
+):
+    """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
+
+    build_info = gauge(
+        "Always 1; its labels say what runs here. Join with it to compare versions.", version=OPEN, revision=OPEN
+    )
+    ready = gauge("1 while the daemon serves, 0 while it starts or drains. Page when it stays 0 for two minutes.")
+    dependency_up = gauge(
+        "1 while the dependency answers, else 0; no series for what this daemon does without. /readyz says what it "
+        "answered last.",
+        dependency=DEPENDENCIES,
+    )
+
+    source_entries = counter("Entries taken in, pushed by a broker or tailed. Flat under load: no feed.")
+    source_bytes = counter("Payload bytes taken in. Its rate against upload_bytes is the balance.")
+    source_gaps = counter(
+        "Times that entries were missing between two that arrived and had to be looked for. Page on any increase."
+    )
+    source_fallback_reads = counter(
+        "Reads of the ledger source for what the buffer declined or dropped. High: raise memory.buffer_bytes."
+    )
+    source_fallback_bytes = counter("Payload bytes of those reads: load the source would not have had.")
+    buffer_bytes = gauge("Bytes in the tailing buffers of all topics.")
+    buffer_limit_bytes = gauge("Bytes the tailing buffers may hold in all (memory.buffer_bytes).")
+    buffer_rejected_entries = counter(
+        "Entries that a buffer declined; they are read from the source instead. full: raise memory.buffer_bytes.",
+        reason=("full", "not_consecutive", "closed"),
+    )
+    backpressure_seconds = counter(
+        "Seconds that producers were held back. A rate above 0.2 for long: uploads are slower than the writers."
+    )
+    memory_budget_bytes = gauge("Bytes that all memory pools together may use, from the settings.")
+    memory_used_bytes = gauge(
+        "Bytes in use by pool. Above 90 % of the budget for long: raise the pool's setting.",
+        pool=("buffer", "upload", "cache", "unpack"),
+    )
+
+    source_lost_entries = counter(
+        "Entries that retention deleted before they were offloaded, as far as their number is known. Page on any."
+    )
+    source_losses = counter(
+        "Ranges reported as lost to retention: certain, or possible when nobody can say. Page on any increase.",
+        kind=("certain", "possible"),
+    )
+    broker_ledgers = counter(
+        "Ledgers that brokers offloaded themselves, by what became of them. Page on lost, and on waiting.",
+        outcome=("adopted", "offloaded_again", "lost", "waiting"),
+    )
+    bookie_requests = counter(
+        "Requests to bookies by what came of them; wait: long polls, probe: whether a bookie that owes answers to "
+        "long polls is alive. Errors that rise: offloadctl doctor.",
+        operation=BOOKIE_OPERATIONS,
+        outcome=BOOKIE_OUTCOMES,
+    )
+    bookie_request_duration_seconds = histogram(
+        "Time from a request to a bookie to its answer.", operation=BOOKIE_TIMED
+    )
+    bookie_bytes = counter("Bytes read from bookies, entries and headers: the load we are to them.")
+    bookie_hedged_reads = counter(
+        "Reads that were sent to a second replica because the first was slow. Rising: a bookie is ill."
+    )
+    bookie_connections = gauge("Connections to bookies that are open now.")
+    bookies_avoided = gauge("Bookies that are left in peace for a while because they failed lately.")
+    bookie_requests_in_flight = gauge("Requests to bookies that wait for their answer.")
+    bookie_long_polls = gauge(
+        "Long polls that bookies have not answered: about one for each idle topic that is not polled."
+    )
+    bookie_bad_entries = counter(
+        "Replicas of entries that failed their check; another replica was read. Any increase: look at that bookie."
+    )
+    source_throttled_seconds = counter(
+        "Time that reads waited for the rate limits of bookkeeper.*. High with a growing lag: raise them.",
+        scope=("daemon", "topic"),
+    )
+    source_hidden_entries = topic_gauge(
+        "Entries that bookies hold beyond what is known to be confirmed, which is what a quiet writer hides."
+    )
+
+    pipeline_bytes = gauge(
+        "Bytes by stage on their way to durable. The stage that grows is the one that is slow.",
+        stage=("assembly", "transfer", "commit", "verify"),
+    )
+    inflight_parts = gauge("Parts being uploaded now; at most offload.parts_in_flight_max.")
+    lag_bytes = topic_gauge(
+        "Payload bytes confirmed but not yet durable. Compare with the source's room to see when it will overrun."
+    )
+    lag_entries = topic_gauge("Entries confirmed but not yet durable.")
+    lag_seconds = topic_gauge(
+        "Age of the oldest entry that is not durable. Page above twice segment_age_max_s. No series: unknown."
+    )
+    lag_unknown = topic_gauge(
+        "1 while the age of the oldest entry that is not durable is unknown; `offloadctl status` says why."
+    )
+    segment_age_max_seconds = topic_gauge(
+        "Age at which the topic's segments are sealed; streamed topics alone have it. Compare their lag with it."
+    )
+    remote_segments = topic_gauge("Committed segments of the topic, those that brokers wrote included.")
+    remote_bytes = topic_gauge("Bytes of the data objects of these; their indexes and manifests are not counted.")
+    stalled = topic_gauge(
+        "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
+        reason=ERROR_CLASSES,
+    )
+    oldest_open_segment_seconds = gauge("Age of the oldest segment that is not committed; 0 without one.")
+
+    segments = counter(
+        "Segments that reached a state. failed rising: see the log's segment.failed events.",
+        state=("assigned", "offloaded", "failed"),
+    )
+    segment_rolls = counter(
+        "Why segments were sealed. Mostly age with little data: raise offload.segment_age_max_s.",
+        reason=tuple(map(str, RollReason)),
+    )
+    segment_bytes = histogram("Bytes of the data object of each committed segment.", BYTES_BUCKETS)
+    segment_entries = histogram("Entries of each committed segment.", ENTRIES_BUCKETS)
+    time_to_durable_seconds = histogram(
+        "From an entry's arrival to its commit, up to 6 h. p99 well above offload.segment_age_max_s: uploads lag.",
+        LONG_SECONDS_BUCKETS,
+    )
+    upload_parts = counter(
+        "Parts by outcome; kept and replaced: stored by an earlier owner.", outcome=("ok", "failed", "kept", "replaced")
+    )
+    upload_bytes = counter("Bytes of uploaded parts. Flat while transfer bytes wait: page.")
+    upload_part_duration_seconds = histogram(
+        "Time of one part's upload with its retries, in buckets to 6 h: an outage of the store is in it.",
+        LONG_SECONDS_BUCKETS,
+    )
+    upload_retries = counter(
+        "Requests tried again, by class of error. denied: check credentials; throttled: lower the parallelism.",
+        **{"class": ERROR_CLASSES},
+    )
+    uploads_aborted = counter(
+        "Multipart uploads given up: failed, or left behind by the owner before (takeover).",
+        reason=("failed", "takeover"),
+    )
+    upload_last_success_timestamp_seconds = gauge("Unix time of the last part that was stored; 0: none yet.")
+
+    metadata_commits = counter(
+        "Metadata transactions by outcome. unknown: settled by reading back; conflict: look for a second owner.",
+        outcome=("ok", "conflict", "unknown", "error"),
+    )
+    metadata_commit_duration_seconds = histogram(
+        "Time of one commit with read-backs and retries, in buckets to 6 h: an outage of ZooKeeper is in it.",
+        LONG_SECONDS_BUCKETS,
+    )
+    metadata_node_bytes = gauge(
+        "Size of the largest node of the last change of a map. From 900000 on a ledger's context goes into pieces."
+    )
+    zk_session_state = gauge("Metadata session: 0 lost, 1 suspended, 2 connected.")
+    zk_session_losses = counter(
+        "Metadata sessions lost. More than three in a quarter of an hour: raise metadata.session_timeout_s."
+    )
+
+    cache_requests = counter(
+        "Look-ups by result. Under half hit with evictions rising: raise memory.cache_bytes.",
+        cache=CACHES,
+        result=("hit", "miss", "joined"),
+    )
+    cache_bytes = gauge("Bytes held by the cache.", cache=CACHES)
+    cache_limit_bytes = gauge("Bytes the cache may hold.", cache=CACHES)
+    cache_evictions = counter("What caches dropped, by cause.", cache=CACHES, cause=("size", "stale"))
+    prefetch_bytes = counter("Bytes read ahead of the reader. Far above read_bytes: readers give up early.")
+    checksum_failures = counter(
+        "Stored bytes that were not what was written. Page on any; the log's data.corrupt events name the object.",
+        where=("upload", "read", "scrub"),
+    )
+    verified_bytes = counter("Bytes of objects that were checked before their commit.")
+
+    event_loop_lag_seconds = histogram("How late timers fire. p99 above 250 ms: the loop is blocked.")
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
+        super().__init__(registry)
+        self.set_build(__version__, "")
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def set_build(self, version: str, revision: str) -> None:
+        """Say what runs here; replaces what was said before."""
+        self.build_info.clear()
+        self.build_info.labels(version=version, revision=revision).set(1)
+
+    def show_health(self, health: HealthView) -> None:
+        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`.
+
+        What a daemon does not depend on has no series: 0 would say that it is down.
+        """
+        self.ready.set(health.ready)
+        known = {dependency.name: dependency.up for dependency in health.dependencies}
+        for name in DEPENDENCIES:
+            if name in known:
+                self.dependency_up.labels(dependency=name).set(known[name])
+            elif health.ready:
+                self.dependency_up.remove(name)
+
+
+async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:
+    """Observe for ever how much later than asked a sleep returns; ends by being cancelled."""
+    while True:
+        asked = clock.monotonic()
+        await clock.sleep(interval_s)
+        metrics.event_loop_lag_seconds.observe(max(0.0, clock.monotonic() - asked - interval_s))

@@ -1,0 +1,23 @@
+"""Streaming segments that are rewritten as whole ledgers, so that a stock broker reads them."""
+
+from __future__ import annotations
+
+from offloaderd.core.metrics.families import Families, counter, topic_gauge
+
+FAILURE_REASONS = ("unreadable", "upload")
+
+
+class RollbackMetrics(Families):
+    """The part of the metrics that is about going back to a stock broker."""
+
+    rollback_ledgers = counter(
+        "Ledgers that were rewritten as objects of their own, verified and exchanged for their segments."
+    )
+    rollback_bytes = counter("Payload bytes of the ledgers that were rewritten.")
+    rollback_failures = counter(
+        "Ledgers that could not be rewritten and stay in their segments, by why: unreadable (what is in the bucket is"
+        " not what was committed) or upload (the object could not be stored, or did not read back as it was sent). "
+        "Look when it grows: offloadctl rollback plan TOPIC names them.",
+        reason=FAILURE_REASONS,
+    )
+    rollback_left_ledgers = topic_gauge("Ledgers that are still to be rewritten by the topic's order; 0 without one.")

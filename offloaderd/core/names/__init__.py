@@ -1,0 +1,1 @@
+"""Names of topics and of their nodes, and patterns of names."""

@@ -1,0 +1,121 @@
+"""Where Pulsar keeps a topic's list of ledgers in ZooKeeper, and which topics are its own and not the users'.
+
+A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>`; its children are cursors. A
+partition is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import TopicName, decode_local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ROOT = "/managed-ledgers"
+COMPACTION_CURSOR = "__compaction"
+MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
+SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""Property of a shadow topic (PIP-180): ManagedLedgerConfig.PROPERTY_SOURCE_TOPIC_KEY."""
+
+_PARTITION = re.compile(r"(?P<name>.+)-partition-(?P<number>0|[1-9][0-9]{0,9})", re.DOTALL)
+_SYSTEM_TENANTS = {
+    "pulsar": "the brokers' own tenant: heartbeats, transactions, load balancing",
+    "sla-monitor": "monitoring of brokers",
+}
+_EVENTS = "__change_events"
+_TRANSACTIONS = "__transaction_"
+_PENDING_ACK = "__transaction_pending_ack"
+_COORDINATOR = "transaction_coordinator_assign"
+
+
+class Partition(NamedTuple):
+    """One partition of a partitioned topic, by the topic's local name."""
+
+    name: str
+    number: int
+
+
+def topic_path(topic: TopicName) -> str:
+    """Return the path of a topic's list of ledgers."""
+    return f"{ROOT}/{topic.managed_ledger}"
+
+
+def parse_topic_path(path: str) -> TopicName:
+    """Return the topic of a path. Raises InvalidInput for any other path, and for one that Pulsar would not write."""
+    root, _, name = path.partition(f"{ROOT}/")
+    parts = name.split("/")
+    if root or len(parts) != 4 or parts[2] != "persistent":
+        raise InvalidInput(f"{path!r} is not the node of a managed ledger")
+    topic = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/{decode_local(parts[3])}")
+    if topic_path(topic) != path:
+        raise InvalidInput(f"{path!r} is not how Pulsar spells the node of {topic}")
+    return topic
+
+
+def full_name(managed_ledger: str) -> str:
+    """Return the full name of the topic of a managed ledger, of any domain; what nobody can decode stays as it is."""
+    tenant, namespace, domain, local = managed_ledger.split("/")
+    with suppress(InvalidInput):
+        local = decode_local(local)
+    return f"{domain}://{tenant}/{namespace}/{local}"
+
+
+def partition_of(topic: TopicName) -> Partition | None:
+    """Return which partition of which topic this is by its name, None for a topic of its own."""
+    found = _PARTITION.fullmatch(topic.local)
+    return Partition(found["name"], int(found["number"])) if found else None
+
+
+def shadow_source(topic: TopicName, properties: Mapping[str, str]) -> TopicName | None:
+    """Return the topic whose ledgers a topic with these properties reads; None for one that is no shadow.
+
+    A partition reads the partition of the same number (BrokerService.fetchTopicPropertiesAsync).
+    """
+    source, partition = None, partition_of(topic)
+    with suppress(InvalidInput):
+        source = TopicName.parse(properties[SHADOW_SOURCE]) if properties.get(SHADOW_SOURCE) else None
+    if source is None or partition is None or partition_of(source) is not None:
+        return source
+    return replace(source, local=f"{source.local}-partition-{partition.number}")
+
+
+def system_reason(topic: TopicName) -> str | None:
+    """Say why a topic is Pulsar's own and not the users'; None for a topic of users."""
+    if topic.tenant in _SYSTEM_TENANTS:
+        return _SYSTEM_TENANTS[topic.tenant]
+    partition = partition_of(topic)
+    name = partition.name if partition else topic.local
+    if name == _EVENTS:
+        return "changes of topic policies"
+    if name.startswith(_TRANSACTIONS) or name == _COORDINATOR:
+        return "logs and snapshots of transactions"
+    if name.endswith(_PENDING_ACK):
+        return "acknowledgements of open transactions"
+    return None
+
+
+def is_compacted(cursors: Iterable[str]) -> bool:
+    """Tell from the children of a topic's node whether Pulsar compacts the topic."""
+    return COMPACTION_CURSOR in map(decode_local, cursors)
+
+
+def misplaced_ledger(custom: Mapping[str, bytes], topic: TopicName) -> str | None:
+    """Say why a ledger cannot be one of the topic's by its custom metadata; None when nothing speaks against it.
+
+    Compaction, cursors and schemas have ledgers beside those of the topic. Metadata of other programs says nothing.
+    """
+    component = custom.get("component", b"managed-ledger")
+    if component != b"managed-ledger":
+        return f"it is a {component.decode(errors='replace')}, not a managed ledger"
+    if "pulsar/cursor" in custom:
+        return f"it is of the cursor {custom['pulsar/cursor'].decode(errors='replace')!r}"
+    owner = custom.get(MANAGED_LEDGER_KEY)
+    if owner is not None and owner != topic.managed_ledger.encode():
+        return f"it is of the managed ledger {owner.decode(errors='replace')}"
+    return None

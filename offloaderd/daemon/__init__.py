@@ -1,0 +1,1 @@
+"""The daemon: composition, settings, HTTP, log, doctor."""

@@ -1,0 +1,1 @@
+"""Stores and ledger sources, made from the settings."""

@@ -1,0 +1,134 @@
+"""The ledger source that the settings ask for: opened in order, with what tells whether it still answers.
+
+The cluster's ZooKeeper is reached by a session of its own from its root, which nothing here can write with: the source
+and the bookies are handed the reading half alone. Only the embedded store can be written.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.core.errors import NotFound, Transient
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.ledgers.pulsar.admin import PulsarAdmin
+from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.bookkeeper.replicas.limits import Limits
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import Retained
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.ledgers.port import (
+        BrokerOffloads,
+        LedgerDescriber,
+        LedgerOrigin,
+        LedgerRegister,
+        LedgerSource,
+        LedgerStore,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
+
+    `origin` tells the source from others. `probe` asks for something small; it raises what the source would. `register`
+    says which ledgers were deleted at the source; the embedded store deletes none but by our own word. `describer`
+    knows what BookKeeper says of a ledger, `retained` says what Pulsar retains of the topics of a tenant's namespace,
+    `limits` how fast bookies are read.
+    """
+
+    source: LedgerSource | None = None
+    origin: LedgerOrigin | None = None
+    store: LedgerStore | None = None
+    probe: Callable[[], Awaitable[object]] | None = None
+    register: LedgerRegister | None = None
+    describer: LedgerDescriber | None = None
+    offloads: BrokerOffloads | None = None
+    retained: Callable[[str, str], Awaitable[Retained]] | None = None
+    limits: Limits | None = None
+
+
+async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
+    """Open what ledgers.kind names; it is closed with `stack`, and at once when this fails half-way.
+
+    Raises Transient while the cluster cannot be reached, Denied, and InvalidConfig for settings that cannot work.
+    """
+    if settings.ledgers.kind == "none":
+        return Ledgers()
+    async with AsyncExitStack() as opening:
+        if settings.ledgers.kind == "embedded":
+            store = await opening.enter_async_context(_embedded(settings, clock))
+            found = Ledgers(source=store, origin=store, store=store, describer=store, probe=store.probe)
+        else:
+            found = await _open_cluster(opening, settings, clock=clock, metrics=metrics)
+        stack.push_async_exit(opening.pop_all())
+    return found
+
+
+def _embedded(settings: Settings, clock: Clock) -> EmbeddedLedgers:
+    options = settings.ledgers
+    return EmbeddedLedgers(
+        options.directory,
+        clock=clock,
+        ledger_entries_max=options.ledger_entries_max,
+        ledger_bytes_max=options.ledger_bytes_max,
+        ledger_age_max_s=options.ledger_age_max_s,
+    )
+
+
+async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
+    servers = wiring.cluster_servers(settings)
+    znodes = await opening.enter_async_context(
+        ZooKeeperStore(
+            servers,
+            "/",
+            session_timeout_s=settings.metadata.session_timeout_s,
+            connect_timeout_s=settings.metadata.connect_timeout_s,
+            security=wiring.zookeeper_security(settings),
+        )
+    )
+
+    async def probe() -> None:
+        await znodes.get(settings.bookkeeper.ledgers_root)
+        await znodes.children(settings.bookkeeper.managed_ledgers_root)  # not there before the first topic is made
+
+    try:
+        await probe()
+    except NotFound as error:
+        raise Transient(
+            f"no BookKeeper cluster in the ZooKeeper at {servers}: {error.message}",
+            hint="correct bookkeeper.servers and ledgers_root, or initialise the cluster",
+        ) from error
+    bookies = await opening.enter_async_context(
+        BookiePool(znodes, clock=clock, metrics=metrics, options=wiring.bookie_options(settings))
+    )
+    admin = None
+    if settings.pulsar.admin_url is not None:
+        admin = await opening.enter_async_context(
+            PulsarAdmin(settings.pulsar.admin_url, wiring.admin_options(settings))
+        )
+    source = await opening.enter_async_context(
+        BookKeeperLedgers(
+            znodes, bookies, clock=clock, metrics=metrics, options=wiring.source_options(settings), admin=admin
+        )
+    )
+    retained = admin.retained if admin is not None else None
+    return Ledgers(
+        source=source,
+        origin=source,
+        probe=probe,
+        register=source,
+        offloads=source,
+        describer=source,
+        retained=retained,
+        limits=source.limits,
+    )

@@ -1,0 +1,249 @@
+"""What a daemon serves, put together from its opened stores: engine, readers, upkeep, and the services over them.
+
+Nothing here is opened or started; the daemon does that, and has all of it follow its settings by `Components.prepare`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from offloaderd.api.admin.service import AdminService
+from offloaderd.api.broker.service import BrokerService
+from offloaderd.api.policy.service import PolicyService
+from offloaderd.api.read.service import ReadService
+from offloaderd.api.server import Services
+from offloaderd.api.services.control import ControlService
+from offloaderd.api.services.doctor import DoctorService
+from offloaderd.api.services.history import HistoryService
+from offloaderd.api.services.identity import IdentityService
+from offloaderd.api.services.ledgers import LedgerService
+from offloaderd.api.services.offload import OffloadService
+from offloaderd.api.services.placement import PlacementService
+from offloaderd.api.services.retention import RetentionService
+from offloaderd.api.services.rollback import RollbackService
+from offloaderd.api.services.upkeep import UpkeepService
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.doctor.examination import examine
+from offloaderd.daemon.status_page.board import Board
+from offloaderd.fleet.engine import Engine
+from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
+from offloaderd.fleet.presence import registration_of
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.read.reader import TopicReader
+from offloaderd.topic.idle import IdleOptions
+from offloaderd.upkeep.gc import lost_metadata
+from offloaderd.upkeep.gc.collector import Collector
+from offloaderd.upkeep.grants.grants import Grants
+from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
+from offloaderd.upkeep.retention.retention import Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.api.admin.service import DaemonSnapshot
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.daemon.adapters.sources import Ledgers
+    from offloaderd.daemon.composition.security import Guard
+    from offloaderd.daemon.log_levels import LogLevels
+    from offloaderd.daemon.reload import Reloader
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.fleet.registration import Registration
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.topic.context import TopicContext
+    from offloaderd.upkeep.verify.scrub import Scrubber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """The parts of a serving daemon. What is told here of new settings is what `config.change.LIVE` lists."""
+
+    guard: Guard
+    levels: LogLevels
+    ledgers: Ledgers
+    engine: Engine
+    reader: TopicReader
+    retention: Retention
+    grants: Grants
+    scrubber: Scrubber
+    keeper: GrantRevoker
+    gc: Collector
+    registration: Registration
+    reads: ReadService
+    broker: BrokerService
+    upkeep: UpkeepService
+    board: Board
+    services: Services
+
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Return what has all parts follow these settings. Raises InvalidConfig, and then nothing has changed."""
+        steps = [self.guard.prepare(settings), self.levels.prepare(settings.log)]
+
+        def follow() -> None:
+            for step in steps:
+                step()
+            self._follow_budgets(settings)
+            self._follow_rhythms(settings)
+            self.engine.book.follow(wiring.policy_levels(settings))
+            self.engine.policies_changed()
+
+        return follow
+
+    def _follow_budgets(self, settings: Settings) -> None:
+        context, memory = self.engine.context, settings.memory
+        context.pool.follow(memory.buffer_bytes)
+        context.upload_context.budget.follow(memory.upload_bytes)
+        context.upload_context.pace.follow(settings.upload.concurrency_max)
+        context.upload_context.limits.follow(contexts.upload_limits(settings))
+        if self.ledgers.limits is not None:
+            self.ledgers.limits.follow(wiring.source_options(settings))
+        _bound_tenants(self.engine, self.broker, settings)
+        self.reads.readers_max = settings.read.readers_max
+        self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
+        metrics = context.upload_context.metrics
+        metrics.buffer_limit_bytes.set(memory.buffer_bytes)
+        metrics.memory_budget_bytes.set(memory.budget_bytes)
+
+    def _follow_rhythms(self, settings: Settings) -> None:
+        """Collection of garbage and the deadline of a drain ask for the settings themselves."""
+        self.engine.placement.options = settings.placement
+        self.engine.idle_topics.options = IdleOptions(after_s=settings.offload.sleep_after_s)
+        self.retention.options = settings.retention
+        self.grants.follow(settings.grants)
+        self.scrubber.follow(settings.scrub)
+        self.upkeep.grace_s = settings.gc.grace_s
+
+
+def assemble(
+    settings: Settings,
+    context: TopicContext,
+    ledgers: Ledgers,
+    guard: Guard,
+    levels: LogLevels,
+    reloader: Reloader,
+    *,
+    snapshot: Callable[[], DaemonSnapshot],
+    clock: Clock,
+) -> Components:
+    """Make all parts; `snapshot` describes the daemon, `reloader` reads its settings again."""
+    metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
+    book = PolicyResolver(metadata, wiring.policy_levels(settings))
+    keeper = GrantRevoker(metadata, objects, clock, metrics)
+    retention = Retention(context, ledgers.register, settings.retention, book)
+    grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
+    scrubber = wiring.scrubber(settings, context, keeper)
+    engine = Engine(
+        context,
+        book,
+        placement=settings.placement,
+        sleep=IdleOptions(after_s=settings.offload.sleep_after_s),
+        duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
+    )
+    reader, gc = _reader(settings, engine, ledgers, clock, keeper), _collector(settings, context, ledgers)
+    around, session_s = wiring.surroundings(settings), settings.metadata.session_timeout_s
+    registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
+    reads, upkeep = _reads(settings, reader, metrics), UpkeepService(gc, grace_s=settings.gc.grace_s)
+    broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
+    _bound_tenants(engine, broker, settings)
+    lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
+    admin = AdminService(
+        engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
+    )
+    services = Services(
+        offload=OffloadService(engine, clock=clock, metrics=metrics),
+        read=reads,
+        broker=broker,
+        admin=admin,
+        doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
+        upkeep=upkeep,
+        placement=PlacementService(engine, registration),
+        retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
+        history=HistoryService(engine),
+        rollback=RollbackService(engine, metadata),
+        identity=IdentityService(engine.context, daemon_id=settings.daemon.id),
+        inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
+        policy=PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
+        control=_control(settings, metadata, clock, reloader, levels),
+        ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
+    )
+    return Components(
+        guard=guard,
+        levels=levels,
+        ledgers=ledgers,
+        engine=engine,
+        reader=reader,
+        retention=retention,
+        grants=grants,
+        scrubber=scrubber,
+        keeper=keeper,
+        gc=gc,
+        registration=registration,
+        reads=reads,
+        broker=broker,
+        upkeep=upkeep,
+        board=Board(admin, engine.statuses, metrics, clock),
+        services=services,
+    )
+
+
+def _control(
+    settings: Settings, metadata: MetadataStore, clock: Clock, reloader: Reloader, levels: LogLevels
+) -> ControlService:
+    return ControlService(
+        metadata,
+        clock,
+        daemon_id=settings.daemon.id,
+        reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
+        shown=levels.shown,
+        raised=levels.raised,
+        fallen=levels.fallen,
+    )
+
+
+def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> Collector:
+    return Collector(
+        context.upload_context.objects,
+        context.metadata,
+        wiring.sites(settings),
+        clock=context.upload_context.clock,
+        metrics=context.upload_context.metrics,
+        source=ledgers.source,
+        readers_s=context.readers_s,
+    )
+
+
+def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadService:
+    return ReadService(
+        reader,
+        settings.read.readers_max,
+        metrics=metrics,
+        message_bytes_max=settings.grpc.message_bytes_max,
+        unpack_bytes=settings.memory.unpack_bytes,
+    )
+
+
+def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) -> None:
+    """Set what callers who are not the cluster's administrators may store."""
+    engine.bound_expressions(settings.access.namespace_expressions_max)
+    broker.topics.namespace_topics_max = settings.access.namespace_topics_max
+    broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
+
+
+def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: GrantRevoker) -> TopicReader:
+    maps = ReadableMaps(engine)
+    reader = TopicReader(
+        maps=maps,
+        policies=ReadablePolicies(engine),
+        objects=engine.context.upload_context.objects,
+        source=ledgers.source,
+        hot=HotBuffers(engine),
+        clock=clock,
+        metrics=engine.context.upload_context.metrics,
+        options=wiring.read_options(settings),
+    )
+    reader.source_refused = maps.source_refused
+    reader.segments.damaged = keeper.found
+    return reader

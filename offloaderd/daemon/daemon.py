@@ -1,0 +1,361 @@
+"""The composition root: opens what the daemon needs in order, runs its loops, drains, closes in reverse.
+
+Life cycle: starting (waiting for ZooKeeper and the bucket, telling why on /readyz), serving, draining. The first
+SIGTERM or SIGINT drains under a deadline, the second cuts everything short. A loop that crashes takes the daemon down
+with exit code 1. Configuration that cannot work (no such bucket, wrong credentials) ends the start with code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+from offloaderd import __version__
+from offloaderd.api.admin.service import DaemonSnapshot
+from offloaderd.api.interceptor import ErrorInterceptor
+from offloaderd.api.server import RpcServer
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import finished, race
+from offloaderd.core.byte_budget import Backoff, ByteBudget
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
+from offloaderd.core.health import Health
+from offloaderd.core.metrics.metrics import Metrics, watch_loop
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
+from offloaderd.daemon.adapters.stores import bucket_store, check_places, metadata_store
+from offloaderd.daemon.composition.components import Components, assemble
+from offloaderd.daemon.composition.context import opened_context
+from offloaderd.daemon.composition.security import Guard
+from offloaderd.daemon.http import HttpServer
+from offloaderd.daemon.log_levels import LogLevels
+from offloaderd.daemon.probes import Prober
+from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.settings.warnings import is_metadata_open
+from offloaderd.daemon.systemd import attended
+from offloaderd.metadata.session import SessionState
+from offloaderd.topic.pool import BufferPool
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+
+    from offloaderd.api.server import Services
+    from offloaderd.core.clock import Clock
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.daemon.status_page.site import StatusSite
+    from offloaderd.fleet.engine import Engine
+    from offloaderd.fleet.registration import Registration
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.topic.outage.reachability import StoreReach
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+TELL_S = 1.0
+"""Longest wait for ZooKeeper to take note that this daemon drains; without it the others only notice later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where a serving daemon is reached."""
+
+    grpc: str
+    http: str
+
+
+async def run(
+    settings: Settings,
+    *,
+    on_ready: Callable[[Addresses], None] | None = None,
+    reread: Callable[[], Settings] | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Run a daemon until it is told to stop; returns the exit code (0 after a complete drain, else 1).
+
+    Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome,
+    `reread` whenever the settings are to be read again; it raises InvalidConfig. `environ` names systemd's
+    socket, if there is one.
+    """
+    daemon = Daemon(settings, on_ready, reread=reread, environ=environ)
+    with stop_signals(daemon):
+        try:
+            await daemon.run()
+        except asyncio.CancelledError:
+            if not daemon.cut_short:
+                raise
+            daemon.exit_code = 1
+            log.warning("daemon.cut_short", hint="open segments are taken up at the next start")
+        except BaseExceptionGroup as errors:
+            crash = first_of(errors)
+            if isinstance(crash, OffloaderError) or not isinstance(crash, Exception):
+                raise crash from errors
+            daemon.exit_code = 1
+            log.exception("daemon.crashed", error=f"{type(crash).__name__}: {crash}", exc_info=crash)
+    return daemon.exit_code
+
+
+@contextmanager
+def stop_signals(daemon: Daemon) -> Iterator[None]:
+    """First SIGTERM or SIGINT: drain. Second: cancel. SIGHUP: read the settings again."""
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+
+    def on_signal(name: str) -> None:
+        if not daemon.stopping.is_set():
+            log.info("daemon.stop_requested", signal=name)
+            daemon.stop(f"received {name}")
+        elif main is not None:
+            daemon.cut_short = True
+            main.cancel()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number.name)
+    loop.add_signal_handler(signal.SIGHUP, daemon.reloader.on_signal)
+    try:
+        yield
+    finally:
+        for number in (*signals, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+class Daemon:
+    """One process's daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_ready: Callable[[Addresses], None] | None = None,
+        *,
+        clock: Clock | None = None,
+        reread: Callable[[], Settings] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._environ = environ
+        self._on_ready = on_ready
+        self._clock: Clock = clock or SystemClock()
+        self._started_ms = self._clock.wall_ms()
+        self._pool = BufferPool(settings.memory.buffer_bytes)
+        self._uploads = ByteBudget(settings.memory.upload_bytes)
+        self.metrics = Metrics()
+        self.reloader = Reloader(settings, reread, self._clock, self.metrics)
+        self._levels = LogLevels(settings.log, self._clock, self.metrics)
+        self.health = Health(self._clock.wall_ms)
+        self.stopping = asyncio.Event()
+        self.cut_short = False
+        self.exit_code = 0
+        self._why_stopping = ""
+        self._site: StatusSite | None = None
+        self._components: Components | None = None
+
+    @property
+    def _settings(self) -> Settings:
+        return self.reloader.settings
+
+    def stop(self, why: str) -> None:
+        """Begin to drain."""
+        self._why_stopping = why
+        self.stopping.set()
+
+    def _reading_bytes(self) -> int:
+        """Return what reads hold: what is cached and what is unpacked."""
+        return (
+            self._components.reader.segments.used_bytes + self._components.reads.unpacking.used_bytes
+            if self._components
+            else 0
+        )
+
+    def snapshot(self) -> DaemonSnapshot:
+        """Describe the daemon for `offloadctl status`."""
+        view = self.health.view
+        return DaemonSnapshot(
+            daemon_id=self._settings.daemon.id,
+            version=__version__,
+            state=view.state.value,
+            started_ms=self._started_ms,
+            dependencies=view.dependencies,
+            memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes + self._reading_bytes(),
+            memory_budget_bytes=self._settings.memory.budget_bytes,
+        )
+
+    async def run(self) -> None:
+        """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
+        settings = self._settings
+        self.metrics.set_build(__version__, "")
+        self.metrics.metadata_open.set(is_metadata_open(settings))
+        self.metrics.buffer_limit_bytes.set(settings.memory.buffer_bytes)
+        self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
+        self.health.listen(self.metrics.show_health)
+        async with AsyncExitStack() as stack:
+            guard = Guard(settings, self._clock, self.metrics)
+            self._site = guard.site(self.health)
+            http = await stack.enter_async_context(
+                HttpServer(settings.http, self.metrics, self.health, guard.certificates, self._site)
+            )
+            await stack.enter_async_context(attended(self.health, self._clock, self._environ))
+            metadata = await self._open_metadata(stack)
+            objects = await self._open_objects(stack)
+            ledgers = await self._open_ledgers(stack)
+            if metadata is None or objects is None or ledgers is None:
+                return
+            await self._serve(stack, http, guard, metadata, objects, ledgers)
+        log.info("daemon.stopped", exit_code=self.exit_code)
+
+    async def _open_metadata(self, stack: AsyncExitStack) -> MetadataStore | None:
+        settings = self._settings
+
+        async def connect() -> MetadataStore:
+            return await stack.enter_async_context(metadata_store(settings, self._session_changed))
+
+        return await self._until_there("metadata", f"ZooKeeper at {settings.metadata.servers}", connect)
+
+    async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
+        settings, objects = self._settings, self._settings.objects
+        where = objects.directory if objects.kind == "filesystem" else f"bucket {objects.bucket}"
+        store = bucket_store(settings, self._clock, self.metrics)
+        await stack.enter_async_context(store)
+
+        async def probe() -> SegmentStore:
+            await check_places(settings, store)
+            return store
+
+        return await self._until_there("objects", where, probe)
+
+    async def _open_ledgers(self, stack: AsyncExitStack) -> Ledgers | None:
+        settings = self._settings
+        if settings.ledgers.kind == "none":
+            return Ledgers()
+
+        async def connect() -> Ledgers:
+            return await open_ledgers(stack, settings, clock=self._clock, metrics=self.metrics)
+
+        kept = settings.ledgers.directory
+        where = kept if settings.ledgers.kind == "embedded" else f"the cluster at {wiring.cluster_servers(settings)}"
+        return await self._until_there("ledgers", where, connect)
+
+    async def _until_there(self, name: str, what: str, connect: Callable[[], Awaitable[T]]) -> T | None:
+        """Try to reach a dependency until it answers; None when stopped meanwhile. Raises InvalidConfig."""
+        backoff = Backoff(self._clock)
+        while not self.stopping.is_set():
+            try:
+                found = await connect()
+            except (Denied, BucketMissing) as error:
+                raise InvalidConfig(error.message, hint=error.hint) from error
+            except Transient as error:
+                self.health.starting(f"waiting for {what}")
+                self.health.down(name, str(error))
+                log.warning("dependency.awaited", dependency=name, error=str(error))
+                await race(self.stopping.wait(), self._clock.sleep(backoff.pause_s(error)))
+            else:
+                self.health.up(name)
+                return found
+        return None
+
+    async def _serve(
+        self,
+        stack: AsyncExitStack,
+        http: HttpServer,
+        guard: Guard,
+        metadata: MetadataStore,
+        objects: SegmentStore,
+        ledgers: Ledgers,
+    ) -> None:
+        settings = self._settings
+        pool, uploads = self._pool, self._uploads
+        context = await stack.enter_async_context(
+            opened_context(settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics)
+        )
+        self._components = components = assemble(
+            settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
+        )
+        await stack.enter_async_context(components.reader)
+        engine, registration, gc = components.engine, components.registration, components.gc
+        rpc = await stack.enter_async_context(self._rpc(guard, components.services))
+        registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
+        self.reloader.connect(components.prepare)
+        node = registration.node
+        self.health.starting(f"registering as {node.daemon_id}")
+        if not await self._or_stopped(registration.open()):
+            return
+        bucket = partial(self._bucket_probed, registration, context.upload_context.reach)
+        prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
+        async with Group() as group:
+            loops = [
+                group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
+                group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
+                group.create_task(registration.run(), name="registration"),
+                group.create_task(components.keeper.run(), name="damage"),
+                group.create_task(guard.keep(), name="certificates"),
+                group.create_task(self._levels.keep(), name="log levels"),
+                group.create_task(
+                    gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc")),
+                    name="garbage collection",
+                ),
+            ]
+            if self._site is not None:
+                loops.append(group.create_task(self._site.fill(components.board), name="status page"))
+            running = group.create_task(engine.run(node), name="engine")
+            self.health.serving()
+            await rpc.show(serving=True)
+            log.info("daemon.serving", grpc=node.address, http=http.address, daemon_id=node.daemon_id)
+            if self._on_ready is not None:
+                self._on_ready(Addresses(grpc=node.address, http=http.address))
+            await self.stopping.wait()
+            await self._drain(engine, running, rpc, registration)
+            for loop in loops:
+                loop.cancel()
+
+    def _rpc(self, guard: Guard, services: Services) -> RpcServer:
+        interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        return RpcServer(wiring.server_options(self._settings, guard.certificates), services, [interceptor])
+
+    async def _drain(
+        self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration
+    ) -> None:
+        """Refuse new work, complete open segments under the deadline, end the calls that still run.
+
+        The others are told first, so that whoever is to have a topic waits for it when it is released.
+        """
+        deadline_s = self._settings.shutdown.drain_s
+        self.health.draining(self._why_stopping)
+        await rpc.show(serving=False)
+        started = self._clock.monotonic()
+        registration.say(draining=True)
+        await race(registration.told(), self._clock.sleep(TELL_S))
+        engine.drain()
+        await race(finished(running), self._clock.sleep(deadline_s))
+        left = engine.topics()
+        if left:
+            self.exit_code = 1
+            log.error(
+                "daemon.drain_incomplete",
+                topics=[str(topic) for topic in left],
+                deadline_s=deadline_s,
+                hint="their open segments are taken up at the next start; nothing that was confirmed is lost",
+            )
+            running.cancel()
+        await rpc.stop(grace_s=1.0)
+        log.info("daemon.drained", duration_s=round(self._clock.monotonic() - started, 3))
+
+    async def _or_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something unless the daemon is stopped first; says whether it was done."""
+        await race(work, self.stopping.wait())
+        return not self.stopping.is_set()
+
+    def _bucket_probed(self, registration: Registration, reach: StoreReach, error: OffloaderError | None) -> None:
+        self.metrics.bucket_accessible.set(error is None)
+        registration.probed(reached=error is None, patience_s=self._settings.placement.impaired_s)
+        reach.probed(error, self._clock)
+
+    def _session_changed(self, state: SessionState) -> None:
+        self.metrics.zk_session_state.set(state)
+        if state is SessionState.LOST:
+            self.metrics.zk_session_losses.inc()

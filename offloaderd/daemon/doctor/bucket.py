@@ -1,0 +1,214 @@
+"""The object store: everything that the daemon does with it, once, on objects of the probe's own.
+
+The objects lie under `<prefix>offloaderd-doctor/<id>/` and are deleted whatever happens; keys of segments never look
+like that.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import OffloaderError
+from offloaderd.daemon.adapters.stores import BucketStore, bucket_store
+from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
+from offloaderd.daemon.doctor.identities import owner
+from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import named_places
+from offloaderd.upkeep.gc import lost_metadata
+from offloaderd.upkeep.stored import Site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from offloaderd.daemon.settings import Settings
+
+FOLDER = "offloaderd-doctor"
+HTTP_DATE_GRAIN_MS = 1000
+
+
+async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Try the object store, in each place that is worked with."""
+    settings = case.settings
+    async with aclosing(_place_checks(case, "")) as results:
+        async for result in results:
+            yield result
+    for bucket, prefix in named_places(settings.objects.places):
+        objects = settings.objects.model_copy(update={"bucket": bucket, "prefix": prefix, "places": ""})
+        there = replace(case, settings=settings.model_copy(update={"objects": objects}))
+        async with aclosing(_place_checks(there, f" of {bucket}/{prefix}")) as results:
+            async for result in results:
+                yield result
+
+
+async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
+    """Try one place; `where` ends the name of each check."""
+    store = bucket_store(case.settings, case.clock)
+    probe = BucketProbe(case, store)
+    checks: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
+        ("bucket write", probe.write),
+        ("bucket read", probe.read),
+        ("bucket list", probe.listing),
+        ("bucket multipart", probe.multipart),
+        ("bucket abort", probe.abort),
+    )
+    async with AsyncExitStack() as stack:
+        reached = await case.check(f"bucket{where}", _reached(case.settings, stack, store))
+        yield reached
+        if reached.failed:
+            for name in (*(name for name, _ in checks), "bucket delete"):
+                yield skipped(f"{name}{where}", "the bucket cannot be used")
+            return
+        try:
+            if case.knows_topics is False:
+                yield await case.check(f"bucket segments{where}", segments(case, store))
+            if case.deployment_id:
+                yield await case.check(f"bucket owner{where}", owner(case, store))
+            for name, work in checks:
+                yield await case.check(f"{name}{where}", work())
+        finally:
+            cleared = await case.check(f"bucket delete{where}", probe.clear())
+        yield cleared
+
+
+async def segments(case: Case, store: BucketStore) -> Finding:
+    """See that there are no segments of this cluster, as its metadata knows no topic."""
+    objects = case.settings.objects
+    site = Site(cluster=case.settings.daemon.cluster, bucket=objects.bucket, prefix=objects.prefix)
+    key = await lost_metadata.first_segment(store, [site])
+    if key:
+        return fail(f"{lost_metadata.LOST}, as {key}", lost_metadata.WHAT_TO_DO)
+    return ok("none of this cluster among the first keys, and no topic: nothing was offloaded yet")
+
+
+class BucketProbe:
+    """The checks of one store, and what they have made there."""
+
+    def __init__(self, case: Case, store: BucketStore) -> None:
+        self._case = case
+        self._store = store
+        self._folder = f"{case.settings.objects.prefix}{FOLDER}/{case.clock.uuid()}/"
+        self._small, self._large = f"{self._folder}small", f"{self._folder}large"
+        self._content = bytes(range(256)) * 4
+        self._made: set[str] = set()
+        self._uploads: dict[str, str] = {}
+
+    async def write(self) -> Finding:
+        """Store an object with metadata; its time is the store's clock."""
+        clock, before_ms = self._case.clock, self._case.clock.wall_ms()
+        self._made.add(self._small)
+        info = await self._store.put(self._small, self._content, metadata={"role": FOLDER})
+        if info.modified_ms and isinstance(self._store, S3Store):
+            reading = Reading(info.modified_ms, before_ms, clock.wall_ms(), HTTP_DATE_GRAIN_MS)
+            self._case.readings["the object store"] = reading
+        head = await self._store.head(self._small)
+        if (head.size_bytes, head.metadata.get("role")) != (len(self._content), FOLDER):
+            return fail(
+                f"HEAD of {self._small} says {head.size_bytes} bytes and {dict(head.metadata)}, but "
+                f"{len(self._content)} bytes were stored with role = {FOLDER}",
+                "this store loses object metadata, which Pulsar's readers need: look for a proxy that drops "
+                "x-amz-meta headers",
+            )
+        return ok(f"stored {len(self._content)} bytes with metadata as {self._small}")
+
+    async def read(self) -> Finding:
+        """Read the object whole, and a range of it."""
+        whole = await self._store.get(self._small)
+        part = await self._store.get(self._small, 100, 50)
+        if whole != self._content or part != self._content[100:150]:
+            return fail(
+                f"{self._small} came back as {len(whole)} bytes, its range 100 to 149 as {len(part)}, not as stored",
+                "look for a proxy or cache in front of the store that changes bodies or ignores Range",
+            )
+        return ok("whole and by range, as it was stored")
+
+    async def listing(self) -> Finding:
+        """Find the object by its prefix."""
+        found = await self._keys()
+        if found != [self._small]:
+            return fail(
+                f"listing {self._folder} shows {found}, not the object that was stored a moment ago",
+                "segments and rubbish are found by listing: this store must list what it has acknowledged",
+            )
+        return ok("by prefix, at once")
+
+    async def multipart(self) -> Finding:
+        """Store an object in two parts and read across their border."""
+        first, second = self._content * (PART_BYTES_MIN // len(self._content)), self._content
+        self._made.add(self._large)
+        upload_id = self._uploads[self._large] = await self._store.create_upload(self._large, metadata={"role": FOLDER})
+        parts = [
+            await self._store.upload_part(self._large, upload_id, number, [data])
+            for number, data in ((1, first), (2, second))
+        ]
+        listed = await self._store.list_parts(self._large, upload_id)
+        if [(part.part_number, part.etag, part.size_bytes) for part in listed] != [
+            (part.part_number, part.etag, part.size_bytes) for part in parts
+        ]:
+            return fail(
+                f"the parts of an upload of 2 are listed as {[part.part_number for part in listed]}, or with other "
+                "sizes or ETags than they were given",
+                "recovery after a crash compares them: this store's ListParts cannot be relied on",
+            )
+        await self._store.complete_upload(self._large, upload_id, parts)
+        del self._uploads[self._large]
+        across = await self._store.get(self._large, len(first) - 10, 20)
+        if across != first[-10:] + second[:10]:
+            return fail(f"{self._large} differs from its two parts where they meet", "this store cannot be used")
+        return ok(f"two parts, {len(first) + len(second)} bytes, listed and joined")
+
+    async def abort(self) -> Finding:
+        """Begin an upload, find it among the open ones, and give it up."""
+        key = f"{self._folder}aborted"
+        upload_id = self._uploads[key] = await self._store.create_upload(key)
+        await self._store.upload_part(key, upload_id, 1, [self._content])
+        during, below = await self._open_uploads(key), await self._open_uploads(self._folder)
+        await self._store.abort_upload(key, upload_id)
+        del self._uploads[key]
+        after = await self._open_uploads(key)
+        if key not in during or key in after:
+            return fail(
+                f"an open upload is {'' if key in during else 'not '}listed while it is open, and "
+                f"{'still ' if key in after else 'not '}after it was aborted",
+                "uploads that a crash left behind are found by listing: this store would keep them for ever; set a "
+                "life-cycle rule that ends incomplete uploads",
+            )
+        if key not in below:
+            return warn(
+                "an open upload is listed by its key, and not by the folder that it is in",
+                "offloadctl gc finds no uploads that nobody knows any more: have the store end incomplete uploads, "
+                "days later than offload.segment_age_max_s",
+            )
+        return ok("an upload was given up and is gone")
+
+    async def clear(self) -> Finding:
+        """Delete everything, whatever was reached; says what could not be."""
+        try:
+            for key, upload_id in self._uploads.items():
+                await self._store.abort_upload(key, upload_id)
+            await self._store.delete(sorted(self._made))
+            left = await self._keys()
+        except OffloaderError as error:
+            return fail(error.message, f"{error.hint or 'see above'}; then delete {self._folder} by hand")
+        if left:
+            return fail(f"{left} is still listed after it was deleted", f"delete {self._folder} by hand")
+        return ok("nothing is left of the probe")
+
+    async def _keys(self) -> list[str]:
+        async with aclosing(self._store.list(self._folder)) as found:
+            return [info.key async for info in found]
+
+    async def _open_uploads(self, prefix: str) -> set[str]:
+        async with aclosing(self._store.list_uploads(prefix)) as found:
+            return {upload.key async for upload in found}
+
+
+async def _reached(settings: Settings, stack: AsyncExitStack, store: BucketStore) -> Finding:
+    await stack.enter_async_context(store)
+    await store.check()
+    objects = settings.objects
+    if objects.kind == "filesystem":
+        return ok(f"directory {objects.directory}")
+    return ok(f"{objects.bucket} at {objects.endpoint or f'S3 in {objects.region}'}")

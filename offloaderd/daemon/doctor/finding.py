@@ -1,0 +1,148 @@
+"""What a check finds, what checks share, and how a check is run: timed, bounded, and never ending the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import TopicName
+    from offloaderd.daemon.settings import Settings
+
+DEADLINE_S = 15.0
+"""Longest that one check may take."""
+
+
+class Verdict(StrEnum):
+    """What a check came to. A warning is something that works now and may not later."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check saw, and what to do about it (empty: nothing)."""
+
+    verdict: Verdict
+    found: str
+    what_to_do: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One line of the examination."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    what_to_do: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the daemon cannot do its work as things are."""
+        return self.verdict is Verdict.FAIL
+
+
+def ok(found: str) -> Finding:
+    """All is well."""
+    return Finding(Verdict.OK, found)
+
+
+def warn(found: str, what_to_do: str) -> Finding:
+    """It works, but not for sure for ever."""
+    return Finding(Verdict.WARN, found, what_to_do)
+
+
+def fail(found: str, what_to_do: str) -> Finding:
+    """It does not work."""
+    return Finding(Verdict.FAIL, found, what_to_do)
+
+
+def skipped(name: str, why: str) -> CheckResult:
+    """Return the line of a check that was not run."""
+    return CheckResult(name=name, verdict=Verdict.SKIPPED, found=why)
+
+
+async def examined(name: str, work: Awaitable[Finding], clock: Clock, deadline_s: float = DEADLINE_S) -> CheckResult:
+    """Run a check; whatever goes wrong in it is a result that names it."""
+    started = clock.monotonic()
+    finding = await _found(work, deadline_s)
+    return CheckResult(
+        name=name,
+        verdict=finding.verdict,
+        found=_one_line(finding.found),
+        what_to_do=_one_line(finding.what_to_do),
+        seconds=clock.monotonic() - started,
+    )
+
+
+async def _found(work: Awaitable[Finding], deadline_s: float) -> Finding:
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await work
+    except TimeoutError:
+        return fail(f"no answer within {deadline_s:g} s", "look at its load, and at the network between")
+    except OffloaderError as error:
+        return fail(error.message, error.hint)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return fail(f"{error.filename}: {reason}" if error.filename else reason, "")
+    except Exception as error:  # noqa: BLE001 - one broken check must not hide what the others find
+        return fail(f"the check itself broke: {type(error).__name__}: {error}", "report it: it is a defect")
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server's clock, `told_ms`, to within `grain_ms`, read between two moments of ours."""
+
+    told_ms: int
+    before_ms: int
+    after_ms: int
+    grain_ms: int = 1
+
+    @property
+    def skew_ms(self) -> int:
+        """Least that the server can be ahead (below 0: behind); 0 when the clocks may well agree."""
+        least, most = self.told_ms - self.after_ms, self.told_ms + self.grain_ms - self.before_ms
+        if least <= 0 <= most:
+            return 0
+        return least if least > 0 else most
+
+
+@dataclass(slots=True)
+class Case:
+    """One examination. `serving`: the daemon itself asks, so that its ports and locks are taken by right."""
+
+    settings: Settings
+    clock: Clock
+    serving: bool = False
+    readings: dict[str, Reading] = field(default_factory=dict)
+    knows_topics: bool | None = None
+    """Whether the daemon's own metadata knows any topic; None: nobody could look."""
+    deployment_id: str = ""
+    """Which deployment the metadata are of; empty: none yet, or nobody could look."""
+    topic: TopicName | None = None
+    """Some topic of the cluster, to ask its broker about."""
+
+    async def check(self, name: str, work: Awaitable[Finding]) -> CheckResult:
+        """Run one check."""
+        return await examined(name, work, self.clock)
+
+    def probe_name(self) -> str:
+        """Return a name that nobody else uses."""
+        return f"doctor-{self.clock.uuid()}"

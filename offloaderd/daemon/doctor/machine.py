@@ -1,0 +1,139 @@
+"""This machine: is there memory for the budgets, are ports free, can directories be written, is its clock right.
+
+Only for clocks are wall-clock times subtracted from each other: how far apart clocks are is the question. A server's
+time is known to lie between the moments before and after its answer, no closer, and coarser where it tells full
+seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloaderd.core.units import format_bytes
+from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from offloaderd.daemon.settings import Settings
+
+MiB = 1024**2
+BASE_BYTES = 100 * MiB
+"""What the daemon takes besides its budgets."""
+MEMORY_WARN_SHARE = 0.8
+SKEW_WARN_MS = 2_000
+SKEW_FAIL_MS = 300_000
+"""Well before the 15 minutes after which S3 refuses signatures."""
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Look at this machine."""
+    yield await case.check("memory", asyncio.to_thread(memory, case.settings))
+    if case.serving:
+        yield skipped("ports", "the daemon listens on them")
+    else:
+        yield await case.check("ports", asyncio.to_thread(ports, case.settings))
+    if case.settings.ledgers.kind == "embedded":
+        yield await case.check("ledgers directory", asyncio.to_thread(directory, case.settings, case.probe_name()))
+
+
+def memory(settings: Settings) -> Finding:
+    """Compare the budgets with what this machine, or the container, has."""
+    budgets = settings.memory
+    needed = budgets.budget_bytes + BASE_BYTES
+    there = memory_bytes(map(Path, CGROUP_LIMITS))
+    if there is None:
+        return ok(f"{_mib(needed)} at most; this system does not tell how much there is")
+    found = f"{_mib(needed)} at most (the budgets and {_mib(BASE_BYTES)}) of {_mib(there)} here"
+    lower = "lower memory.buffer_bytes, memory.upload_bytes or memory.cache_bytes, or give the daemon more"
+    if needed > there:
+        return fail(found, f"{lower}: it would be killed under load")
+    return warn(found, f"{lower}: little is left for others") if needed > there * MEMORY_WARN_SHARE else ok(found)
+
+
+def memory_bytes(limits: Iterable[Path]) -> int | None:
+    """Return the machine's memory, or the least limit that a container sets; None where neither is told."""
+    found = []
+    with suppress(OSError, ValueError):  # not every system tells
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in limits:
+        try:
+            found.append(int(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # no such control group, or "max"
+    return min(found, default=None)
+
+
+def ports(settings: Settings) -> Finding:
+    """See whether the ports can be listened on."""
+    told = []
+    for name, server in (("grpc", settings.grpc), ("http", settings.http)):
+        try:
+            listen(server.host, server.port)
+        except OSError as error:
+            return warn(
+                f"{name}.port {server.port} on {server.host}: {error.strerror or error}",
+                "if the daemon runs already, ask it: offloadctl doctor; else give it another port",
+            )
+        told.append(f"{name} {server.host}:{server.port}")
+    return ok(f"free: {', '.join(told)}")
+
+
+def listen(host: str, port: int) -> None:
+    """Bind a port and let it go. Raises OSError when it cannot be had, also while the daemon itself runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host.strip("[]"), port))
+
+
+def directory(settings: Settings, probe_name: str) -> Finding:
+    """Write and delete a file where the embedded store is, or will be; look at the space that is left."""
+    wanted = Path(settings.ledgers.directory)
+    there = next((path for path in (wanted, *wanted.absolute().parents) if path.is_dir()), Path("/"))
+    probe = there / f".{probe_name}"
+    try:
+        probe.write_bytes(b"probe")
+        probe.unlink()
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        right = f"let the daemon's user write ledgers.directory = {settings.ledgers.directory}, or set another"
+        return fail(f"cannot write in {there}: {error.strerror}", "free some space on that disk" if full else right)
+    free = shutil.disk_usage(there).free
+    found = f"{wanted}: {_mib(free)} free" + ("" if there == wanted else ", will be made")
+    if free < settings.ledgers.ledger_bytes_max:
+        return warn(found, f"make room: one ledger may take {format_bytes(settings.ledgers.ledger_bytes_max)}")
+    return ok(found)
+
+
+def _mib(count: int) -> str:
+    return f"{count // MiB:,} MiB"
+
+
+async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Judge every clock that was read on the way."""
+    for name, reading in case.readings.items():
+        yield await case.check(f"clock of {name}", _judged(name, reading))
+
+
+async def _judged(name: str, reading: Reading) -> Finding:
+    return classifier(name, reading)
+
+
+def classifier(name: str, reading: Reading) -> Finding:
+    """Say what a server's clock means for us."""
+    skew_ms = reading.skew_ms
+    if abs(skew_ms) <= SKEW_WARN_MS:
+        return ok(f"agrees with ours to {max(1.0, abs(skew_ms) / 1000):.0f} s")
+    found = f"{abs(skew_ms) / 1000:.1f} s {'ahead of' if skew_ms > 0 else 'behind'} ours"
+    if abs(skew_ms) <= SKEW_FAIL_MS:
+        return warn(found, f"let NTP set this machine and {name}: ages and times in segments are off by as much")
+    return fail(found, f"let NTP set this machine and {name}: S3 refuses signatures that are 15 minutes off")

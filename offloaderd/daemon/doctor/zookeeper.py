@@ -1,0 +1,197 @@
+"""ZooKeeper: do its servers answer, is there a session, and may the daemon do below its own root what it must.
+
+The probe is one ephemeral node `<metadata.root>/<cluster>/doctor-<id>`, which goes with the session at the latest;
+nodes above it that were made for it are deleted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import Conflict, Denied, NotFound
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.doctor.bookies import bookie_checks
+from offloaderd.daemon.doctor.cluster import cluster_checks
+from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
+from offloaderd.daemon.doctor.identities import refusals
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Check, MetadataStore, Replace
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.daemon.settings import Settings
+
+ANSWER_S = 5.0
+CONNECT_S = 10.0
+FOUR_LETTERS = b"srvr"
+ANSWER_BYTES_MAX = 4096
+
+
+async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Try the metadata store, and look at the cluster's own nodes where its ledgers are to be read."""
+    metadata, bookkeeper = case.settings.metadata, case.settings.bookkeeper
+    follows = case.settings.ledgers.kind == "bookkeeper"
+    cluster = bookkeeper.servers or metadata.servers
+    async with AsyncExitStack() as stack:
+        opened = _Opened(case, stack, metadata.servers)
+        async for result in opened.checks("zookeeper"):
+            yield result
+        if opened.store is None:
+            yield skipped("zookeeper rights", "no session")
+            yield skipped("zookeeper topics", "no session")
+        else:
+            yield await case.check("zookeeper rights", rights(case, opened.store))
+            yield await case.check("zookeeper topics", own_topics(case, opened.store))
+            if case.knows_topics:
+                yield await case.check("zookeeper identity", refusals(case, opened.store))
+        if follows and cluster != metadata.servers:
+            opened = _Opened(case, stack, cluster)
+            async for result in opened.checks("cluster zookeeper"):
+                yield result
+        if follows:
+            async for result in cluster_checks(case, opened.store):
+                yield result
+            async for result in bookie_checks(case, opened.store):
+                yield result
+
+
+async def own_topics(case: Case, store: MetadataStore) -> Finding:
+    """See whether the daemon's own nodes know any topic; what the bucket says to that is asked there."""
+    home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}{paths.TOPICS}"
+    try:
+        tenants = await store.children(home)
+    except Denied as error:
+        return warn(f"{home} cannot be listed: {error.message}", "see zookeeper rights")
+    case.knows_topics = bool(tenants)
+    return ok(f"{home} has topics of {len(tenants)} tenants" if tenants else f"no topic below {home}")
+
+
+class _Opened:
+    """A session with one ensemble, if there can be one."""
+
+    def __init__(self, case: Case, stack: AsyncExitStack, servers: str) -> None:
+        self.store: ZooKeeperStore | None = None
+        self._case = case
+        self._stack = stack
+        self._servers = servers
+
+    async def checks(self, name: str) -> AsyncGenerator[CheckResult, None]:
+        """Look for the servers, and open a session if there is one."""
+        answering = await self._case.check(f"{name} servers", servers_answer(self._servers))
+        yield answering
+        if answering.failed:
+            yield skipped(f"{name} session", "no server answers")
+        else:
+            yield await self._case.check(f"{name} session", self._session())
+
+    async def _session(self) -> Finding:
+        self.store = await self._stack.enter_async_context(open_store(self._case.settings, self._servers))
+        return ok(f"session {(await self.store.session()).session_id}")
+
+
+def open_store(settings: Settings, servers: str) -> ZooKeeperStore:
+    """Return a store from "/" on, and not from the daemon's own root, which would be made."""
+    options = settings.metadata
+    return ZooKeeperStore(
+        servers,
+        "/",
+        session_timeout_s=options.session_timeout_s,
+        connect_timeout_s=min(CONNECT_S, options.connect_timeout_s),
+        security=wiring.zookeeper_security(settings),
+    )
+
+
+async def servers_answer(servers: str) -> Finding:
+    """Connect to each server of a list and ask it what it is."""
+    addresses = servers.split(",")
+    answers: dict[str, str] = {}
+    failure: dict[str, str] = {}
+
+    async def ask(address: str) -> None:
+        try:
+            answers[address] = await _mode(address)
+        except TimeoutError:
+            failure[address] = f"no answer within {ANSWER_S:g} s"
+        except OSError as error:
+            failure[address] = os.strerror(error.errno) if error.errno else str(error)
+
+    async with Group() as group:
+        for address in addresses:
+            group.create_task(ask(address), name=f"asking {address}")
+    up = ", ".join(f"{address}{answers[address]}" for address in addresses if address in answers)
+    down = ", ".join(f"{address}: {failure[address]}" for address in addresses if address in failure)
+    if not up:
+        return fail(down, "start ZooKeeper, open the network to it, or correct the list of servers")
+    if down:
+        return warn(f"{up} answer; {down}", "bring it back: while one is missing, one more may stop everything")
+    return ok(f"{up} {'answers' if len(answers) == 1 else 'answer'}")
+
+
+async def _mode(address: str) -> str:
+    """Return ` (leader, 3.9.3)` or nothing if the server does not want to say. Raises OSError and TimeoutError."""
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(ANSWER_S):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(FOUR_LETTERS)
+            with suppress(TimeoutError):  # a port that only speaks TLS waits for more
+                async with asyncio.timeout(ANSWER_S / 2):
+                    answer = await reader.read(ANSWER_BYTES_MAX)
+                    facts = dict(line.split(": ", 1) for line in answer.decode("latin-1").splitlines() if ": " in line)
+                    if "Mode" in facts:
+                        version = facts.get("Zookeeper version", "?").partition("-")[0]
+                        return f" ({facts['Mode']}, {version})"
+            return ""
+        finally:
+            writer.close()
+
+
+async def rights(case: Case, store: ZooKeeperStore) -> Finding:
+    """Create, read, replace, look at and delete a node below metadata.root, as the daemon does all day."""
+    home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}"
+    probe = f"{home}/{case.probe_name()}"
+    made = await _missing(store, home)
+    try:
+        try:
+            return await _use(case, store, probe)
+        finally:
+            with suppress(NotFound):
+                await store.delete(probe)
+            for path in made:
+                with suppress(NotFound, Conflict):  # somebody else needs it by now
+                    await store.delete(path)
+    except Denied as error:
+        return fail(error.message, f"give the daemon's user all rights on {home} and above as far as it must be made")
+
+
+async def _use(case: Case, store: ZooKeeperStore, probe: str) -> Finding:
+    await store.create(probe, b"1", ephemeral=True)
+    before_ms = case.clock.wall_ms()
+    version = await store.replace(probe, b"2", (await store.get(probe)).version)
+    facts = await store.about(probe)
+    case.readings["ZooKeeper"] = Reading(facts.modified_ms, before_ms, case.clock.wall_ms())
+    await store.transact([Check(probe, version), Replace(probe, b"3", version)])
+    if (await store.get(probe)).value != b"3":
+        return fail(f"{probe} does not hold what was written a moment ago", "do not use this ZooKeeper: it is broken")
+    await store.children(probe.rpartition("/")[0])
+    return ok(f"create, read, write and delete below {probe.rpartition('/')[0]}")
+
+
+async def _missing(store: ZooKeeperStore, path: str) -> Sequence[str]:
+    """Return a path and those above it that do not exist, the deepest first."""
+    missing = []
+    while path:
+        try:
+            await store.get(path)
+        except NotFound:
+            missing.append(path)
+        except Denied:
+            break  # it is there
+        path = path.rpartition("/")[0]
+    return missing

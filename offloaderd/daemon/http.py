@@ -1,0 +1,189 @@
+"""/metrics, /metrics/topics, /healthz, /readyz and the status page over HTTP.
+
+Served by aiohttp on the daemon's own loop rather than by a thread: a blocked loop then fails its liveness probe,
+which is what the probe is for; numbers are read where they are written; and nothing has to be joined at the end.
+A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3 client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import TYPE_CHECKING, Self
+
+import structlog
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from offloaderd.access.certificates import server_context
+from offloaderd.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.typedefs import Handler
+
+    from offloaderd.access.certificates import Certificates
+    from offloaderd.access.watched import Watched
+    from offloaderd.core.health import Health
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.daemon.settings.sections.settings import HttpSettings
+    from offloaderd.daemon.status_page.site import StatusSite
+
+CLOSE_S = 0.5
+"""How long answers in progress may take when the server closes."""
+
+HEADER_BYTES_MAX = 8192
+
+IDLE_S = 75.0
+"""How long a connection may be without a whole request; longer than the pause between two scrapes."""
+
+SEND_S = 30.0
+"""How long a client may take to take an answer."""
+
+log = structlog.get_logger(__name__)
+
+
+class HttpServer:
+    """The server, as an async context manager: it listens inside and leaves no task, thread or socket behind."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        metrics: Metrics,
+        health: Health,
+        certificates: Watched[Certificates] | None = None,
+        site: StatusSite | None = None,
+    ) -> None:
+        """Prepare to serve `metrics`, `health` and the status page; nothing is opened yet."""
+        self._settings = settings
+        self._certificates = certificates if settings.tls != "off" else None
+        self._context: ssl.SSLContext | None = None
+        app = web.Application(client_max_size=0, middlewares=[_sent_in_time])
+        app.router.add_get("/metrics", _page(metrics, topics=None if settings.topic_metrics else False))
+        app.router.add_get("/metrics/topics", _page(metrics, topics=True))
+        app.router.add_get("/healthz", _alive)
+        app.router.add_get("/readyz", _readiness(health))
+        if site is not None:
+            site.add_to(app)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=IDLE_S,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port in use; only inside the context."""
+        return int(self._runner.addresses[0][1])
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT in use; only inside the context."""
+        return f"{self._settings.host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        """Listen. Raises InvalidConfig when the address cannot be listened on."""
+        host, port = self._settings.host, self._settings.port
+        await self._runner.setup()
+        try:
+            if self._certificates is not None:
+                self._context = self._tls(self._certificates.value)
+                self._context.sni_callback = self._present
+                self._certificates.listen(self._renew)
+            await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise _cannot_listen(host, port, error) from error
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        return self
+
+    def _tls(self, certificates: Certificates) -> ssl.SSLContext:
+        return server_context(certificates, mutual=self._settings.tls == "mutual")
+
+    def _renew(self, certificates: Certificates) -> None:
+        """Have later handshakes use these; files that have changed again since are read at their next change."""
+        try:
+            self._context = self._tls(certificates)
+        except (OSError, ValueError) as error:
+            log.warning("http.certificate_not_reloaded", error=str(error))
+
+    def _present(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        """Move a connection to the context of the moment: asyncio's server keeps the first one.
+
+        OpenSSL asks at the first message of every handshake, whether it names a server or not, and takes certificate,
+        key and authorities from where the connection is moved to.
+        """
+        if self._context is not None:
+            connection.context = self._context
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening; answers in progress get CLOSE_S, idle connections are closed."""
+        await self._runner.cleanup()
+
+
+@web.middleware
+async def _sent_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Send the answer here, where it has a limit: who reads nothing would keep it in memory for ever."""
+    answer = await handler(request)
+    transport = request.transport
+    try:
+        async with asyncio.timeout(SEND_S):
+            await answer.prepare(request)
+            await answer.write_eof()
+    except TimeoutError:
+        if transport is not None:
+            transport.abort()
+    return answer
+
+
+async def _alive(_request: web.Request) -> web.Response:
+    """Answer at all: that is the message."""
+    return web.Response(text="alive\n")
+
+
+def _readiness(health: Health) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def readyz(_request: web.Request) -> web.Response:
+        view = health.view
+        body = {
+            "ready": view.ready,
+            "state": str(view.state),
+            "reason": view.reason,
+            "dependencies": {
+                dependency.name: {"up": dependency.up, "message": dependency.message}
+                for dependency in view.dependencies
+            },
+        }
+        return web.json_response(body, status=200 if view.ready else 503)
+
+    return readyz
+
+
+def _page(metrics: Metrics, *, topics: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def page(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(metrics.view(topics=topics)), headers={"Content-Type": content_type})
+
+    return page
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> InvalidConfig:
+    match error.errno:
+        case errno.EADDRINUSE:
+            what = f"port {port} on {host} is in use"
+            hint = "is another offloaderd running? set http.port to another port, or 0 for any free one"
+        case errno.EACCES | errno.EPERM:
+            what, hint = f"port {port} on {host} is not ours to open", "set http.port to 1024 or more"
+        case _:
+            what, hint = (
+                f"cannot listen on {host}: {error.strerror or error}",
+                "set http.host to an address of this machine",
+            )
+    return InvalidConfig(f"metrics and health server: {what}", hint=hint)

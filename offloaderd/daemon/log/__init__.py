@@ -1,0 +1,1 @@
+"""The log: format, levels, modules, noise."""

@@ -1,0 +1,142 @@
+"""The log: wide events as one JSON object a line, or coloured text on a terminal; configured here and nowhere else.
+
+Records of the libraries (botocore, kazoo, grpc, asyncio) go through the same renderer. Times are UTC in ISO 8601.
+Secrets never get here: values under keys that name them are masked at any depth, tracebacks are printed without
+local variables, and the S3 client may not log below INFO, where it writes signed headers. A library's messages are
+shown from WARNING on unless the level is debug.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TextIO
+
+import structlog
+
+from offloaderd.daemon.log.modules import AUDIT, LIBRARIES, SIGNERS
+from offloaderd.daemon.log.noise import Noise
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+MASK = "********"
+SECRET_KEYS = frozenset({
+    "accesskey", "authorization", "credential", "credentials", "password", "passwd", "secret", "secretaccesskey",
+    "secretkey", "sessiontoken", "token", "xamzsecuritytoken",
+})  # fmt: skip
+"""Compared without case, dashes and underscores."""
+
+DEPTH_MAX = 6
+_own: set[str] = set()  # modules that have a level of their own, as set here
+
+
+def configure(
+    level: str = "info",
+    format: str = "auto",  # noqa: A002 - the setting's name
+    stream: TextIO | None = None,
+    *,
+    modules: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Send everything that is logged to `stream` (standard error by default).
+
+    `level` is the least to be written; `format` is json, console, or auto: console when the stream is a terminal.
+    `modules` are those with a level of their own. May be called again; the last call holds.
+    """
+    target = sys.stderr if stream is None else stream
+    pretty = format == "console" or (format == "auto" and target.isatty())
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(_formatter(pretty=pretty, colors=pretty and target.isatty()))
+    handler.addFilter(Noise())
+    root = logging.getLogger()
+    for old in [
+        handler for handler in root.handlers if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter)
+    ]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    set_levels(level, modules)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_shared(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,  # loggers are module globals: caching would keep the first configuration
+    )
+
+
+def quieted(level: int = logging.WARNING) -> None:
+    """Write warnings alone, to standard error, where nobody has said what to log: inside of others' programs.
+
+    `level`: from which level on instead.
+    """
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
+def set_levels(level: str, modules: Mapping[str, str]) -> None:
+    """Write from `level` on, of some modules and what is below them from another; the last call holds.
+
+    Libraries are shown from WARNING on unless a level is debug, or they are named. The audit log is always written.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(number)
+    for name in _own:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    for name in LIBRARIES:
+        least = logging.WARNING if number > logging.DEBUG else logging.INFO if name in SIGNERS else logging.DEBUG
+        logging.getLogger(name).setLevel(max(number, least))
+    for name, one in modules.items():
+        logging.getLogger(name).setLevel(one.upper())
+    _own.clear()
+    _own.update(modules)
+    logging.getLogger(AUDIT).setLevel(logging.INFO)
+
+
+def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Replace the values of secret keys, at any depth down to DEPTH_MAX."""
+    return {key: _masked(key, value, DEPTH_MAX) for key, value in event.items()}
+
+
+def _masked(key: object, value: object, depth: int) -> object:
+    if _is_secret(key):
+        return MASK
+    if isinstance(value, Mapping) and depth:
+        return {inner: _masked(inner, item, depth - 1) for inner, item in value.items()}
+    if isinstance(value, list | tuple) and depth:
+        return [_masked("", item, depth - 1) for item in value]
+    return value
+
+
+def _is_secret(key: object) -> bool:
+    return isinstance(key, str) and key.lower().replace("_", "").replace("-", "") in SECRET_KEYS
+
+
+def _shared() -> list[Processor]:
+    """Return what both our events and the libraries' records go through."""
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.stdlib.ExtraAdder(),
+        mask_secrets,
+    ]
+
+
+def _formatter(*, pretty: bool, colors: bool) -> structlog.stdlib.ProcessorFormatter:
+    end: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if pretty:
+        end.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback))
+    else:
+        end += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *_shared()], processors=end
+    )

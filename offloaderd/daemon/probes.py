@@ -1,0 +1,90 @@
+"""Small requests, every few seconds, that show whether what the daemon depends on answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import OffloaderError, Transient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.health import Health
+    from offloaderd.daemon.adapters.sources import Ledgers
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
+
+PROBE_S = 3.0
+"""Pause between two looks at whether the bucket and ZooKeeper answer."""
+ANSWERS_S = 5.0
+"""How long an answer may take before what was asked counts as down."""
+
+
+class Prober:
+    """Asks the dependencies, each on its own, and tells health of each and `bucket` of the bucket.
+
+    One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do. `refused` says why the bucket
+    takes nothing of what is written, though it may answer; empty: nothing is known against it. `bucket` hears None of
+    a bucket that answers.
+    """
+
+    def __init__(
+        self,
+        health: Health,
+        clock: Clock,
+        *,
+        bucket: Callable[[OffloaderError | None], None],
+        refused: Callable[[], str],
+    ) -> None:
+        self._health = health
+        self._clock = clock
+        self._bucket = bucket
+        self._refused = refused
+
+    async def run(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
+        """Probe until cancelled."""
+        probes: dict[str, Callable[[], Awaitable[object]]] = {
+            "metadata": lambda: metadata.children("/"),
+            "objects": lambda: reach(objects),
+        }
+        if ledgers.probe is not None:
+            probes["ledgers"] = ledgers.probe
+        async with Group() as group:
+            for name, probe in probes.items():
+                group.create_task(self._probe(name, probe), name=f"probe of {name}")
+
+    async def _probe(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            error = await self._look(name, probe())
+            if name == "objects":
+                self._bucket(error)
+            await self._clock.sleep(PROBE_S)
+
+    async def _look(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
+        """Send a small request to a dependency and note for health whether it answered; returns why not."""
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                await request
+        except TimeoutError:
+            silent = Transient(f"no answer within {ANSWERS_S:g} s")
+            self._health.down(name, str(silent))
+            return silent
+        except OffloaderError as error:
+            self._health.down(name, str(error))
+            return error
+        if name == "objects" and (why := self._refused()):
+            self._health.down(name, why)
+        else:
+            self._health.up(name)
+        return None
+
+
+async def reach(objects: SegmentStore) -> None:
+    """Ask the bucket for something small."""
+    async with aclosing(objects.list("offloaderd-probe/")) as found:
+        async for _ in found:
+            return

@@ -1,0 +1,350 @@
+"""What must hold between settings, a row each: the keys that it is about, when it is broken, and what to change.
+
+A rule names every key it is about, so that it is not reported when one of them was wrong by itself. Its text has the
+settings' values in braces, by key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
+from offloaderd.core.section import SizeMark, is_loopback, is_private
+from offloaderd.core.units import format_bytes
+from offloaderd.daemon.settings.sections.settings import header_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from offloaderd.core.section import Section
+    from offloaderd.daemon.settings.sections.settings import Settings
+
+S3_PART_BYTES_MIN = 5 * 1024**2
+S3_PARTS_MAX = 10_000
+UPLOAD_PARTS_MIN = 3
+"""One being assembled, one on its way, one that waits: less would stop the pipeline at every part."""
+CACHE_BLOCKS_MIN = 4
+MESSAGE_OVERHEAD_BYTES = 64 * 1024
+RATE_BYTES_MIN = 64 * 1024
+"""A limit below it is a forgotten unit: it would take minutes for one large entry."""
+TRACING_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+
+
+class Broken(NamedTuple):
+    """A rule that does not hold: the keys it is about, and what to change."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What must hold between some settings; `keys` with blanks between."""
+
+    keys: str
+    is_broken: Callable[[Settings], bool]
+    text: str | Callable[[Settings], str]
+
+    def says(self, settings: Settings) -> str:
+        """Return the text with the values in it."""
+        text = self.text if isinstance(self.text, str) else self.text(settings)
+        return text.format(**{name: _Shown(getattr(settings, name)) for name in type(settings).model_fields})
+
+
+def broken_rules(settings: Settings) -> list[Broken]:
+    """Return every rule that does not hold."""
+    broken = [Broken(tuple(rule.keys.split()), rule.says(settings)) for rule in RULES if rule.is_broken(settings)]
+    return [*broken, *_credentials(settings)]
+
+
+class _Shown:
+    """The values of a section as a rule's text writes them: sizes with units, numbers short."""
+
+    def __init__(self, section: Section) -> None:
+        self._section = section
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._section, name)
+        if any(isinstance(mark, SizeMark) for mark in type(self._section).model_fields[name].metadata):
+            return format_bytes(value)
+        return f"{value:g}" if isinstance(value, float) else value
+
+
+def _value(settings: Settings, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name)
+
+
+def _is_set(settings: Settings, key: str) -> bool:
+    return _value(settings, key) not in (None, False)
+
+
+def _needs(key: str, other: str, text: str, keys: str = "") -> Rule:
+    """One setting means nothing without the other."""
+    return Rule(keys or f"{key} {other}", lambda given: _is_set(given, key) and not _is_set(given, other), text)
+
+
+def _together(section: str, first: str, second: str, otherwise: str = "") -> list[Rule]:
+    """Both settings of a section, or neither."""
+    keys = f"{section}.{first}", f"{section}.{second}"
+    says = "{} is set without {}: set both, or neither" + otherwise
+    return [_needs(*given, says.format(*given), " ".join(keys)) for given in (keys, keys[::-1])]
+
+
+def _at_most(key: str, most: str, why: str = "") -> Rule:
+    """One setting must not be more than the other."""
+    text = f"{key} = {{{key}}} must not be more than {most} = {{{most}}}{why}"
+    return Rule(f"{key} {most}", lambda given: _value(given, key) > _value(given, most), text)  # type: ignore[operator]
+
+
+def _holds(key: str, count: int, what: str, unit: str) -> Rule:
+    """A budget must hold so many of something whose size is a setting."""
+
+    def least(settings: Settings) -> int:
+        return count * int(_value(settings, unit))  # type: ignore[call-overload,no-any-return]
+
+    def text(settings: Settings) -> str:
+        return f"{key} = {{{key}}} must hold {count} {what} of {unit}: {format_bytes(least(settings))} or more"
+
+    return Rule(f"{key} {unit}", lambda given: _value(given, key) < least(given), text)  # type: ignore[operator]
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether one node is the other, or lies below it."""
+    return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
+
+
+def _apart(name: str) -> Rule:
+    """What is written lies outside of what is the cluster's."""
+    key = f"bookkeeper.{name}"
+    return Rule(
+        f"ledgers.kind metadata.root {key}",
+        lambda s: s.ledgers.kind == "bookkeeper" and _overlap(s.metadata.root, getattr(s.bookkeeper, name)),
+        f"metadata.root = {{metadata.root!r}} must lie apart from {key} = {{{key}!r}}, which is the cluster's own and "
+        "never written: /offloaderd is a good place",
+    )
+
+
+def _fast_enough(key: str) -> Rule:
+    return Rule(
+        key,
+        lambda given: 0 < _value(given, key) < RATE_BYTES_MIN,  # type: ignore[operator]
+        lambda given: (
+            f"{key} = {_value(given, key)} bytes is too little to work with: {format_bytes(RATE_BYTES_MIN)} or more, "
+            'or 0 for no limit; sizes take units, as in "50MiB"'
+        ),
+    )
+
+
+def _key_before(key: str) -> Rule:
+    return Rule(
+        f"{key} access.token_secret_key access.token_public_key",
+        lambda given: _is_set(given, key) and not given.access.has_tokens,
+        f"{key} is set without a present key: set access.token_secret_key or access.token_public_key",
+    )
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module could be imported; only those above it are."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _shows_headers(settings: Settings) -> bool:
+    """Whether the headers of traces would cross a network in the clear."""
+    tracing = settings.tracing
+    return tracing.enabled and bool(tracing.endpoint and tracing.headers) and not is_private(tracing.endpoint or "")
+
+
+def _has_bad_headers(settings: Settings) -> bool:
+    tracing = settings.tracing
+    if not tracing.enabled or tracing.endpoint is None or tracing.headers is None:
+        return False
+    return not header_pairs(tracing.headers.get_secret_value())
+
+
+def _credentials(settings: Settings) -> Iterator[Broken]:
+    ways = [f"objects.{name}" for name in ("access_key", "profile", "role_arn") if getattr(settings.objects, name)]
+    if len(ways) > 1:
+        yield Broken(tuple(ways), f"{' and '.join(ways)} are ways to the same credentials: keep one")
+
+
+def _with_tls(section: str, *names: str) -> Iterator[Rule]:
+    """Files that are for TLS alone."""
+    for name in names:
+        key, tls = f"{section}.{name}", f"{section}.tls"
+        yield _needs(key, tls, f"{key} is set, but {tls} is not: set {tls} = true, or remove the file")
+
+
+def _is_open(settings: Settings) -> bool:
+    grpc = settings.grpc
+    return not (grpc.insecure_elsewhere or is_loopback(grpc.host) or settings.is_authenticated)
+
+
+_FOR_A_URL = "set the URL that it is for, or remove it"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "grpc.port http.port",
+        lambda s: s.grpc.port != 0 and (s.grpc.host, s.grpc.port) == (s.http.host, s.http.port),
+        "grpc.port and http.port are both {grpc.port}: give each its own",
+    ),
+    Rule(
+        "read.batch_bytes grpc.message_bytes_max",
+        lambda s: s.read.batch_bytes + ENTRY_BYTES_MAX + MESSAGE_OVERHEAD_BYTES > s.grpc.message_bytes_max,
+        "grpc.message_bytes_max = {grpc.message_bytes_max} cannot hold a batch of read.batch_bytes = "
+        f"{{read.batch_bytes}} and one more entry of {format_bytes(ENTRY_BYTES_MAX)}",
+    ),
+    Rule(
+        "grpc.host grpc.insecure_elsewhere tls.client_ca_file access.token_secret_key",
+        _is_open,
+        "grpc.host = {grpc.host!r} opens the API to others without encryption or authentication: use 127.0.0.1, set "
+        "tls.client_ca_file or a key for tokens, or set grpc.insecure_elsewhere = true if the network keeps strangers "
+        "out",
+    ),
+    *_together("tls", "cert_file", "key_file"),
+    _needs(
+        "tls.client_ca_file",
+        "tls.cert_file",
+        "tls.client_ca_file is set without tls.cert_file: clients show certificates over TLS only",
+    ),
+    Rule(
+        "http.tls tls.cert_file",
+        lambda s: s.http.tls != "off" and s.tls.cert_file is None,
+        "http.tls = {http.tls} needs tls.cert_file and tls.key_file",
+    ),
+    Rule(
+        "http.tls tls.client_ca_file",
+        lambda s: s.http.tls == "mutual" and s.tls.client_ca_file is None,
+        "http.tls = mutual needs tls.client_ca_file",
+    ),
+    Rule(
+        "access.token_secret_key access.token_public_key",
+        lambda s: None not in (s.access.token_secret_key, s.access.token_public_key),
+        "access.token_secret_key and access.token_public_key are both set: tokens are signed in one way",
+    ),
+    _key_before("access.token_secret_key_previous"),
+    _key_before("access.token_public_key_previous"),
+    Rule(
+        "access.token_secret_key access.token_public_key tls.cert_file",
+        lambda s: s.access.has_tokens and s.tls.cert_file is None,
+        "tokens would be sent in the clear, for anybody to use: set tls.cert_file and tls.key_file",
+    ),
+    Rule(
+        "access.grants tls.client_ca_file access.token_secret_key access.token_public_key",
+        lambda s: bool(s.access.grants) and not s.is_authenticated,
+        "access.grants are set, but nobody has to say who they are: set tls.client_ca_file or a key for tokens",
+    ),
+    Rule(
+        "access.grants tls.client_ca_file access.token_secret_key access.token_public_key",
+        lambda s: s.is_authenticated and not s.access.grants,
+        'callers are told apart, but access.grants gives none of them a role: write at least one, as in "admin NAME *"',
+    ),
+    *_together("metadata", "tls_cert_file", "tls_key_file"),
+    *_together("metadata", "username", "password"),
+    *_with_tls("metadata", "tls_ca_file", "tls_cert_file"),
+    Rule(
+        "metadata.acl metadata.username metadata.tls_cert_file",
+        lambda s: s.metadata.acl == "creator" and s.metadata.username is None and s.metadata.tls_cert_file is None,
+        "metadata.acl = creator needs a name: set metadata.username and its password, or metadata.tls_cert_file",
+    ),
+    *_together("objects", "role_arn", "web_identity_token_file"),
+    Rule(
+        "objects.kms_key_id objects.encryption",
+        lambda s: s.objects.kms_key_id is not None and s.objects.encryption != "sse-kms",
+        "objects.kms_key_id is set, but objects.encryption = {objects.encryption}: set it to sse-kms",
+    ),
+    Rule(
+        "objects.kind objects.bucket",
+        lambda s: s.objects.kind == "s3" and not s.objects.bucket,
+        'objects.kind = "s3" needs a bucket: set objects.bucket',
+    ),
+    Rule(
+        "objects.kind objects.places",
+        lambda s: s.objects.kind == "filesystem" and s.objects.places != "",
+        'objects.places names buckets, and objects.kind = "filesystem" has none: leave it empty',
+    ),
+    *_together("objects", "access_key", "secret_key", " for the AWS chain"),
+    Rule(
+        "bookkeeper.ledgers_root bookkeeper.managed_ledgers_root",
+        lambda s: _overlap(s.bookkeeper.ledgers_root, s.bookkeeper.managed_ledgers_root),
+        "bookkeeper.ledgers_root = {bookkeeper.ledgers_root!r} and bookkeeper.managed_ledgers_root = "
+        "{bookkeeper.managed_ledgers_root!r} must not lie in each other: BookKeeper and Pulsar keep them apart",
+    ),
+    _apart("ledgers_root"),
+    _apart("managed_ledgers_root"),
+    _at_most("bookkeeper.poll_min_s", "bookkeeper.poll_max_s"),
+    _at_most("bookkeeper.hedge_s", "bookkeeper.request_timeout_s", ": by then the first request has been given up"),
+    _fast_enough("bookkeeper.bytes_per_s"),
+    _fast_enough("bookkeeper.topic_bytes_per_s"),
+    *_with_tls("bookkeeper", "tls_ca_file", "tls_cert_file", "tls_key_file"),
+    *_together("bookkeeper", "tls_cert_file", "tls_key_file"),
+    *_together("bookkeeper", "sasl_username", "sasl_password"),
+    Rule(
+        "pulsar.admin_token pulsar.admin_token_file",
+        lambda s: None not in (s.pulsar.admin_token, s.pulsar.admin_token_file),
+        "pulsar.admin_token and pulsar.admin_token_file are both set: keep one",
+    ),
+    *(
+        _needs(f"pulsar.{name}", "pulsar.admin_url", f"pulsar.{name} is set without pulsar.admin_url: {_FOR_A_URL}")
+        for name in ("admin_token", "admin_token_file", "admin_ca_file")
+    ),
+    Rule(
+        "pulsar.admin_ca_file pulsar.admin_url",
+        lambda s: s.pulsar.admin_ca_file is not None and (s.pulsar.admin_url or "https:")[:6] != "https:",
+        "pulsar.admin_ca_file is set, but pulsar.admin_url = {pulsar.admin_url!r} does not use TLS: write https://",
+    ),
+    Rule(
+        "objects.kind offload.part_bytes",
+        lambda s: s.objects.kind == "s3" and s.offload.part_bytes < S3_PART_BYTES_MIN,
+        f"offload.part_bytes = {{offload.part_bytes}} is less than S3 takes: {format_bytes(S3_PART_BYTES_MIN)} or more",
+    ),
+    _at_most("offload.block_bytes", "offload.part_bytes", ": a part holds whole blocks"),
+    Rule(
+        "offload.segment_bytes_max offload.part_bytes",
+        lambda s: s.offload.segment_bytes_max > s.offload.part_bytes * S3_PARTS_MAX,
+        "offload.segment_bytes_max = {offload.segment_bytes_max} does not fit into "
+        f"{S3_PARTS_MAX} parts of offload.part_bytes = {{offload.part_bytes}}",
+    ),
+    _at_most("offload.segment_age_min_s", "offload.segment_age_max_s"),
+    Rule(
+        "retention.kind retention.age_s retention.size_bytes",
+        lambda s: s.retention.kind is TierRetention.LIMITED and not (s.retention.age_s or s.retention.size_bytes),
+        "retention.kind = limited needs retention.age_s or retention.size_bytes",
+    ),
+    Rule(
+        "retention.kind ledgers.kind",
+        lambda s: s.retention.kind is TierRetention.FOLLOW and s.ledgers.kind != "bookkeeper",
+        "retention.kind = follow goes by Pulsar's list of ledgers, and ledgers.kind = {ledgers.kind} has none: choose "
+        "keep or limited",
+    ),
+    _holds("memory.upload_bytes", UPLOAD_PARTS_MIN, "parts", "offload.part_bytes"),
+    _holds("memory.cache_bytes", CACHE_BLOCKS_MIN, "blocks", "offload.block_bytes"),
+    _at_most("read.read_ahead_bytes", "memory.cache_bytes", ": what is read ahead waits in the cache"),
+    Rule(
+        "outage.policy spill.directory",
+        lambda s: s.outage.policy is OutagePolicy.SPILL and s.spill.directory is None,
+        "outage.policy = spill needs a spill.directory to write to",
+    ),
+    Rule(
+        "tracing.enabled",
+        lambda s: s.tracing.enabled and not all(map(is_installed, TRACING_MODULES)),
+        "tracing.enabled = true needs OpenTelemetry, which is not installed: pip install 'offloaderd[otel]', or set "
+        "tracing.enabled = false",
+    ),
+    _needs("tracing.enabled", "tracing.endpoint", "tracing.enabled = true needs tracing.endpoint: say where to send"),
+    Rule(
+        "tracing.headers tracing.endpoint",
+        _shows_headers,
+        "tracing.headers would be sent in the clear to {tracing.endpoint}: use https",
+    ),
+    Rule(
+        "tracing.headers",
+        _has_bad_headers,
+        "tracing.headers is not NAME=VALUE, or several of them with commas between them",
+    ),
+)

@@ -1,0 +1,198 @@
+"""The settings: one frozen value a section, each field with its default, its bounds and why it is so.
+
+Each package has the section of what it does; those of the daemon itself are here, and all of them together. Settings
+are values and hold no component. Constructing them reads neither file nor environment; `daemon/settings/loading.py`
+does. Fields check themselves; what concerns two of them is in `daemon/settings/rules/rules.py`.
+configs/offloaderd.toml and docs/settings.md are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"),
+durations are seconds (`Seconds` reads "10min"); core/units.py reads both.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from offloaderd.access.settings import AccessSettings, TlsSettings
+from offloaderd.api.settings import GrpcSettings
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.section import Bytes, Lines, OptionalSecret, OptionalText, Port, Seconds, Section, Shape, Url
+from offloaderd.daemon.log.modules import parsed_levels
+from offloaderd.fleet.settings import PlacementSettings
+from offloaderd.history.settings import HistorySettings
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.policy.settings import PricesSettings
+from offloaderd.read.settings import ReadSettings
+from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
+from offloaderd.topic.settings import OutageSettings, SpillSettings
+from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
+
+MiB = 1024**2
+
+
+def _levels(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        parsed_levels(value)
+    except InvalidInput as error:
+        raise ValueError(f"{error.message} ({error.hint})") from error
+    return value
+
+
+Levels = Annotated[Lines, AfterValidator(_levels), Shape("a list of MODULE LEVEL")]
+NodeName = Annotated[str, Field(max_length=200, pattern=r"^[^/\x00-\x1f]*$"), Shape("up to 200 characters, no slash")]
+ClusterName = Annotated[
+    str, Field(max_length=200, pattern=r"^[-.\w]+$"), Shape("1 to 200 letters, digits, dots, dashes, underscores")
+]
+
+
+class DaemonSettings(Section):
+    """Who this daemon is."""
+
+    id: NodeName = ""
+    """Name of this daemon, unique in the cluster: two with one id would take turns at evicting each other. Empty: the
+    host's name, which is right for one daemon a machine or pod."""
+
+    cluster: ClusterName = "pulsar"
+    """Name of the Pulsar cluster; part of every metadata path, so that clusters can share a ZooKeeper."""
+
+    @field_validator("id")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        return value or socket.gethostname()
+
+
+class HttpSettings(Section):
+    """The status page, /metrics, /healthz and /readyz."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on. Loopback by default; it shows topic names but no data and takes no orders, so "0.0.0.0" is
+    what a scraper or a probe from elsewhere needs."""
+
+    port: Port = 7651
+    """Port to listen on; 0 takes any free one."""
+
+    tls: Literal["off", "server", "mutual"] = "off"
+    """server: HTTPS with tls.cert_file. mutual: clients, probes too, need a certificate of tls.client_ca_file as well
+    (Kubernetes' probes have none)."""
+
+    topic_metrics: bool = True
+    """Show per-topic metrics on /metrics. With thousands of topics turn it off and scrape /metrics/topics less
+    often."""
+
+    status_page: bool = True
+    """Serve the status page, /status and /status.json, to whoever may call Status: with authentication a token as the
+    password, or a certificate where http.tls is mutual."""
+
+
+class MemorySettings(Section):
+    """Budgets; together with a fixed base of about 100 MiB they bound the process."""
+
+    buffer_bytes: Bytes = Field(default=256 * MiB, ge=1 * MiB)
+    """Tailing buffers of all topics. What does not fit is read from the source again."""
+
+    upload_bytes: Bytes = Field(default=128 * MiB, ge=1 * MiB)
+    """Parts being assembled and uploaded; holds three parts or more."""
+
+    cache_bytes: Bytes = Field(default=128 * MiB, ge=1 * MiB)
+    """Blocks read from the store and read ahead; holds four blocks or more."""
+
+    unpack_bytes: Bytes = Field(default=64 * MiB, ge=1 * MiB)
+    """What ReadMessages unpacks of compressed entries: half for entries that are unpacked and sent, where a read waits
+    for its turn, half for chunks that wait for the rest of their message. One identity leaves room for others in
+    both."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """All of them together."""
+        return self.buffer_bytes + self.upload_bytes + self.cache_bytes + self.unpack_bytes
+
+
+class ShutdownSettings(Section):
+    """Going down."""
+
+    drain_s: Seconds = Field(default=25.0, ge=0, le=3600)
+    """How long SIGTERM may take to finish open segments; then they are left for the next start. Below the 30 s after
+    which Kubernetes kills."""
+
+
+class LogSettings(Section):
+    """The log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
+
+    levels: Levels = Field(default=(), examples=[("read info", "topic.tailer debug", "kazoo error")])
+    """Modules that are written from another level on, each as MODULE LEVEL: a package or module of offloaderd with all
+    below it, or a library. `offloadctl log-level` does it for a while. In the environment separated by semicolons."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    """json: one object a line. console: for people. auto: console on a terminal, else json."""
+
+
+class TracingSettings(Section):
+    """The life of segments as traces of OpenTelemetry, sent by OTLP over gRPC."""
+
+    enabled: bool = False
+    """Send traces. Needs OpenTelemetry: pip install 'offloaderd[otel]'. Off, it costs nothing."""
+
+    endpoint: Url = "http://127.0.0.1:4317"
+    """The collector. It may be away: what finds no room in a queue of 4096 spans is dropped."""
+
+    ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/collector-ca.crt"])
+    """Authorities that sign the collector's certificate (PEM), with https. Not set: the system's."""
+
+    headers: OptionalSecret = Field(default=None, examples=["authorization=Bearer TOKEN"])
+    """Sent with every export: NAME=VALUE, several with commas between them. Never shown."""
+
+    ratio: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    """Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same."""
+
+
+def header_pairs(text: str) -> dict[str, str]:
+    """Return the headers in a text by their names, as gRPC wants them; none if one of them is malformed."""
+    pairs = [pair.strip().partition("=") for pair in text.split(",")]
+    found = {name.strip().lower(): value.strip() for name, _, value in pairs if value.strip().isprintable()}
+    good = len(found) == len(pairs) and all(re.fullmatch(r"[a-z0-9_.-]+", name) and found[name] for name in found)
+    return found if good else {}
+
+
+class Settings(Section):
+    """All of it. What must hold between the sections is asked by who reads them: `rules.broken_rules`."""
+
+    daemon: DaemonSettings = DaemonSettings()
+    grpc: GrpcSettings = GrpcSettings()
+    http: HttpSettings = HttpSettings()
+    tls: TlsSettings = TlsSettings()
+    access: AccessSettings = AccessSettings()
+    metadata: MetadataSettings = MetadataSettings()
+    objects: ObjectsSettings = ObjectsSettings()
+    ledgers: LedgersSettings = LedgersSettings()
+    bookkeeper: BookkeeperSettings = BookkeeperSettings()
+    pulsar: PulsarSettings = PulsarSettings()
+    offload: OffloadSettings = OffloadSettings()
+    ledger_based: LedgerBasedSettings = LedgerBasedSettings()
+    upload: UploadSettings = UploadSettings()
+    outage: OutageSettings = OutageSettings()
+    spill: SpillSettings = SpillSettings()
+    placement: PlacementSettings = PlacementSettings()
+    history: HistorySettings = HistorySettings()
+    retention: RetentionSettings = RetentionSettings()
+    grants: GrantSettings = GrantSettings()
+    memory: MemorySettings = MemorySettings()
+    read: ReadSettings = ReadSettings()
+    gc: GcSettings = GcSettings()
+    scrub: ScrubSettings = ScrubSettings()
+    prices: PricesSettings = PricesSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether callers have to say who they are."""
+        return self.tls.client_ca_file is not None or self.access.has_tokens

@@ -1,0 +1,195 @@
+"""What the status page shows, as values: the same for the page and for its JSON. The page's own words are elsewhere.
+
+Looking costs the daemon as good as nothing: statuses are taken at most every LOOK_S however many look, and only the
+topics that are shown are completed by who owns them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.core.metrics.values import TIERS
+from offloaderd.daemon.status_page.sampler import Sampler, by_label, measured
+from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.status_json import Rate, daemon_json, rated_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from offloaderd.api.admin.service import AdminService
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+    from offloaderd.daemon.status_page.query import Wanted
+    from offloaderd.daemon.status_page.ring import Ring
+    from offloaderd.protocol.v1 import admin_pb2
+    from offloaderd.topic.status import TopicStatus
+
+LOOK_S = 2.0
+"""How old what is shown may be."""
+
+FAILURES_MAX = 20
+"""So many topics that are in trouble are named before the list; the list itself has them all."""
+
+ZERO = Rate(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What readers got from one tier since the daemon started; `fell_back` came from it because another one failed."""
+
+    tier: str
+    entries: int
+    payload_bytes: int
+    fell_back: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One page of topics, with everything round it."""
+
+    now_ms: int
+    daemon: admin_pb2.StatusResponse
+    topics: tuple[tuple[admin_pb2.TopicStatus, Rate], ...]
+    total: int
+    matching: int
+    page: int
+    pages: int
+    sums: Mapping[str, float]
+    troubles: tuple[tuple[str, str], ...]
+    troubled: int
+    reads: tuple[Read, ...]
+    ring: Ring
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as JSON shows it."""
+        return {
+            "now_ms": self.now_ms,
+            "daemon": daemon_json(self.daemon),
+            "sums": dict(self.sums),
+            "troubled_topics": self.troubled,
+            "reads": [picked(one, "tier", "entries", "bytes=payload_bytes", "fell_back") for one in self.reads],
+            "topics_total": self.total,
+            "topics_matching": self.matching,
+            "page": self.page,
+            "pages": self.pages,
+            "topics": [rated_json(one, rate) for one, rate in self.topics],
+            "history": {
+                "columns": ["wall_ms", *self.ring.columns],
+                "samples": [[at, *map(number, values)] for at, values in self.ring.samples],
+            },
+        }
+
+
+class Board:
+    """Looks at the daemon for all visitors."""
+
+    def __init__(
+        self,
+        admin: AdminService,
+        statuses: Callable[[], Sequence[TopicStatus]],
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self.sampler = Sampler(self._look, metrics, clock)
+        self._admin = admin
+        self._statuses = statuses
+        self._metrics = metrics
+        self._clock = clock
+        self._looked_s: float | None = None
+        self._seen: Sequence[TopicStatus] = ()
+
+    async def run(self) -> None:
+        """Keep the last hour, until cancelled."""
+        await self.sampler.run()
+
+    def now_ms(self) -> int:
+        """The time, in milliseconds since 1970."""
+        return self._clock.wall_ms()
+
+    def _look(self) -> Sequence[TopicStatus]:
+        """Return the statuses of this daemon's topics, not older than LOOK_S."""
+        now_s = self._clock.monotonic()
+        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
+            self._seen, self._looked_s = self._statuses(), now_s
+        return self._seen
+
+    async def show(self, wanted: Wanted) -> Shown:
+        """Return a page of topics; beyond the last one it is the last one. Without ZooKeeper: what the daemon knows."""
+        statuses = self._look()
+        troubled = [one for one in statuses if failing(one)]
+        found = self._sorted(troubled if wanted.only == "troubled" else statuses, wanted)
+        pages = max(1, math.ceil(len(found) / wanted.size))
+        page = min(wanted.page, pages)
+        failure = await self._admin.metadata_trouble()
+        here = found[(page - 1) * wanted.size : page * wanted.size]
+        shown = [await self._admin.completed(one, failure) for one in here]
+        return Shown(
+            now_ms=self.now_ms(),
+            daemon=self._admin.response(failure=failure),
+            topics=tuple((one, self.sampler.rates.get(one.topic, ZERO)) for one in shown),
+            total=len(statuses),
+            matching=len(found),
+            page=page,
+            pages=pages,
+            sums=measured(statuses),
+            troubles=tuple((str(one.topic), failure_of(one)) for one in troubled[:FAILURES_MAX]),
+            troubled=len(troubled),
+            reads=self._reads(),
+            ring=self.sampler.ring,
+        )
+
+    def _sorted(self, statuses: Sequence[TopicStatus], wanted: Wanted) -> list[TopicStatus]:
+        """Return the topics whose name holds what is searched for, in the order that is wanted, then by name."""
+        needle, rates = wanted.search.casefold(), self.sampler.rates
+        keys: dict[str, Callable[[TopicStatus], object]] = {
+            "lag": lambda one: (one.lag_seconds is not None, -(one.lag_seconds or 0.0), -(one.lag_entries or 0)),
+            "bytes": lambda one: -(one.lag_bytes or 0),
+            "rate": lambda one: -rates.get(str(one.topic), ZERO).bytes_per_s,
+            "segment": lambda one: -one.open_segment_bytes,
+            "topic": lambda _: 0,
+            "state": lambda one: (not one.stalled_reason, one.state),
+        }
+        key = keys[wanted.sort]
+        found = [one for one in statuses if needle in str(one.topic).casefold()]
+        return sorted(found, key=lambda one: (key(one), one.topic))
+
+    async def topic(self, topic: TopicName) -> tuple[admin_pb2.TopicStatus, Rate]:
+        """Return one topic, wherever it is. Raises NotFound, Transient."""
+        found = await self._admin.topic_status(topic, await self._admin.metadata_trouble())
+        return found, self.sampler.rates.get(found.topic, ZERO)
+
+    def _reads(self) -> tuple[Read, ...]:
+        entries, size = by_label(self._metrics.read_entries, "source"), by_label(self._metrics.read_bytes, "source")
+        fell_back = dict.fromkeys(TIERS, 0)
+        for family in self._metrics.read_choice_entries.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_total") and sample.labels["why"].startswith("fell_back"):
+                    fell_back[sample.labels["source"]] += int(sample.value)
+        return tuple(
+            Read(tier=tier, entries=int(entries[tier]), payload_bytes=int(size[tier]), fell_back=fell_back[tier])
+            for tier in TIERS
+        )
+
+
+def failing(one: TopicStatus) -> bool:
+    """Whether somebody should look at a topic: it stalls, has lost entries, or live entries wait for its history."""
+    return bool(one.stalled_reason or one.losses or (one.history is not None and one.history.live_waits))
+
+
+def failure_of(one: TopicStatus) -> str:
+    """Say why, in a line."""
+    if one.stalled_reason:
+        return f"stalled: {one.stalled_reason}"
+    if any(loss.certain for loss in one.losses):
+        return "entries were deleted at the source before they were offloaded"
+    if one.losses:
+        return "a ledger is gone from the source, and nobody can tell whether all of it was offloaded"
+    return "new entries wait until the history is done"
+
+
+def number(value: float) -> float | None:
+    """Return a number as JSON knows it: what was not measured is null."""
+    return None if math.isnan(value) else round(value, 3)

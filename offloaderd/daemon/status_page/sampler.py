@@ -1,0 +1,112 @@
+"""Takes the samples of which the status page draws its plots, and says how fast each topic is.
+
+Rates are differences of the counters that the metrics keep anyway: nothing is counted for the page on the hot path.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.metrics.values import TIERS
+from offloaderd.daemon.status_page.ring import NOTHING, SAMPLE_S, TOPIC_SAMPLE_S, Ring, TopicRings
+from offloaderd.protocol.status_json import Rate, Rates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from prometheus_client import Counter
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.topic.status import TopicStatus
+
+COUNTED = ("taken_entries", "taken_bytes", "stored_bytes", *(f"read_{tier}_bytes" for tier in TIERS))
+MEASURED = ("lag_s", "lag_entries", "lag_bytes", "stalled_topics")
+TOPIC_COLUMNS = ("taken_bytes_per_s", "lag_s")
+
+
+class Sampler:
+    """The last hour of a daemon."""
+
+    def __init__(self, statuses: Callable[[], Sequence[TopicStatus]], metrics: Metrics, clock: Clock) -> None:
+        self.ring = Ring([*(f"{name}_per_s" for name in COUNTED), *MEASURED])
+        self.topics = TopicRings(TOPIC_COLUMNS)
+        self.rates = Rates()
+        self._statuses = statuses
+        self._metrics = metrics
+        self._clock = clock
+        self._counted: dict[str, float] = {}
+        self._sampled_s = 0.0
+        self._topics_s: float | None = None
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            self.sample()
+            await self._clock.sleep(SAMPLE_S)
+
+    def sample(self) -> None:
+        """Take one sample; the first one has no rates yet."""
+        statuses, now_s, wall_ms = self._statuses(), self._clock.monotonic(), self._clock.wall_ms()
+        self.rates.look(statuses, now_s)
+        self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
+        if self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2:
+            self._topics_s = now_s
+            none = Rate(NOTHING, NOTHING)
+            rows = {
+                name: (
+                    self.rates.get(name, none).bytes_per_s,
+                    NOTHING if one.lag_seconds is None else one.lag_seconds,
+                )
+                for one in statuses
+                for name in (str(one.topic),)
+            }
+            self.topics.add(wall_ms, rows)
+        self._metrics.status_samples.set(len(self.ring.samples))
+        self._metrics.status_topics.labels(history="kept").set(self.topics.kept)
+        self._metrics.status_topics.labels(history="left_out").set(self.topics.left_out)
+
+    def _rates(self, now_s: float) -> dict[str, float]:
+        """Return what was counted a second since the last sample."""
+        now, before, seconds = counted(self._metrics), self._counted, now_s - self._sampled_s
+        self._counted, self._sampled_s = now, now_s
+        known = before and seconds > 0
+        return {f"{name}_per_s": (now[name] - before[name]) / seconds if known else NOTHING for name in COUNTED}
+
+
+def measured(statuses: Sequence[TopicStatus]) -> dict[str, float]:
+    """Return the lag of all topics together as far as it is known, of the oldest entry where it is an age."""
+    return {
+        "lag_s": max((one.lag_seconds for one in statuses if one.lag_seconds is not None), default=0.0),
+        "lag_entries": sum(one.lag_entries or 0 for one in statuses),
+        "lag_bytes": sum(one.lag_bytes or 0 for one in statuses),
+        "stalled_topics": sum(1 for one in statuses if one.stalled_reason),
+    }
+
+
+def counted(metrics: Metrics) -> dict[str, float]:
+    """Return the counters whose rates are kept."""
+    reads = by_label(metrics.read_bytes, "source")
+    return {
+        "taken_entries": total(metrics.source_entries),
+        "taken_bytes": total(metrics.source_bytes),
+        "stored_bytes": total(metrics.upload_bytes),
+        **{f"read_{tier}_bytes": reads.get(tier, 0.0) for tier in TIERS},
+    }
+
+
+def total(counter: Counter) -> float:
+    """Return the sum of a counter's series."""
+    return sum(
+        sample.value for family in counter.collect() for sample in family.samples if sample.name.endswith("_total")
+    )
+
+
+def by_label(counter: Counter, label: str) -> dict[str, float]:
+    """Return a counter's values by one of its labels, summed over the others."""
+    found: dict[str, float] = {}
+    for family in counter.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                found[sample.labels[label]] = found.get(sample.labels[label], 0.0) + sample.value
+    return found

@@ -1,0 +1,213 @@
+"""The status page over HTTP: who may see it, what is answered, and the headers that keep it to itself.
+
+Nothing comes from elsewhere, nothing is inline but the drawings, and every name is escaped: a topic may be called
+whatever its producer likes. What is not printable is written as an escape, so that no name can pose as another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from offloaderd.core import humanize as words
+from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient
+from offloaderd.daemon.status_page import plots
+from offloaderd.daemon.status_page.query import ONLY, SORTS, Wanted, wanted_topic
+from offloaderd.daemon.status_page.visitor import Visitor, names_this_machine
+from offloaderd.protocol.errors import code_of
+from offloaderd.protocol.message_json import position_of
+from offloaderd.protocol.status_json import rated_json
+from offloaderd.protocol.status_words import lag_cells, topic_facts
+from offloaderd.protocol.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.api.gate import Caller, Gate
+    from offloaderd.core.health import Health
+    from offloaderd.daemon.status_page.board import Board
+
+STATUS = "/offloaderd.v1.AdminService/Status"
+"""What a visitor needs is what this call needs."""
+
+REFRESH_S = 5
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+CODES = {
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+ASSETS = {"status.css": "text/css", "status.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+audit = structlog.get_logger("offloaderd.audit")
+
+
+class StatusSite:
+    """The page, its JSON, its style and its script. `board` is there once the daemon serves."""
+
+    def __init__(self, gate: Gate, health: Health, *, private: bool) -> None:
+        """Take who lets visitors in; `private` says that only this machine is meant to reach it, without a name."""
+        self.board: Board | None = None
+        self._gate = gate
+        self._health = health
+        self._private = private
+        self._templates = Environment(
+            loader=PackageLoader("offloaderd.daemon.status_page"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "size": words.size,
+            "number": words.number,
+            "age": words.age,
+            "moment": words.moment,
+            "shown": words.visible,
+            "position": position_of,
+            "lag": lag_cells,
+        }
+        self._templates.globals |= {
+            "REFRESH_S": REFRESH_S,
+            "SORTS": SORTS,
+            "ONLY": ONLY,
+            **{name: getattr(plots, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
+        }
+
+    def add_to(self, app: web.Application) -> None:
+        """Have an application serve it."""
+        app.router.add_get("/", _to_status)
+        app.router.add_get("/status", self._guarded(self._page, self._error_page))
+        app.router.add_get("/status.json", self._guarded(self._json, _error_json))
+        for name, kind in ASSETS.items():
+            app.router.add_get(
+                f"/{name}", _asset(files("offloaderd.daemon.status_page").joinpath("static", name).read_bytes(), kind)
+            )
+
+    async def fill(self, board: Board) -> None:
+        """Show what the daemon does from now on; runs until cancelled."""
+        self.board = board
+        await board.run()
+
+    def _guarded(
+        self,
+        answer: Callable[[web.Request], Awaitable[web.Response]],
+        refuse: Callable[[OffloaderError], web.Response],
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Return a handler that lets in who may call Status for what is asked, and tells everybody else why not."""
+
+        async def handler(request: web.Request) -> web.Response:
+            try:
+                response = await self._let_in(request, answer)
+            except OffloaderError as error:
+                response = refuse(error)
+                response.set_status(CODES.get(code_of(error), 500))
+                if response.status == 401:
+                    response.headers["WWW-Authenticate"] = 'Basic realm="offloaderd", charset="UTF-8"'
+            response.headers.update(HEADERS)
+            return response
+
+        return handler
+
+    async def _let_in(
+        self, request: web.Request, answer: Callable[[web.Request], Awaitable[web.Response]]
+    ) -> web.Response:
+        if self._private and not names_this_machine(request.headers.get("Host", "localhost")):
+            raise InvalidInput(
+                "asked for by a name that is not this machine's", hint="ask for 127.0.0.1 or localhost instead"
+            )
+        caller: Caller | None = None
+        try:
+            with self._gate.admitted(STATUS, Visitor(request), stream=False) as caller:
+                topic = wanted_topic(request.query)
+                caller.check(admin_pb2.StatusRequest(topic="" if topic is None else str(topic)))
+                async with asyncio.timeout(caller.seconds_max):
+                    return await answer(request)
+        except TimeoutError:
+            raise Transient("the answer took too long", hint="try again in a moment") from None
+        except Denied as error:
+            audit.info(
+                "audit.call",
+                service="http",
+                method=request.path,
+                peer=request.remote,
+                code=code_of(error).name,
+                error=error.message,
+                identity=caller.name if caller is not None else "",
+                via=caller.via if caller is not None else "none",
+                topics=caller.named if caller is not None else [],
+            )
+            raise
+
+    def _ready(self) -> Board:
+        if self.board is None:
+            raise Transient(self._health.view.reason, hint="the page fills as soon as the daemon serves")
+        return self.board
+
+    async def _page(self, request: web.Request) -> web.Response:
+        board, topic = self._ready(), wanted_topic(request.query)
+        if topic is not None:
+            found, rate = await board.topic(topic)
+            return self._rendered(
+                "topic.html",
+                one=found,
+                rate=rate,
+                facts=topic_facts(found, None),
+                plots=plots.topic_plots(board.sampler.topics, found.topic, board.now_ms()),
+                now_ms=board.now_ms(),
+            )
+        wanted = Wanted.of(request.query)
+        found_page = await board.show(wanted)
+        return self._rendered(
+            "status.html",
+            wanted=wanted,
+            view=found_page,
+            now_ms=found_page.now_ms,
+            state=self._health.view.reason,
+            plots=plots.daemon_plots(found_page.ring, found_page.now_ms),
+        )
+
+    async def _json(self, request: web.Request) -> web.Response:
+        board, topic = self._ready(), wanted_topic(request.query)
+        if topic is not None:
+            return web.json_response(rated_json(*await board.topic(topic)))
+        return web.json_response((await board.show(Wanted.of(request.query))).as_json())
+
+    def _error_page(self, error: OffloaderError) -> web.Response:
+        return self._rendered("error.html", error=error)
+
+    def _rendered(self, template: str, **values: object) -> web.Response:
+        text = self._templates.get_template(template).render(**values)
+        return web.Response(text=text, content_type="text/html", charset="utf-8")
+
+
+def _error_json(error: OffloaderError) -> web.Response:
+    return web.json_response({"error": error.message, "hint": error.hint or None})
+
+
+async def _to_status(_request: web.Request) -> web.Response:
+    raise web.HTTPFound("status", headers=HEADERS)
+
+
+def _asset(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def asset(_request: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=HEADERS)
+
+    return asset

@@ -1,0 +1,56 @@
+"""What systemd is told of a daemon (sd_notify(3)): that it started, that its loop turns, its state, that it stops.
+
+One datagram each to the socket that NOTIFY_SOCKET names; without that variable nothing is sent. The watchdog is fed by
+the daemon's own loop, so a blocked loop is restarted as it is by a liveness probe. A daemon counts as started once its
+loop turns and its HTTP port is open, not once it serves: systemd ends a start that takes too long, and a daemon that
+waits for ZooKeeper or the bucket is not helped by that.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.health import HealthState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.health import Health, HealthView
+
+
+@asynccontextmanager
+async def attended(health: Health, clock: Clock, environ: Mapping[str, str]) -> AsyncIterator[None]:
+    """Say READY now, WATCHDOG twice in WATCHDOG_USEC, each change of `health`, and STOPPING once it drains or ends."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        yield
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as connection:
+
+        def send(*lines: str) -> None:
+            with suppress(OSError):  # nobody listens, or not now: the next one comes
+                connection.sendto("\n".join(lines).encode(), f"\0{address[1:]}" if address[0] == "@" else address)
+
+        def changed(view: HealthView) -> None:
+            stopping = ["STOPPING=1"] if view.state is HealthState.DRAINING else []
+            send(*stopping, f"STATUS={' '.join(view.reason.split())}")
+
+        send("READY=1")
+        health.listen(changed)
+        async with Tasks("the daemon") as tasks:
+            if limit_us := int(environ.get("WATCHDOG_USEC", "0")):
+                tasks.start(_beat(send, clock, limit_us / 2e6), name="systemd's watchdog")
+            try:
+                yield
+            finally:
+                send("STOPPING=1")
+
+
+async def _beat(send: Callable[[str], None], clock: Clock, pause_s: float) -> None:
+    while True:
+        send("WATCHDOG=1")
+        await clock.sleep(pause_s)

@@ -1,0 +1,207 @@
+"""Segments as traces of OpenTelemetry: the only module that imports it, and only loaded where tracing is switched on.
+
+A trace's id is the segment's: who knows the one finds the other, and a segment that changes owners is one trace with
+a root span for each. Whether a segment is traced follows from its id as well, so all owners decide alike. Spans wait in
+a bounded queue and go out from a thread of the SDK; the daemon never waits for a collector.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import grpc
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+from offloaderd import __version__
+from offloaderd.core.traces import NO_TRACES, SegmentTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+    from uuid import UUID
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Span, Tracer
+    from prometheus_client import Counter
+
+    from offloaderd.core.traces import Fact
+
+QUEUE_SPANS_MAX = 4096
+BATCH_SPANS_MAX = 512
+EXPORT_TIMEOUT_S = 3
+VALUE_CHARS_MAX = 1024
+IDS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryOptions:
+    """Where spans go, whose certificate is good there (PEM; None: the system says), and of how many segments."""
+
+    endpoint: str
+    authorities: bytes | None
+    headers: Mapping[str, str]
+    ratio: float
+    daemon_id: str
+    cluster: str
+
+
+class Telemetry:
+    """Traces of OpenTelemetry; `spans` counts what became of them. Closed by its owner."""
+
+    def __init__(self, options: TelemetryOptions, spans: Counter, exporter: SpanExporter | None = None) -> None:
+        """Prepare to send; the collector need not be there."""
+        self._ids = _SegmentIds()
+        self._exporter = _Counted(exporter or _exporter(options), spans)
+        self._threshold = round(options.ratio * IDS)
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource.create(
+                {
+                    SERVICE_NAME: "offloaderd",
+                    SERVICE_VERSION: __version__,
+                    SERVICE_INSTANCE_ID: options.daemon_id,
+                    "offloaderd.cluster": options.cluster,
+                }
+            ),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+            span_limits=SpanLimits(max_attribute_length=VALUE_CHARS_MAX),
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                self._exporter,
+                max_queue_size=QUEUE_SPANS_MAX,
+                max_export_batch_size=BATCH_SPANS_MAX,
+            )
+        )
+        self._tracer = self._provider.get_tracer("offloaderd", __version__)
+        self.spans = spans
+
+    def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
+        """Return the trace of a segment, which tells nobody if the segment is not among those that are traced."""
+        if segment_id.int >> 96 >= self._threshold:
+            return NO_TRACES
+        return _Trace(self._tracer, self._ids, self.spans, segment_id, facts)
+
+    @property
+    def closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._exporter.ending
+
+    def flush(self) -> None:
+        """Send what waits. Blocks for as long as an export may take."""
+        self._provider.force_flush(EXPORT_TIMEOUT_S * 1000)
+
+    def close(self) -> None:
+        """Send what waits, and end the thread. Blocks for two exports at most if they fail: then no more are tried."""
+        self._exporter.ending = True
+        self._provider.shutdown()
+
+
+class _Trace:
+    """One segment's spans under one owner."""
+
+    def __init__(
+        self, tracer: Tracer, ids: _SegmentIds, spans: Counter, segment_id: UUID, facts: Mapping[str, Fact]
+    ) -> None:
+        self._tracer = tracer
+        self.spans = spans
+        ids.next_trace_id = segment_id.int
+        said = {"segment_id": str(segment_id), **facts}
+        self._root: Span = tracer.start_span("segment", context=Context(), attributes=attributes(said))
+        self._context = set_span_in_context(self._root, Context())
+
+    def __enter__(self) -> Self:
+        """Go on; the trace began when it was made."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the root span."""
+        self._end(self._root, error)
+
+    @contextmanager
+    def step(self, name: str, **facts: Fact) -> Iterator[None]:
+        """Time a step."""
+        span = self._tracer.start_span(name, context=self._context, attributes=attributes(facts))
+        try:
+            yield
+        except BaseException as error:
+            self._end(span, error)
+            raise
+        self._end(span, None)
+
+    def say(self, **facts: Fact) -> None:
+        """Note facts of the segment."""
+        self._root.set_attributes(attributes(facts))
+
+    def _end(self, span: Span, error: BaseException | None) -> None:
+        """End a span; of an error its class is told, and no word of its message."""
+        if error is not None:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+        self.spans.labels(outcome="ended").inc()
+
+
+def attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """Return facts by the names that they have in traces."""
+    return {f"offloaderd.{name}": value for name, value in facts.items()}
+
+
+class _SegmentIds(RandomIdGenerator):
+    """Random ids, but for the traces of segments."""
+
+    next_trace_id = 0
+
+    def generate_trace_id(self) -> int:
+        """Return the id that was put here for the next trace, once."""
+        found, self.next_trace_id = self.next_trace_id, 0
+        return found or super().generate_trace_id()
+
+
+class _Counted(SpanExporter):
+    """An exporter that counts what it was given; once it is `ending` it does not try after a failure."""
+
+    def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
+        self.ending = False
+        self._exporter = exporter
+        self._result = SpanExportResult.SUCCESS
+        self.spans = spans
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans, in the SDK's thread."""
+        if not (self.ending and self._result is SpanExportResult.FAILURE):
+            self._result = self._exporter.export(spans)
+        outcome = "exported" if self._result is SpanExportResult.SUCCESS else "failed"
+        self.spans.labels(outcome=outcome).inc(len(spans))
+        return self._result
+
+    def shutdown(self) -> None:
+        """End the exporter."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Have the exporter send what it keeps."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _exporter(options: TelemetryOptions) -> SpanExporter:
+    secure = options.endpoint.startswith("https://")
+    return OTLPSpanExporter(
+        endpoint=options.endpoint,
+        insecure=not secure,
+        credentials=grpc.ssl_channel_credentials(options.authorities) if secure else None,
+        headers=dict(options.headers) or None,
+        timeout=EXPORT_TIMEOUT_S,
+    )

@@ -1,0 +1,1 @@
+"""Which daemon works on which topic: registration, placement, ownership, hand-over."""

@@ -1,0 +1,278 @@
+"""Which of the enabled topics this daemon works on: those that it ranks first for, and those that nobody else takes.
+
+Rules. The first in the ranking claims at once. A topic that is here and has come to rank another first is handed over,
+a few at a time, once the daemons have not changed for a while: its segment is sealed and committed, then it is released
+to the one who waits for it. One that nobody takes comes back, and nothing more is handed for some time to who did not
+take it. The k-th in the ranking looks after k times a grace whether a topic has an owner, and takes it as a guest if
+not. So idle topics cost nothing: there is no watch for a topic of others, and looks follow changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.metrics.placement import STANDINGS
+from offloaderd.fleet import ownership
+from offloaderd.fleet.placement import standing
+from offloaderd.fleet.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.fleet.placement import Placement
+    from offloaderd.fleet.supervisor import SharedContext
+    from offloaderd.policy.records.topic import TopicPolicy
+
+log = structlog.get_logger(__name__)
+
+TURN_TOPICS = 200
+"""Topics that are placed before others have their turn: some milliseconds."""
+SCAN_INTERVAL_S = 1.0
+"""Pause between two looks at whether there are topics to look at: each goes over all of them."""
+SWEEP_S = 300.0
+"""Pause between two looks of the runner-up at topics of a daemon that lives: a last resort, so it may be rare."""
+
+
+class Spread:
+    """Starts and stops the supervisors of topics as the placement says."""
+
+    def __init__(self, home: SharedContext, placement: Placement, *, forget: Callable[[TopicName], None]) -> None:
+        """Take what topics share and who should have them; `forget` hears of every topic that has left."""
+        self.placement = placement
+        self.supervised: dict[TopicName, Supervisor] = {}
+        self.enabled: dict[TopicName, TopicPolicy] = {}
+        self.closing = False
+        self._home = home
+        self._clock = home.context.upload_context.clock
+        self._metrics = home.context.upload_context.metrics
+        self._forget = forget
+        self._wake = Signal()
+        self._misplaced: dict[TopicName, None] = {}  # a set that keeps its order
+        self._moving: set[TopicName] = set()
+        self._kept: dict[TopicName, float] = {}
+        self._cooldown_until: dict[str, float] = {}
+        self._orphans_watched: set[TopicName] = set()
+
+    async def run(self) -> None:
+        """Keep topics where they belong until cancelled."""
+        async with Group() as group:
+            self._group = group
+            group.create_task(self._follow_placement(), name="placement of topics")
+            group.create_task(self._hand_over(), name="hand-over of topics")
+            group.create_task(self._look_after_others(), name="topics of other daemons")
+
+    async def place_all(self) -> None:
+        """Look at every topic that is enabled or here."""
+        if not self.placement.known:
+            return
+        topics = [*self.enabled, *(topic for topic in self.supervised if topic not in self.enabled)]
+        for first in range(0, len(topics), TURN_TOPICS):
+            for topic in topics[first : first + TURN_TOPICS]:
+                self._place(topic)
+            await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+        self._measure()
+        self._wake.notify()
+
+    def heed_all(self) -> None:
+        """Have every topic that is here follow its policies as they are merged now."""
+        for supervisor in self.supervised.values():
+            supervisor.change(supervisor.policy)
+
+    def close(self) -> None:
+        """Seal, commit and release every topic, and take none any more."""
+        self.closing = True
+        for supervisor in self.supervised.values():
+            supervisor.stop()
+        self._wake.notify()
+
+    async def end(self, topics: Sequence[TopicName]) -> None:
+        """Stop topics that are no longer enabled, and return when they have left."""
+        for topic in topics:
+            self.enabled.pop(topic, None)
+            self._place(topic)
+        left = {topic: self.supervised[topic] for topic in topics if topic in self.supervised}
+        while any(self.supervised.get(topic) is one for topic, one in left.items()):
+            await self._home.changed.wait()
+
+    def reason(self, topic: TopicName, owner: str) -> str:
+        """Say why a topic with this owner (empty: none) is not where it belongs, and where that is; empty: it is."""
+        first = self._first(topic)
+        if owner == first:
+            return ""
+        if topic in self._moving:
+            return f"being handed over to {first}"
+        if not owner:
+            return f"waits for {first} to take it"
+        if owner == self.placement.me.daemon_id and self._stays(topic, self._clock.monotonic()):
+            return f"kept for now: {first} does not take topics"
+        return f"to be handed over to {first}"
+
+    def _place(self, topic: TopicName) -> None:
+        """Start, stop or mark one topic, whatever it needs. Decides without a pause."""
+        policy, supervisor = self.enabled.get(topic), self.supervised.get(topic)
+        first = self.placement.rank(str(topic)) == 0
+        self._misplaced.pop(topic, None)
+        if policy is None:
+            self._kept.pop(topic, None)
+            if supervisor is not None:
+                supervisor.stop()
+        elif supervisor is None:
+            if first and topic not in self._moving:
+                self._start(topic, policy)
+        else:
+            supervisor.change(policy)
+            if first:
+                supervisor.provisional = False
+                self._kept.pop(topic, None)
+            elif not supervisor.provisional and not supervisor.owns:
+                supervisor.stop()
+            else:
+                self._misplaced[topic] = None
+
+    def _start(self, topic: TopicName, policy: TopicPolicy, *, provisional: bool = False) -> None:
+        if not self.closing:
+            supervisor = self.supervised[topic] = Supervisor(self._home, topic, policy, provisional=provisional)
+            self._group.create_task(self._supervise(supervisor), name=f"topic {topic}")
+
+    async def _supervise(self, supervisor: Supervisor) -> None:
+        topic = supervisor.topic
+        try:
+            await supervisor.run()
+        finally:
+            del self.supervised[topic]
+            self._misplaced.pop(topic, None)
+            self._orphans_watched.discard(topic)
+            self._forget(topic)
+            self._home.changed.notify()
+        self._place(topic)
+        self._measure()
+        self._wake.notify()
+
+    def _measure(self) -> None:
+        """Show how many topics are here, and which daemons there are."""
+        self._metrics.placement_topics.labels(place="first").set(len(self.supervised) - len(self._misplaced))
+        self._metrics.placement_topics.labels(place="elsewhere").set(len(self._misplaced))
+        for number, name in enumerate(STANDINGS):
+            count = sum(standing(one) == number for one in self.placement.members.values())
+            self._metrics.placement_daemons.labels(standing=name).set(count)
+
+    async def _follow_placement(self) -> None:
+        while True:
+            seen = self.placement.version
+            self._orphans_watched.clear()
+            self._cooldown_until.clear()
+            await self.place_all()
+            while self.placement.version == seen:
+                await self.placement.changed.wait()
+
+    async def _hand_over(self) -> None:
+        """Move topics that belong elsewhere, a few at a time."""
+        while True:
+            now = self._clock.monotonic()
+            wait_s = 0.0 if self.placement.me.draining else self.placement.unsettled_s
+            if not wait_s:
+                due = (one for one in self._misplaced if one not in self._moving and not self._stays(one, now))
+                room = self.placement.options.handovers_max - len(self._moving)
+                for topic in list(islice(due, max(0, room))):
+                    self._moving.add(topic)
+                    self._group.create_task(self._move(topic, self.supervised[topic]), name=f"move {topic}")
+                ends = [*self._kept.values(), *self._cooldown_until.values()]
+                wait_s = min((end - now for end in ends if end > now), default=SWEEP_S)
+            await self._wake.wait_at_most(self._clock, wait_s)
+
+    async def _move(self, topic: TopicName, supervisor: Supervisor) -> None:
+        """Release a topic to the daemon that it belongs to; take it back when that one does not come for it."""
+        options, started_s = self.placement.options, self._clock.monotonic()
+        target = self._first(topic)
+        log.info("topic.leaving", topic=str(topic), to=target)
+        try:
+            supervisor.stop()
+            if not self.placement.me.impaired:
+                await race(supervisor.ended.wait(), self._clock.sleep(options.handover_s))
+            supervisor.abandon()
+            await supervisor.ended.wait()
+            released_s = self._clock.monotonic()
+            self._metrics.handover_seconds.observe(released_s - started_s)
+            if topic not in self.enabled or self.closing or self.placement.rank(str(topic)) == 0:
+                return
+            owner = await ownership.taken(self._home.context.metadata, topic, self._clock, within_s=options.grace_s)
+            if owner is not None:
+                self._metrics.ownership_moves.labels(outcome="moved").inc()
+                gap_s = round(self._clock.monotonic() - released_s, 3)
+                log.info("topic.moved", topic=str(topic), to=owner.daemon_id, epoch=owner.epoch, gap_s=gap_s)
+                return
+            self._metrics.ownership_moves.labels(outcome="returned").inc()
+            log.warning("topic.returned", topic=str(topic), hint=f"daemon {target} did not take it: look at its log")
+            self._cooldown_until[target] = self._clock.monotonic() + options.keep_s
+            self._keep(topic)
+        finally:
+            self._moving.discard(topic)
+            self._place(topic)
+            self._wake.notify()
+
+    def _stays(self, topic: TopicName, now_s: float) -> bool:
+        """Whether a topic is left here although another daemon ranks first: it came back, or would."""
+        if self._kept.get(topic, 0.0) > now_s:
+            return True
+        return bool(self._cooldown_until) and self._cooldown_until.get(self._first(topic), 0.0) > now_s
+
+    def _first(self, topic: TopicName) -> str:
+        return self.placement.ranking(str(topic))[0].daemon_id
+
+    def _keep(self, topic: TopicName) -> None:
+        """Take a topic that belongs elsewhere, and leave it here for some time."""
+        self._kept[topic] = self._clock.monotonic() + self.placement.options.keep_s
+        if topic in self.enabled and topic not in self.supervised:
+            self._start(topic, self.enabled[topic], provisional=True)
+
+    async def _look_after_others(self) -> None:
+        """Take topics that those who rank before this daemon leave alone, each rank after a grace of its own."""
+        while True:
+            seen, count = self.placement.version, len(self.placement.members)
+            if self.closing or count == 1 or not self._others():
+                await self._rest()
+                continue
+            for rank in range(1, count):
+                await self.placement.changed.wait_at_most(self._clock, self.placement.options.grace_s)
+                if self.placement.version != seen:
+                    break
+                await self._adopt(rank)
+
+    async def _rest(self) -> None:
+        """Wait until there may be topics to look at; after a long time look again at those of which one is the next."""
+        started_s, pause_s = self._clock.monotonic(), self._clock.jitter(SWEEP_S)
+        await self._wake.wait_at_most(self._clock, pause_s)
+        if self._clock.monotonic() >= started_s + pause_s:
+            self._orphans_watched = {topic for topic in self._orphans_watched if self.placement.rank(str(topic)) != 1}
+        await self._clock.sleep(SCAN_INTERVAL_S)
+
+    async def _adopt(self, rank: int) -> None:
+        """Look at the topics for which this daemon has a rank, and take those without an owner."""
+        topics = [topic for topic in self._others() if self.placement.rank(str(topic)) == rank]
+        try:
+            owners = await each(topics, lambda topic: ownership.owner_of(self._home.context.metadata, topic))
+        except OffloaderError as error:
+            log.warning("topics.owners_unreadable", error=str(error))
+            return
+        for topic, owner in zip(topics, owners, strict=True):
+            if owner is not None:
+                self._orphans_watched.add(topic)
+            elif topic not in self.supervised and topic not in self._moving and topic in self.enabled:
+                hint = f"daemon {self._first(topic)} lives and leaves it alone"
+                log.warning("topic.adopted", topic=str(topic), hint=hint)
+                self._metrics.ownership_moves.labels(outcome="adopted").inc()
+                self._keep(topic)
+
+    def _others(self) -> Sequence[TopicName]:
+        """Return the topics of which this daemon does not know that somebody cares for them."""
+        here = self.supervised.keys() | self._moving | self._orphans_watched
+        return [topic for topic in self.enabled if topic not in here]

@@ -1,0 +1,43 @@
+"""At a daemon's start: which deployment works in each of its places."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import CorruptData, OffloaderError
+from offloaderd.format.head import PlaceMarker
+from offloaderd.objects import marker
+
+if TYPE_CHECKING:
+    from offloaderd.segment.context import OffloadContext
+
+log = structlog.get_logger(__name__)
+
+
+async def mark_places(context: OffloadContext, daemon_id: str) -> None:
+    """Put a marker in every place that has none, and tell of those that are another deployment's."""
+    clock, others = context.upload_context.clock, 0
+    for place in context.places if context.deployment_id else ():
+        ours = PlaceMarker(
+            deployment_id=context.deployment_id, cluster=context.cluster, daemon_id=daemon_id, since_ms=clock.wall_ms()
+        )
+        backoff = Backoff(clock)
+        ask = partial(marker.ensure, context.upload_context.objects.at(place.bucket), place.prefix, ours)
+        while True:
+            try:
+                whose = (await ask()).other_than(context.deployment_id)
+            except CorruptData as error:
+                whose = str(error)
+            except OffloaderError as error:
+                log.warning("place.not_marked", place=str(place), error=str(error))
+                await backoff.wait(error)
+                continue
+            break
+        if whose:
+            others += 1
+            log.error("place.of_another", place=str(place), found=whose, hint=marker.HINT)
+    context.upload_context.metrics.identity_places_refused.set(others)

@@ -1,0 +1,171 @@
+"""Who works on what: claims on topics.
+
+A claim is one transaction that creates the topic's ephemeral owner node and raises its epoch; from then on every
+commit of an earlier owner fails on the epoch's version. Losing the session ends all claims at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from offloaderd.core.aio.signal import race
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import owner as owner_record
+from offloaderd.segment.claim.fence import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Coroutine
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore, Session, Step
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.records.owner import Owner
+
+log = structlog.get_logger(__name__)
+
+CUT_SHORT_S = 5.0
+"""How long whoever is cancelled tries to release a topic: its session is about to end as well."""
+
+
+async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
+    """Return who owns a topic, None when nobody does."""
+    path = paths.owner(topic)
+    found = await nodes.node(store, path)
+    return owner_record.decode(found.value, path=path) if found is not None else None
+
+
+async def claim(
+    store: MetadataStore,
+    topic: TopicName,
+    me: DaemonNode,
+    session: Session,
+    clock: Clock,
+    *,
+    wait: bool = True,
+    ended: Container[str] = (),
+) -> Claim | None:
+    """Become the topic's owner, waiting while somebody else is, or without `wait` return None then.
+
+    `ended` are sessions of former runs of this daemon: what they hold is taken at once.
+    Cancellation may leave the claim with the session: see `let_go`.
+    """
+    async with aclosing(store.watch(paths.owner(topic))) as changes:
+        async for _ in changes:
+            claimed = await until_answered(clock, lambda: _try_claim(store, topic, me, session, clock, ended))
+            if claimed is not None or not wait:
+                return claimed
+    raise Conflict(f"the watch on {topic}'s owner ended")
+
+
+async def _try_claim(
+    store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock, ended: Container[str]
+) -> Claim | None:
+    """Claim a topic that nobody owns; None when somebody does. A claim whose answer was lost is found again."""
+    epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
+    try:
+        node = await store.get(epoch_path)
+    except NotFound:
+        node = None
+    before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
+    held = await owner_of(store, topic)
+    steps: list[Step] = []
+    if held is not None:
+        ours = held.daemon_id == me.daemon_id and held.epoch == before
+        if not ours or node is None:
+            return None
+        if held.session_id == session.session_id:
+            return Claim(topic, before, node.version)
+        if held.session_id not in ended:
+            return None
+        steps.append(Delete(owner_path))
+    epoch = epoch_record.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
+    owner = owner_record.Owner(
+        daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch
+    )
+    encoded = epoch_record.encode(epoch)
+    raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)
+    try:
+        await store.transact([raised, *steps, Create(owner_path, owner_record.encode(owner), ephemeral=True)])
+    except (Conflict, NotFound):
+        return None
+    log.info("topic.claimed", topic=str(topic), epoch=epoch.epoch)
+    return Claim(topic, epoch.epoch, node.version + 1 if node else 0)
+
+
+async def release(store: MetadataStore, held: Claim, session: Session, clock: Clock) -> None:
+    """Give a topic up so that another daemon can claim it at once; the session's end does it if nothing else can.
+
+    It is tried for as long as there is the session, for as long would others wait; whoever is being cancelled tries
+    for some seconds only. The epoch is checked in the same step: once it has moved on, the node is another daemon's.
+    """
+    steps: list[Step] = [Check(paths.epoch(held.topic), held.epoch_version), Delete(paths.owner(held.topic))]
+
+    async def releasing() -> None:
+        try:
+            await until_answered(clock, lambda: store.transact(steps))
+        except (Conflict, NotFound):
+            log.debug("topic.already_released", topic=str(held.topic))
+
+    await _while_held(releasing(), held.topic, session, clock)
+
+
+async def _while_held(giving_up: Coroutine[Any, Any, None], topic: TopicName, session: Session, clock: Clock) -> None:
+    """Run until it is done or the session is lost; not for long when the caller is being cancelled."""
+    done = False
+
+    async def run() -> None:
+        nonlocal done
+        await giving_up
+        done = True
+
+    task = asyncio.current_task()
+    limits = [clock.sleep(CUT_SHORT_S)] if task is not None and task.cancelling() else []
+    await race(run(), session.lost.wait(), *limits)
+    if not done and not session.lost.is_set():
+        log.warning("topic.release_unknown", topic=str(topic), hint="it becomes free when the session ends")
+
+
+async def let_go(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
+    """Give up what a claim that was cancelled may have left with the session, so that nobody waits for nobody."""
+
+    async def look() -> tuple[int, Owner | None]:
+        return (await store.get(paths.epoch(topic))).version, await owner_of(store, topic)
+
+    async def letting_go() -> None:
+        version, owner = await until_answered(clock, look)
+        if owner is not None and owner.session_id == session.session_id:
+            await release(store, Claim(topic, owner.epoch, version), session, clock)
+
+    try:
+        await _while_held(letting_go(), topic, session, clock)
+    except NotFound:
+        log.debug("topic.never_claimed", topic=str(topic))
+    except OffloaderError as error:
+        log.warning(
+            "topic.release_unknown", topic=str(topic), error=str(error), hint="it becomes free with the session"
+        )
+
+
+async def taken(store: MetadataStore, topic: TopicName, clock: Clock, *, within_s: float) -> Owner | None:
+    """Wait until somebody owns a topic; None when nobody does for `within_s` seconds."""
+    found: Owner | None = None
+
+    async def look() -> None:
+        nonlocal found
+        async with aclosing(store.watch(paths.owner(topic))) as changes:
+            async for _ in changes:
+                found = await until_answered(clock, lambda: owner_of(store, topic))
+                if found is not None:
+                    return
+
+    await race(look(), clock.sleep(within_s))
+    return found

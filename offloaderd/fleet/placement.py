@@ -1,0 +1,188 @@
+"""Which daemon should work on what: rendezvous hashing over the daemons that are registered.
+
+Every daemon computes the same ranking from the same registrations, so nothing is negotiated and nothing is stored.
+When a daemon comes or goes only the topics that it ranks first for move. Views may differ for a moment; that costs a
+wait, never an entry, because the claim decides who works (ownership.py) and the epoch decides who commits
+(segment/claim/attempt_log.py).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.fleet.settings import PlacementSettings
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import daemon as daemon_record
+from offloaderd.metadata.records.daemon import DaemonNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.metadata.port import MetadataStore
+
+log = structlog.get_logger(__name__)
+
+NOBODY = DaemonNode(daemon_id="", address="", version="", started_ms=0)
+
+
+def score(daemon_id: str, key: str) -> int:
+    """Return how well a daemon suits a key: the same number in every process, on every machine."""
+    return int.from_bytes(blake2b(f"{len(daemon_id)} {daemon_id} {key}".encode(), digest_size=8).digest())
+
+
+def standing(node: DaemonNode) -> int:
+    """Return 0 for a daemon that works, 1 for one that cannot reach the bucket, 2 for one that is to be left alone."""
+    return 2 if node.draining else 1 if node.impaired else 0
+
+
+def ranked(key: str, daemons: Iterable[DaemonNode]) -> list[DaemonNode]:
+    """Return who should work on a key, the best first.
+
+    One that cannot reach the bucket, or is draining, comes behind all that can work: it is the last choice, not none.
+    """
+    return sorted(daemons, key=lambda one: _order(one, key))
+
+
+def _order(node: DaemonNode, key: str) -> tuple[int, int, str]:
+    return (standing(node), -score(node.daemon_id, key), node.daemon_id)
+
+
+class Placement:
+    """The daemons that are registered, and what follows from it for this one."""
+
+    def __init__(self, store: MetadataStore, clock: Clock, options: PlacementSettings | None = None) -> None:
+        """Take where daemons are registered; `run` must run, as the daemon that `me` says.
+
+        `version` grows, and `changed` fires, whenever a ranking may have become another.
+        """
+        self.options = options or PlacementSettings()
+        self.changed = Signal()
+        self.me = NOBODY
+        self.version = 0
+        self._store = store
+        self._clock = clock
+        self._registered: dict[str, DaemonNode] | None = None
+        self._absent: dict[str, DaemonNode] = {}
+        self._absent_until = 0.0
+        self._expecting = Signal()
+        self._session_id = ""
+        self._since = clock.monotonic()
+        self._members: dict[str, DaemonNode] = {}
+        self._ranks: dict[str, int] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether the registrations have been read; until then this daemon leads nothing."""
+        return self._registered is not None
+
+    @property
+    def members(self) -> Mapping[str, DaemonNode]:
+        """Every daemon that counts, by id: this one always, registered or not."""
+        return self._members
+
+    @property
+    def unsettled_s(self) -> float:
+        """Seconds until what is known has been so for long enough to move topics for its sake; 0 when it has."""
+        return max(0.0, self._since + self.options.settle_s - self._clock.monotonic())
+
+    def ranking(self, key: str) -> list[DaemonNode]:
+        """Return who should work on a key, the best first."""
+        return ranked(key, self.members.values())
+
+    def rank(self, key: str) -> int:
+        """Return this daemon's place in the ranking; 0 is the first."""
+        found = self._ranks.get(key)
+        if found is None:
+            mine = _order(self.me, key)
+            found = sum(_order(one, key) < mine for one in self._members.values() if one is not self.me)
+            self._ranks[key] = found
+        return found
+
+    def leads(self, job: str) -> bool:
+        """Whether this daemon should run a job of the whole cluster now.
+
+        For moments two daemons may think so, or none: a job must bear both. One that is not registered, or is
+        draining, never does.
+        """
+        registered = self._registered is not None and self.me.daemon_id in self._registered
+        return registered and not self.me.draining and self.rank(f"job {job}") == 0
+
+    def become(self, me: DaemonNode) -> None:
+        """Take note of what this daemon is, or has become."""
+        if me != self.me:
+            self.me = me
+            self._count()
+
+    async def run(self) -> None:
+        """Follow the registrations until cancelled."""
+        async with Group() as group:
+            group.create_task(self._follow(), name="registered daemons")
+            group.create_task(self._forget_absent(), name="absent daemons")
+
+    async def _follow(self) -> None:
+        async for _ in self._store.watch(paths.DAEMONS):
+            await until_answered(
+                self._clock,
+                self._look,
+                passes=OffloaderError,
+                met=lambda error: log.warning("daemons.unreadable", error=str(error)),
+            )
+
+    async def _look(self) -> None:
+        """Read the registrations; a damaged one is as if it were not there."""
+        session = await self._store.session()
+
+        async def read(name: str) -> DaemonNode | None:
+            path = f"{paths.DAEMONS}/{name}"
+            try:
+                return daemon_record.decode((await self._store.get(path)).value, path=path)
+            except NotFound:
+                return None
+            except CorruptData as error:
+                log.error("daemon.corrupt", path=path, error=str(error), hint="restart that daemon")  # noqa: TRY400
+                return None
+
+        found = await each(await self._store.children(paths.DAEMONS), read)
+        if self._registered is not None and session.session_id != self._session_id:
+            self._expect_back(self._registered)
+        self._session_id = session.session_id
+        first = self._registered is None
+        self._registered = {node.daemon_id: node for node in found if node is not None}
+        self._absent = {name: node for name, node in self._absent.items() if name not in self._registered}
+        self._count(change_signal=first)
+
+    def _expect_back(self, registered: Mapping[str, DaemonNode]) -> None:
+        """This daemon lost its session; the others may have lost theirs as well, and come back as it did."""
+        self._absent = {name: node for name, node in registered.items() if name != self.me.daemon_id}
+        self._absent_until = self._clock.monotonic() + self.options.settle_s
+        self._expecting.notify()
+
+    async def _forget_absent(self) -> None:
+        while True:
+            while self._absent:
+                await self._clock.sleep(max(0.01, self._absent_until - self._clock.monotonic()))
+                if self._clock.monotonic() >= self._absent_until:
+                    self._absent = {}
+                    self._count()
+            await self._expecting.wait()
+
+    def _count(self, *, change_signal: bool = False) -> None:
+        """Put the members together; when a ranking may have changed, settle anew and tell whoever follows."""
+        before = {name: standing(one) for name, one in self._members.items()}
+        self._members = {**self._absent, **(self._registered or {}), self.me.daemon_id: self.me}
+        self._ranks.clear()
+        after = {name: standing(one) for name, one in self._members.items()}
+        if change_signal or before != after:
+            self._since = self._clock.monotonic()
+            self.version += 1
+            log.info("daemons.changed", daemons=after)
+            self.changed.notify()

@@ -1,0 +1,390 @@
+"""One topic on this daemon: claim it, take over what an earlier owner left, offload, release, and again.
+
+An error of one topic stalls that topic alone. A topic leaves in one of two ways: stopped, which seals and commits its
+open segment first, or abandoned, which leaves the open segment to the next owner as a crash would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.byte_budget import Backoff, until_answered
+from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
+from offloaderd.core.model import OffloadMethod
+from offloaderd.fleet import ownership
+from offloaderd.history import plan as history
+from offloaderd.history.adoption import adopt_head
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.segment import resume as recovery
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim, Fence
+from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.failures import Failure
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.source_check import listing
+from offloaderd.topic.compact_map import KeptMap
+from offloaderd.topic.idle import Cause, state_of
+from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.topic.status import TopicStatus, bare, idle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import Session
+    from offloaderd.metadata.records.daemon import DaemonNode
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.policy.merge import Effective
+    from offloaderd.policy.policies import OffloadPolicies
+    from offloaderd.policy.records.topic import Paused, TopicPolicy
+    from offloaderd.policy.resolver import PolicyResolver
+    from offloaderd.topic.context import TopicContext
+    from offloaderd.topic.idle import IdleTopic, State
+
+log = structlog.get_logger(__name__)
+
+TAKEN_UP_AT_ONCE = 20
+"""Topics of which it is read at the same time what is stored: more of them would only be awake sooner, and together."""
+SAME_FAILURE_S = 120.0
+"""A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
+
+Duty = Callable[["TopicOffloader"], Coroutine[Any, Any, None]]
+"""Work that goes on beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
+
+It must not raise because something is unreachable. What it raises of ours stalls the topic.
+"""
+
+
+class Abandoned(Closed):
+    """The topic was given up with its open segment unsealed."""
+
+
+class Suspended(Closed):
+    """The topic sleeps: its owner lets go of all but the claim."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedContext:
+    """What all topics of a daemon share; `changed` fires when one of them was claimed or released.
+
+    `ended` are the sessions of former runs of this daemon, and those that this one has lost.
+    """
+
+    context: TopicContext
+    book: PolicyResolver
+    duties: Mapping[str, Duty]
+    me: DaemonNode
+    changed: Signal = field(default_factory=Signal)
+    taken_up: Callable[[Supervisor], None] = lambda _: None
+    turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
+    ended: set[str] = field(default_factory=set)
+
+    def effective(self, topic: TopicName, policy: TopicPolicy) -> Effective:
+        """Return what holds for a topic with this policy of its own, by what is known now."""
+        return self.book.effective(topic, policy)
+
+
+class Supervisor:
+    """Keeps one topic offloaded until it is told to stop."""
+
+    def __init__(
+        self, home: SharedContext, topic: TopicName, policy: TopicPolicy, *, provisional: bool = False
+    ) -> None:
+        """Take a topic up. A `provisional` is one that another daemon should have: it goes at the first trouble."""
+        self.topic = topic
+        self.policy = policy
+        self.provisional = provisional
+        self.offloader: TopicOffloader | None = None
+        self.identity: TopicIdentity | None = None
+        """What was refused under the last claim."""
+        self.asleep: IdleTopic | None = None
+        """What is kept of the topic while there is no offloader; until there is one again."""
+        self.untouched: State | None = None
+        """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
+        self.session: Session
+        """That of the claim, once there is one."""
+        self.used = 0
+        """How often somebody wanted the offloader."""
+        self.last_map: KeptMap | None = None
+        """What was committed when the topic fell asleep or the session was lost, until it is taken up again."""
+        self._last: TopicStatus | None = None
+        self.error: OffloaderError | None = None
+        self.failure: Failure | None = None
+        """What the claims of late ended with, and since when; told while there is an error."""
+        self.ended = Event()
+        self._home = home
+        self._clock = home.context.upload_context.clock
+        self._metrics = home.context.upload_context.metrics
+        self._failed_s = 0.0
+        self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader was told last
+        self._stop = Event()
+        self._abandon = Event()
+        self._suspend = Event()
+
+    @property
+    def owns(self) -> bool:
+        """Whether this daemon owns the topic, awake or asleep."""
+        return self.offloader is not None or self.asleep is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Seal and commit the open segment, then release the topic."""
+        self._stop.set()
+        self._wake(Cause.LEAVING)
+
+    def abandon(self) -> None:
+        """Release the topic now; what was uploaded of its open segment is there for the next owner."""
+        self.stop()
+        self._abandon.set()
+
+    def suspend(self, sleeper: IdleTopic, topic_map: TopicMap) -> None:
+        """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
+        self.asleep, self.offloader, self.last_map = sleeper, None, KeptMap(topic_map)
+        self._suspend.set()
+
+    def use(self) -> None:
+        """Somebody wants the offloader: have the topic awake, now and for some time."""
+        self.used += 1
+        self._wake(Cause.USED)
+
+    def grants_changed(self) -> None:
+        """Somebody else has changed a grant of the topic: have it looked at now."""
+        if self.offloader is not None:
+            self.offloader.grants_changed.set()
+        self._wake(Cause.USED)
+
+    def _wake(self, cause: Cause) -> None:
+        if self.asleep is not None:
+            self.asleep.wake(cause)
+
+    def status(self, now_s: float) -> TopicStatus:
+        """Describe where the topic stands at a monotonic time."""
+        if self.offloader is not None:
+            return self.offloader.status()
+        if self.asleep is not None:
+            return self.asleep.status(now_s)
+        refusals = self.identity.refusals if self.identity is not None else ()
+        last = self._last or TopicStatus(topic=self.topic, state="")
+        return idle(last, self.error, self.failure, refusals=refusals, now_s=now_s)
+
+    def change(self, policy: TopicPolicy) -> None:
+        """Go on under another policy, of the topic or of a level above it."""
+        self.policy = policy
+        if not self.owns:
+            return
+        effective = self._home.effective(self.topic, policy)
+        if (effective.values, policy.paused) == self._holds:
+            return
+        if self.offloader is None:
+            self._wake(Cause.POLICY)
+            return
+        self.offloader.follow(self._take(effective))
+        self.offloader.outage.follow(effective.values.outage)
+
+    def _take(self, effective: Effective) -> RollPolicy:
+        """Return what holds for the offloader now, and remember what it follows from."""
+        self._holds = (effective.values, self.policy.paused)
+        return RollPolicy.of(effective).held(self.policy.paused, push_only=self._home.context.source is None)
+
+    async def run(self) -> None:
+        """Claim and offload until stopped."""
+        backoff = Backoff(self._clock)
+        try:
+            while not self._stop.is_set():
+                try:
+                    await self._own()
+                    self.error = None
+                    backoff.reset()
+                except Fenced as error:
+                    log.warning("topic.fenced", topic=str(self.topic), error=str(error))
+                    self.error = None
+                except (Abandoned, history.Replanned) as error:
+                    log.warning("topic.abandoned", topic=str(self.topic), error=str(error))
+                    self.error = None
+                except OffloaderError as error:
+                    self._note(error)
+                    log.error(  # noqa: TRY400 - an operator needs the message; a trace of expected errors hides it
+                        "topic.stalled", topic=str(self.topic), error=str(error), error_class=type(error).__name__
+                    )
+                    if not self.provisional:
+                        await race(self._stop.wait(), self._clock.sleep(backoff.pause_s(error)))
+                if self.provisional:
+                    return
+        finally:
+            self.ended.set()
+
+    def _note(self, error: OffloaderError) -> None:
+        """Keep an error, as a new trouble or as more of the last one if that was not long ago."""
+        now_s, known = self._clock.monotonic(), self.failure
+        self.error = error
+        if known is None or now_s - self._failed_s > SAME_FAILURE_S:
+            known = self.failure = Failure(error, self._clock.wall_ms(), now_s, tries=0)
+        known.error, self._failed_s = error, now_s
+        known.tries += 1
+
+    async def _own(self) -> None:
+        """Work on the topic for as long as this session lasts.
+
+        A claim that is on its way when the session is lost may be carried out under the next one: the owner's node
+        then names a session that is over and stays for as long as this daemon lives, so it is noted as nobody's.
+        """
+        session = await self._home.context.metadata.session()
+        try:
+            await self._own_in(session)
+        finally:
+            if session.lost.is_set():
+                self._home.ended.add(session.session_id)
+
+    async def _own_in(self, session: Session) -> None:
+        """Claim the topic, work on it until told to stop and sleep in between, release."""
+        store = self._home.context.metadata
+        claim = await self._claim(session)
+        if claim is None:
+            return
+        self.session = session
+        fence = Fence(store, claim, clock=self._clock, metrics=self._metrics)
+        identity = TopicIdentity(fence, clock=self._clock, metrics=self._metrics, before=self.identity)
+        self.identity = identity
+        head = HeadKeeper(self._home.context, identity, epoch=claim.epoch)
+        self._metrics.ownership_changes.labels(direction="gained").inc()
+        try:
+            await self._stay_active(claim, session, identity, head)
+            while self.asleep is not None:
+                await self.asleep.woken.wait()
+                if self._stop.is_set():
+                    return
+                await self._check(claim, session)
+                self._metrics.topic_wakes.labels(cause=str(self.asleep.cause)).inc()
+                await self._stay_active(claim, session, identity, head)
+        finally:
+            if session.lost.is_set():
+                self._last = bare(self.status(self._clock.monotonic()))
+                self.last_map = KeptMap(self.offloader.map) if self.offloader is not None else self.last_map
+            else:
+                self.last_map = None
+            self.offloader = self.asleep = None
+            self._metrics.ownership_changes.labels(direction="lost").inc()
+            self._home.changed.notify()
+            if not session.lost.is_set():
+                await ownership.release(store, claim, session, self._clock)
+
+    async def _check(self, claim: Claim, session: Session) -> None:
+        """See that a claim that nobody has looked after still holds. Raises Fenced."""
+
+        found: int | None = None
+
+        async def version() -> None:
+            nonlocal found
+            found = (await self._home.context.metadata.get(claim.path)).version
+
+        if not session.lost.is_set():
+            await race(until_answered(self._clock, version), session.lost.wait())
+        if session.lost.is_set() or found != claim.epoch_version:
+            raise Fenced(
+                f"the claim on {self.topic} has ended while it slept",
+                hint="nothing to do: the topic is claimed again as soon as it can be",
+            )
+
+    async def _stay_active(self, claim: Claim, session: Session, identity: TopicIdentity, head: HeadKeeper) -> None:
+        """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
+        store, topic = self._home.context.metadata, self.topic
+        attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics, head=head)
+        async with self._home.turns:
+            await identity.load()
+            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            head.take_up(topic_map)
+            left = await recovery.take_over(attempts, topic_map.standing, self._home.context)
+        effective = self._home.effective(topic, self.policy)
+        policy, me = self._take(effective), self._home.me.daemon_id
+        ledgers = listing(self._home.context, identity, topic_map)
+        if left.begin is None and policy.method is not OffloadMethod.NONE:
+            topic_map = await adopt_head(self._home.context, attempts, topic_map, ledgers)
+        topic_map = await history.prepare(self._home.context, attempts, topic_map, left, policy, me, ledgers)
+        offloader = TopicOffloader(self._home.context, attempts, topic_map, policy, left, identity)
+        identity.failure_tracker = offloader.failure_tracker
+        cause = self.asleep.cause if self.asleep is not None else Cause.DUE
+        if self.asleep is not None:
+            before = self.asleep.record
+            offloader.lag.watch(before.confirmed)
+            offloader.writer.moved = before.taken_entries, before.taken_bytes
+        offloader.outage.follow(effective.values.outage)
+        self._suspend.clear()
+        self.offloader, self.asleep, self.error = offloader, None, None
+        self._last = self.last_map = None
+        self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
+        self._home.taken_up(self)
+        self.change(self.policy)
+        self._home.changed.notify()
+        try:
+            await self._work(offloader, session)
+        except IdentityRefused:
+            await identity.load()  # whoever refused it may have read and written by itself
+            raise
+
+    async def _claim(self, session: Session) -> Claim | None:
+        """Become the owner; None when told to stop, or the session is lost, before that."""
+        store, claim = self._home.context.metadata, None
+
+        async def claiming() -> None:
+            nonlocal claim
+            home = self._home
+            claim = await ownership.claim(
+                store, self.topic, home.me, session, self._clock, wait=not self.provisional, ended=home.ended
+            )
+
+        await race(claiming(), self._stop.wait(), session.lost.wait())
+        if claim is None and not session.lost.is_set():
+            await ownership.let_go(store, self.topic, session, self._clock)
+        return claim
+
+    async def _work(self, offloader: TopicOffloader, session: Session) -> None:
+        """Offload until told to stop or to sleep."""
+
+        async def stop_when_told() -> None:
+            await self._stop.wait()
+            offloader.stop()
+            await self._abandon.wait()
+            raise Abandoned(f"{self.topic} is given up here before its open segment was sealed")
+
+        async def suspend_on_request() -> None:
+            await self._suspend.wait()
+            raise Suspended(f"{self.topic} sleeps")
+
+        async def fence_when_lost() -> None:
+            await session.lost.wait()
+            raise Fenced(
+                f"the metadata session that held {offloader.topic} is lost",
+                hint="nothing to do: the topic is claimed again as soon as there is a session",
+            )
+
+        try:
+            async with Group() as group:
+                helpers = [
+                    group.create_task(stop_when_told(), name=f"stop {self.topic}"),
+                    group.create_task(suspend_on_request(), name=f"sleep of {self.topic}"),
+                    group.create_task(fence_when_lost(), name=f"session of {self.topic}"),
+                ]
+                for name, duty in self._home.duties.items():
+                    helpers.append(group.create_task(duty(offloader), name=f"{name} of {self.topic}"))
+                    offloader.rest.begun(helpers[-1])
+                await offloader.run()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as errors:
+            if isinstance(first_of(errors), Suspended):
+                return
+            raise first_of(errors) from None

@@ -1,0 +1,173 @@
+"""The parts of a manifest as messages: blocks, ledgers, losses, ends, and what lay before.
+
+Records of open segments in the metadata store hold the same messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.format.chunks import packed, unpacked
+from offloaderd.format.pb.storage import manifest_pb2 as pb
+from offloaderd.format.pulsar.entry_time import Survey
+from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
+from offloaderd.format.values import BlockInfo, Broken, LedgerPart, Past
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal, TypeAlias
+
+    _Number: TypeAlias = Literal[
+        "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
+        "time_min", "time_max", "index_max", "first_publish_time",
+    ]  # fmt: skip
+
+
+def part_to_message(part: LedgerPart) -> pb.SegmentLedger:
+    """Return the message of what a segment holds of one ledger."""
+    return pb.SegmentLedger(
+        ledger_id=part.ledger_id,
+        first_entry_id=part.first_entry_id,
+        last_entry_id=part.last_entry_id,
+        payload_bytes=part.payload_bytes,
+        closed=part.closed,
+        ledger_entries=part.ledger_entries,
+        ledger_bytes=part.ledger_bytes,
+        closed_ms=part.closed_ms,
+        created_ms=part.created_ms,
+    )
+
+
+def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
+    """Return the message of a block."""
+    return pb.SegmentBlock(
+        ledger_id=block.ledger_id,
+        first_entry_id=block.first_entry_id,
+        entry_count=block.entry_count,
+        offset=block.offset,
+        length=block.length,
+        crc32c=block.crc32c,
+        sparse_entry=[entry for entry, _ in block.sparse],
+        sparse_at=[at for _, at in block.sparse],
+        first_broker_timestamp=block.first_broker_timestamp,
+        last_broker_timestamp=block.last_broker_timestamp,
+        first_index=block.first_index,
+        last_index=block.last_index,
+        time_min=block.survey.time_min if block.survey else None,
+        time_max=block.survey.time_max if block.survey else None,
+        untimed=block.survey.untimed if block.survey else None,
+        index_max=block.survey.index_max if block.survey else None,
+        first_publish_time=block.first_publish_time,
+        head_bytes=None if block.head_bytes == BLOCK_HEADER_BYTES else block.head_bytes,
+        pad_bytes=None if block.pad_bytes == PAD_BYTES_MIN else block.pad_bytes,
+        chunk_crc32c=unpacked(block.chunks),
+    )
+
+
+def past_to_message(past: Past) -> pb.SegmentPast:
+    """Return the message of what lay before a segment."""
+    return pb.SegmentPast(
+        entries=past.entries,
+        since_ledger_id=past.since.ledger_id,
+        since_entry_id=past.since.entry_id,
+        time_max=past.time_max,
+        index_max=past.index_max,
+    )
+
+
+def loss_to_message(loss: Loss) -> pb.SegmentLoss:
+    """Return the message of a lost range."""
+    return pb.SegmentLoss(
+        after_ledger_id=loss.after.ledger_id,
+        after_entry_id=loss.after.entry_id,
+        before_ledger_id=loss.before.ledger_id,
+        before_entry_id=loss.before.entry_id,
+        entries=loss.entries,
+        noticed_ms=loss.noticed_ms,
+    )
+
+
+def end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
+    """Return the message of a ledger's end."""
+    return pb.SegmentLedgerEnd(ledger_id=ledger_id, entries=end.entries, next_ledger_id=end.next_ledger_id)
+
+
+def part_from_message(message: pb.SegmentLedger) -> LedgerPart:
+    """Read what a segment holds of one ledger."""
+    return LedgerPart(
+        ledger_id=message.ledger_id,
+        first_entry_id=message.first_entry_id,
+        last_entry_id=message.last_entry_id,
+        payload_bytes=message.payload_bytes,
+        closed=message.closed,
+        ledger_entries=message.ledger_entries,
+        ledger_bytes=message.ledger_bytes,
+        closed_ms=message.closed_ms,
+        created_ms=message.created_ms if message.HasField("created_ms") else None,
+    )
+
+
+def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
+    """Read a block; raises Broken."""
+    return BlockInfo(
+        ledger_id=message.ledger_id,
+        first_entry_id=message.first_entry_id,
+        entry_count=message.entry_count,
+        offset=message.offset,
+        length=message.length,
+        crc32c=message.crc32c,
+        sparse=_pairs(message.sparse_entry, message.sparse_at),
+        first_broker_timestamp=_optional(message, "first_broker_timestamp"),
+        last_broker_timestamp=_optional(message, "last_broker_timestamp"),
+        first_index=_optional(message, "first_index"),
+        last_index=_optional(message, "last_index"),
+        survey=_survey_from_message(message),
+        first_publish_time=_optional(message, "first_publish_time"),
+        head_bytes=message.head_bytes if message.HasField("head_bytes") else BLOCK_HEADER_BYTES,
+        pad_bytes=message.pad_bytes if message.HasField("pad_bytes") else PAD_BYTES_MIN,
+        chunks=packed(message.chunk_crc32c),
+    )
+
+
+def _survey_from_message(message: pb.SegmentBlock) -> Survey | None:
+    if not message.HasField("untimed"):
+        return None
+    least, greatest = _optional(message, "time_min"), _optional(message, "time_max")
+    return Survey(least, greatest, message.untimed, _optional(message, "index_max"))
+
+
+def past_from_message(message: pb.SegmentPast) -> Past:
+    """Read what lay before a segment."""
+    return Past(
+        message.entries,
+        Position(message.since_ledger_id, message.since_entry_id),
+        message.time_max if message.HasField("time_max") else None,
+        message.index_max if message.HasField("index_max") else None,
+    )
+
+
+def loss_from_message(message: pb.SegmentLoss) -> Loss:
+    """Read a lost range."""
+    after = Position(message.after_ledger_id, message.after_entry_id)
+    before = Position(message.before_ledger_id, message.before_entry_id)
+    return Loss(after, before, message.entries, message.noticed_ms)
+
+
+def end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
+    """Read a ledger's end, with the ledger's id."""
+    following = message.next_ledger_id if message.HasField("next_ledger_id") else None
+    return message.ledger_id, LedgerEnd(message.entries, following)
+
+
+def _optional(message: pb.SegmentBlock, field: _Number) -> int | None:
+    """Return a number if it is there."""
+    value: int = getattr(message, field)
+    return value if message.HasField(field) else None
+
+
+def _pairs(entries: Iterable[int], ats: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple(zip(entries, ats, strict=True))
+    except ValueError:
+        raise Broken("as many sparse positions as sparse entries", "others") from None

@@ -1,0 +1,127 @@
+"""Protobuf messages inside stored objects and records: parsed as strictly as the headers around them, made of values.
+
+The library alone is too lenient for a hostile disk: it lets missing required fields pass, and hands out `bytes` for a
+proto2 string that is not UTF-8.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from offloaderd.core.model import Position
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
+
+
+def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool = True) -> M:
+    """Return the message that `data` holds; `at` is its offset in the object `key`. Raises CorruptData.
+
+    Without `text` its strings are not looked at, for whoever does not read them.
+    """
+    name = kind.DESCRIPTOR.name
+    try:
+        message = kind.FromString(data)
+    except DecodeError as error:
+        raise CorruptData(key=key, offset=at, expected=f"a {name} message", found=error) from None
+    if not message.IsInitialized():
+        raise CorruptData(key=key, offset=at, expected=f"all required fields of {name}", found="not all of them")
+    if text and not _strings_are_text(message):
+        raise CorruptData(key=key, offset=at, expected=f"UTF-8 text in the {name} message", found="other bytes")
+    return message
+
+
+def _strings_are_text(message: Message) -> bool:
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue  # of version 3 of the language, whose parser demands UTF-8
+        if field.message_type is not None:
+            if not all(map(_strings_are_text, values)):
+                return False
+        elif field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in values):
+            return False
+    return True
+
+
+def filled(kind: type[M], value: object = None, /, **other: object) -> M:
+    """Return a message whose fields are in `other`, or else are the value's attributes of the same names.
+
+    None leaves a field unset. What is to be a message is filled in the same way; ids and names of topics become text.
+    Raises AttributeError for a field that neither has, ValueError for one that the message has not.
+    """
+    content = _CONTENT.get(kind) or _CONTENT.setdefault(kind, _content(kind))
+    found = {name: getattr(value, name) for name in content if name not in other} | other
+    return kind(**{name: one if type(one) in _PLAIN else content.get(name, _text)(one) for name, one in found.items()})
+
+
+def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
+    """Return what makes the content of each field out of a value."""
+    found: dict[str, Callable[[Any], object]] = {}
+    for field in kind.DESCRIPTOR.fields:
+        inner: Any = field.message_type  # its stub names a class that is not there at run time
+        one = _text if inner is None else partial(_message, GetMessageClass(inner))
+        if inner is not None and inner.GetOptions().map_entry:
+            found[field.name] = dict
+        else:
+            found[field.name] = partial(_each, one) if field.is_repeated else one
+    return found
+
+
+_CONTENT: dict[type[Message], dict[str, Callable[[Any], object]]] = {}
+_PLAIN = {type(None), bool, int, float, str, bytes}
+"""What a message takes as it is."""
+
+
+def _each(one: Callable[[Any], object], values: Iterable[object]) -> list[object]:
+    return list(map(one, values))
+
+
+def _message(kind: type[Message], value: object) -> Message:
+    return value if isinstance(value, Message) else filled(kind, value)
+
+
+def _text(value: object) -> object:
+    return str(value) if isinstance(value, (UUID, TopicName)) else value
+
+
+def value_of(kind: type[V], message: Message, /, **other: object) -> V:
+    """Return a value of what has the same name in a message, and of `other`; a field that is not there gives None."""
+    record: Any = message
+    found = {
+        name: getattr(record, name) if not optional or record.HasField(name) else None
+        for name, optional in _same(type(message), kind)
+        if name not in other
+    }
+    make: Callable[..., V] = kind
+    return make(**found, **other)
+
+
+def halves(name: str, value: Position | None) -> dict[str, object]:
+    """Return the two fields of a message that hold a position; both are unset for None."""
+    ledger_id, entry_id = value or (None, None)
+    return {f"{name}_ledger_id".lstrip("_"): ledger_id, f"{name}_entry_id".lstrip("_"): entry_id}
+
+
+_SAME: dict[tuple[type[Message], type], tuple[tuple[str, bool], ...]] = {}
+
+
+def _same(kind: type[Message], of: type) -> tuple[tuple[str, bool], ...]:
+    """Return which single fields of a message a value is made of as well, and whether they may be absent."""
+    if (kind, of) not in _SAME:
+        names = signature(of).parameters
+        plain = [one for one in kind.DESCRIPTOR.fields if one.message_type is None and not one.is_repeated]
+        _SAME[kind, of] = tuple((one.name, one.has_presence) for one in plain if one.name in names)
+    return _SAME[kind, of]

@@ -1,0 +1,1 @@
+"""What brokers and producers put into an entry."""

@@ -1,0 +1,61 @@
+"""PIP-70 broker entry metadata: what a broker may have put before the client's bytes of an entry.
+
+Whether an entry has it can only be told by looking: entries with and without it are mixed in one ledger. So reading
+never fails; bytes that are no such head are simply the client's.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from offloaderd.core.errors import InvalidInput
+from offloaderd.format.pb.pulsar.broker_entry_metadata_pb2 import BrokerEntryMetadata
+
+MAGIC = b"\x0e\x02"
+HEAD = struct.Struct(">2si")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEntry:
+    """What the broker noted: its clock in milliseconds, and the index of the entry's last message in the topic."""
+
+    broker_timestamp: int | None = None
+    index: int | None = None
+
+
+def read_head(payload: bytes) -> BrokerEntry | None:
+    """Return the broker's metadata of an entry, or None where there is none; never raises."""
+    if payload[:2] != MAGIC or len(payload) < HEAD.size:
+        return None
+    _, size = HEAD.unpack_from(payload)
+    if not 0 <= size <= len(payload) - HEAD.size:
+        return None
+    try:
+        message = BrokerEntryMetadata.FromString(payload[HEAD.size : HEAD.size + size])
+    except DecodeError:
+        return None
+    return BrokerEntry(
+        message.broker_timestamp if message.HasField("broker_timestamp") else None,
+        message.index if message.HasField("index") else None,
+    )
+
+
+def without_head(payload: bytes) -> bytes:
+    """Return what the client sent: the entry without the broker's metadata, if it has any; never raises."""
+    if read_head(payload) is None:
+        return payload
+    _, size = HEAD.unpack_from(payload)
+    return payload[HEAD.size + size :]
+
+
+def encode_head(*, broker_timestamp: int | None = None, index: int | None = None) -> bytes:
+    """Return the head to put before the client's bytes; raises InvalidInput for a number that is no uint64."""
+    try:
+        message = BrokerEntryMetadata(broker_timestamp=broker_timestamp, index=index)
+    except ValueError as error:
+        raise InvalidInput(f"broker entry metadata cannot be stored: {error}") from None
+    body = message.SerializeToString(deterministic=True)
+    return HEAD.pack(MAGIC, len(body)) + body

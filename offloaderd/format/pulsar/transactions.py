@@ -1,0 +1,158 @@
+"""What an entry says of a transaction, and what a broker's transaction buffer knows after a row of entries. Pure.
+
+A message that was sent in a transaction has the transaction's id in its metadata. Whether it was committed or aborted
+says a marker with the same id, an entry that the broker appends to the same partition later. So the outcome on a
+partition follows from its own entries, and `TransactionLog` takes them as Pulsar's TopicTransactionBuffer does when it
+recovers:
+- a message of a transaction that is neither open nor aborted opens it at its position;
+- a marker of either kind ends it, one of an abort is remembered: what still comes of that transaction is aborted, too;
+- consumers are given nothing from the first message of the first open transaction on, other messages included;
+- of what lies before that, they are given all but markers and messages of aborted transactions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
+from offloaderd.format.pulsar import broker_entry
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import Position
+
+TXN_COMMIT: Final = 21
+TXN_ABORT: Final = 22
+"""`marker_type` of the two markers (PulsarMarkers.proto). Those of other types do not end a transaction."""
+
+ENDED_MAX = 10_000
+"""Aborted transactions that are remembered behind their markers, for messages that came too late."""
+
+_CHECKSUM = b"\x0e\x01"
+_CHECKSUM_BYTES = 6
+_ID_TAG, _ID_TAG_LONG = b"\xb0\x01", b"\xb0\x81"
+"""How the field of the least bits begins, in its shortest form and in any longer one, which brokers read as well; an
+entry without either is in no transaction."""
+_SEARCHED_BYTES = 4096
+"""Longer entries are not searched for it: to read their metadata takes less."""
+
+
+class Transactions(StrEnum):
+    """Which messages a read gives."""
+
+    COMMITTED = "committed"
+    """Those that a consumer is given."""
+    ALL = "all"
+    """All of them and the markers, with what became of their transactions."""
+
+
+class TransactionId(NamedTuple):
+    """A transaction's id in its cluster: the coordinator's number, and that of the transaction there."""
+
+    most_bits: int
+    least_bits: int
+
+    def __str__(self) -> str:
+        """Write it as Pulsar does."""
+        return f"({self.most_bits},{self.least_bits})"
+
+
+class TransactionState(StrEnum):
+    """What became of a transaction on a partition, as far as its entries say."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OPEN = "open"
+    UNKNOWN = "unknown"  # entries that may hold the marker cannot be read
+
+
+class Mention(NamedTuple):
+    """A transaction in an entry: `ends` is None for a message, else what a marker says."""
+
+    transaction: TransactionId
+    ends: TransactionState | None = None
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction without an outcome, and its first message."""
+
+    transaction: TransactionId
+    position: Position
+
+
+def mention_in(metadata: MessageMetadata) -> Mention | None:
+    """Return what a producer's or marker's metadata says of a transaction."""
+    if not (metadata.HasField("txnid_most_bits") and metadata.HasField("txnid_least_bits")):
+        return None
+    transaction = TransactionId(metadata.txnid_most_bits, metadata.txnid_least_bits)
+    ends = {TXN_COMMIT: TransactionState.COMMITTED, TXN_ABORT: TransactionState.ABORTED}
+    return Mention(transaction, ends.get(metadata.marker_type) if metadata.HasField("marker_type") else None)
+
+
+def mention_of(payload: bytes) -> Mention | None:
+    """Return what an entry says of a transaction; never raises, for what is no message is in none."""
+    if len(payload) <= _SEARCHED_BYTES and _ID_TAG not in payload and _ID_TAG_LONG not in payload:
+        return None
+    try:
+        payload = broker_entry.without_head(payload)
+        begin = (_CHECKSUM_BYTES if payload.startswith(_CHECKSUM) else 0) + 4
+        size = int.from_bytes(payload[begin - 4 : begin], "big")
+        if not 0 < size <= len(payload) - begin:
+            return None
+        return mention_in(MessageMetadata.FromString(payload[begin : begin + size]))
+    except (CorruptData, DecodeError):
+        return None
+
+
+class TransactionLog:
+    """The transactions of a topic's entries, taken in their order."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[TransactionId, Position] = OrderedDict()
+        self._aborted: OrderedDict[TransactionId, Position] = OrderedDict()
+        self.forgotten: Position | None = None
+        """The last marker that was forgotten: of messages before it nothing can be said any more."""
+
+    def __len__(self) -> int:
+        """Return how many transactions are remembered."""
+        return len(self._open) + len(self._aborted)
+
+    def take(self, position: Position, mention: Mention) -> None:
+        """Take what the entry at `position`, which is behind all before, says of a transaction."""
+        transaction = mention.transaction
+        if mention.ends is None:
+            if transaction not in self._aborted:
+                self._open.setdefault(transaction, position)
+            return
+        self._open.pop(transaction, None)
+        if mention.ends is TransactionState.ABORTED:
+            self._aborted[transaction] = position
+            self._aborted.move_to_end(transaction)
+
+    def first_open(self) -> OpenTransaction | None:
+        """Return the open transaction that begins first: consumers are given nothing from its position on."""
+        for transaction, position in self._open.items():
+            return OpenTransaction(transaction, position)
+        return None
+
+    def state(self, position: Position, transaction: TransactionId) -> TransactionState:
+        """Return the state of a message at `position`, which was taken."""
+        if transaction in self._aborted:
+            return TransactionState.ABORTED
+        opened = self._open.get(transaction)
+        return TransactionState.OPEN if opened is not None and opened <= position else TransactionState.COMMITTED
+
+    def forget(self, before: Position) -> None:
+        """Forget aborts whose markers lie before a position up to which all was told, but for the newest ones."""
+        while len(self._aborted) > ENDED_MAX and next(iter(self._aborted.values())) < before:
+            _, self.forgotten = self._aborted.popitem(last=False)
+
+    def copy(self) -> TransactionLog:
+        """Return a log that knows the same."""
+        other = TransactionLog()
+        other._open, other._aborted, other.forgotten = self._open.copy(), self._aborted.copy(), self.forgotten
+        return other

@@ -1,0 +1,1 @@
+"""Objects of whole ledgers (PIP-17): FORMAT.md, section 2."""

@@ -1,0 +1,1 @@
+"""Objects of segments (PIP-76): FORMAT.md, section 3."""

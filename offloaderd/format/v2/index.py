@@ -1,0 +1,191 @@
+"""Index of a V2 object (PIP-76, streaming): FORMAT.md, section 3.
+
+One group a ledger, each with Pulsar's LedgerInfo and an index entry a block. There is no count of groups and nothing
+after the last one: a single byte more and Pulsar's reader fails. Groups are written by ascending ledger id; Pulsar
+itself writes them in the order of a hash map, so any order is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.format.index_entries import (
+    DATA_BYTES_MIN,
+    DATA_HEADER_BYTES,
+    INDEX_ENTRY,
+    IndexEntry,
+    check_length,
+    check_run,
+    decode_run,
+    encode_run,
+    floor,
+)
+from offloaderd.format.parsing import parse_message
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from offloaderd.core.model import Position
+
+INDEX_MAGIC = 0x3D1FB0BC
+INDEX_HEADER = struct.Struct(">Iiqq")
+GROUP_HEAD = struct.Struct(">qii")
+_STEP = IndexEntry(1, 1, DATA_BYTES_MIN)
+
+
+class BlockExtent(NamedTuple):
+    """A block as far as an index knows it: `length` reaches to the next block or the end of the object."""
+
+    ledger_id: int
+    first_entry_id: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerIndex:
+    """What an index says of one ledger; `metadata` is an encoded LedgerInfo, kept as it is."""
+
+    ledger_id: int
+    metadata: bytes
+    entries: tuple[IndexEntry, ...]
+
+    def info(self) -> LedgerInfo:
+        """Return `metadata` as a message."""
+        return LedgerInfo.FromString(self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """A whole index: length of the data object, length of a block header, groups by ascending ledger id."""
+
+    data_bytes: int
+    header_bytes: int
+    groups: tuple[LedgerIndex, ...]
+
+    def group(self, ledger_id: int) -> LedgerIndex | None:
+        """Return the group of a ledger, or None if the segment holds nothing of it."""
+        at = bisect_left(self.groups, ledger_id, key=attrgetter("ledger_id"))
+        return self.groups[at] if at < len(self.groups) and self.groups[at].ledger_id == ledger_id else None
+
+    def floor(self, position: Position) -> IndexEntry | None:
+        """Return the index entry of the block that holds `position` if any block does.
+
+        None if the ledger is not in the segment, or only with later entries. An index does not know where a ledger
+        ends, so a position after its last entry gives its last block.
+        """
+        group = self.group(position.ledger_id)
+        return floor(group.entries, position.entry_id) if group else None
+
+    def extents(self) -> list[BlockExtent]:
+        """Return all blocks in the order of the data object."""
+        blocks = [(group.ledger_id, entry) for group in self.groups for entry in group.entries]
+        ends = chain((entry.offset for _, entry in blocks[1:]), (self.data_bytes,))
+        return [
+            BlockExtent(ledger_id, entry.first_entry_id, entry.offset, end - entry.offset)
+            for (ledger_id, entry), end in zip(blocks, ends, strict=True)
+        ]
+
+
+def encode_index(data_bytes: int, groups: Iterable[LedgerIndex]) -> bytes:
+    """Return the index of a data object of `data_bytes`; groups may come in any order.
+
+    Raises InvalidInput if the result would not be read back, for instance for offsets that are not ascending.
+    """
+    chunks = [b""]
+    try:
+        for group in sorted(groups, key=attrgetter("ledger_id")):
+            chunks += (
+                GROUP_HEAD.pack(group.ledger_id, len(group.entries), len(group.metadata)),
+                group.metadata,
+                encode_run(group.entries),
+            )
+        index_bytes = INDEX_HEADER.size + sum(map(len, chunks))
+        chunks[0] = INDEX_HEADER.pack(INDEX_MAGIC, index_bytes, data_bytes, DATA_HEADER_BYTES)
+    except struct.error as error:
+        raise InvalidInput(f"index cannot be stored: {error}") from None
+    data = b"".join(chunks)
+    try:
+        decode_index(data, key="the index to be written")
+    except CorruptData as error:
+        raise InvalidInput(f"index cannot be stored: {error}") from error
+    return data
+
+
+def decode_index(data: bytes | memoryview, *, key: str) -> SegmentIndex:
+    """Read an index, ours or Pulsar's; `key` names the object in errors. Raises CorruptData."""
+    check_length(data, key=key)
+    data = bytes(data)
+    data_bytes = _decode_header(data, key)
+    heads: list[int] = []
+    groups: list[LedgerIndex] = []
+    at = INDEX_HEADER.size
+    while at < len(data) or not groups:
+        group, end = _decode_group(data, at, key)
+        groups.append(group)
+        heads.append(at)
+        at = end
+    _check_order(groups, heads, key, data_bytes)
+    return SegmentIndex(data_bytes, DATA_HEADER_BYTES, tuple(sorted(groups, key=attrgetter("ledger_id"))))
+
+
+def _decode_header(data: bytes, key: str) -> int:
+    if len(data) < INDEX_HEADER.size:
+        expected = f"an index header of {INDEX_HEADER.size} bytes"
+        raise CorruptData(key=key, offset=0, expected=expected, found=f"{len(data)} bytes")
+    magic, index_bytes, data_bytes, header_bytes = INDEX_HEADER.unpack_from(data)
+    if magic != INDEX_MAGIC:
+        raise CorruptData(key=key, offset=0, expected=f"magic {INDEX_MAGIC:08x} of a V2 index", found=f"{magic:08x}")
+    if index_bytes != len(data):
+        raise CorruptData(key=key, offset=4, expected=f"index length {len(data)}", found=index_bytes)
+    if data_bytes < DATA_BYTES_MIN:
+        expected = f"data length of at least {DATA_BYTES_MIN}"
+        raise CorruptData(key=key, offset=8, expected=expected, found=data_bytes)
+    if header_bytes != DATA_HEADER_BYTES:
+        raise CorruptData(key=key, offset=16, expected=f"header length {DATA_HEADER_BYTES}", found=header_bytes)
+    return int(data_bytes)
+
+
+def _decode_group(data: bytes, at: int, key: str) -> tuple[LedgerIndex, int]:
+    """Read the group at `at`; returns it with the offset after it."""
+    rest = len(data) - at - GROUP_HEAD.size
+    if rest < 0:
+        expected = f"a ledger's group of at least {GROUP_HEAD.size} bytes"
+        raise CorruptData(key=key, offset=at, expected=expected, found=f"{len(data) - at} bytes")
+    ledger_id, count, metadata_bytes = GROUP_HEAD.unpack_from(data, at)
+    if ledger_id < 0:
+        raise CorruptData(key=key, offset=at, expected="ledger id of at least 0", found=ledger_id)
+    if not 1 <= count <= rest // INDEX_ENTRY.size:
+        expected = f"from 1 to {rest // INDEX_ENTRY.size} index entries"
+        raise CorruptData(key=key, offset=at + 8, expected=expected, found=count)
+    if not 0 <= metadata_bytes <= rest - count * INDEX_ENTRY.size:
+        expected = f"metadata of at most {rest - count * INDEX_ENTRY.size} bytes"
+        raise CorruptData(key=key, offset=at + 12, expected=expected, found=metadata_bytes)
+    at += GROUP_HEAD.size
+    metadata = data[at : at + metadata_bytes]
+    info = parse_message(LedgerInfo, metadata, key=key, at=at)
+    if info.ledgerId != ledger_id:
+        raise CorruptData(key=key, offset=at, expected=f"LedgerInfo of ledger {ledger_id}", found=info.ledgerId)
+    at += metadata_bytes
+    entries = decode_run(data, start=at, count=count)
+    return LedgerIndex(ledger_id, metadata, entries), at + count * INDEX_ENTRY.size
+
+
+def _check_order(groups: list[LedgerIndex], heads: list[int], key: str, data_bytes: int) -> None:
+    """Check that no ledger comes twice and that blocks lie in the data object as their ledgers and entries ascend."""
+    lowest, seen = IndexEntry(0, 1, 0), -1
+    for group, at in sorted(zip(groups, heads, strict=True), key=lambda pair: pair[0].ledger_id):
+        if group.ledger_id == seen:
+            raise CorruptData(key=key, offset=at, expected="one group a ledger", found=f"two of ledger {seen}")
+        seen = group.ledger_id
+        run = at + GROUP_HEAD.size + len(group.metadata)
+        limit = data_bytes - DATA_BYTES_MIN
+        lowest = check_run(group.entries, key=key, at=run, lowest=lowest, step=_STEP, offset_max=limit)
+        lowest = lowest._replace(first_entry_id=0)  # each ledger counts its entries anew

@@ -1,0 +1,1 @@
+"""Entries from before the live edge: boundaries, plan, adoption, rewriting."""

@@ -1,0 +1,252 @@
+"""Where the offloading of history stands: the ledgers before the boundary as the source has them, and the ranges.
+
+Its chain sees the boundary as a ledger of its own without entries, so that what the source deletes before it is
+offloaded is a loss that ends there, whatever becomes of the live ledgers. The list is believed only if it goes on to
+the boundary or behind it: trimming takes ledgers from the front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.metadata import history, paths
+from offloaderd.metadata.port import Check, Create, Delete
+from offloaderd.metadata.records.history import RANGES_PER_NODE, RangeState
+from offloaderd.segment.claim.topic_record import HistoryGap, known_ends, losses_before
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from offloaderd.core.model import LedgerEnd, Loss, TopicName
+    from offloaderd.format.values import LedgerPart
+    from offloaderd.history.boundaries import Split
+    from offloaderd.ledgers.chain import Run
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.history import HistoryRanges
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.topic_record import TopicRecord
+
+    Ledgers = Callable[[], Awaitable[Sequence[LedgerInfo]]]
+
+
+class HistoryRecord:
+    """The history of one topic under one claim. `begin` is where an earlier owner's unfinished segment begins."""
+
+    def __init__(
+        self, record: TopicRecord, plan: HistoryPlan, attempts: AttemptLog, begin: Position | None, *, holder: str
+    ) -> None:
+        resume = record.map.history_end or START
+        self._record = record
+        self._attempts = attempts
+        self._holder = holder
+        self._boundary = plan.boundary
+        self.chain = LedgerChain(
+            resume,
+            end=record.map.ends.get(resume.ledger_id),
+            begin=begin if begin is not None or resume != START else Position(plan.first, 0),
+            losses=[loss for loss in record.map.losses if loss.before <= plan.live_begin],
+        )
+
+    @property
+    def map(self) -> TopicMap:
+        """All that is committed of the topic."""
+        return self._record.map
+
+    @property
+    def ranges(self) -> HistoryRanges:
+        """Into which ranges it is split."""
+        return self._record.history_ranges
+
+    @ranges.setter
+    def ranges(self, after: HistoryRanges) -> None:
+        self._record.history_ranges = after
+
+    @property
+    def plan(self) -> HistoryPlan:
+        """What is history, as it is recorded."""
+        plan = self._record.map.history
+        assert plan is not None  # noqa: S101 - else nobody works on it
+        return plan
+
+    @property
+    def standing(self) -> Position:
+        """The newest position of history that is committed; START when there is none."""
+        return self._record.map.history_end or START
+
+    async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
+        """Take in what the source has of history; returns it. Raises Transient, HistoryTorn, and as `ledgers` does."""
+        old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
+        self.chain.look([*old, edge_at(self._boundary)])
+        return old
+
+    def next_after(self, position: Position) -> Run | Loss | None:
+        """Return what follows a position, None at the end of history."""
+        return self.chain.next_after(position)
+
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how ledgers ended; see TopicRecord."""
+        return known_ends(self.chain, self._record.map.history_end, parts, infos)
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return what was lost up to the end of the next segment; see TopicRecord."""
+        return losses_before(self._record.map, self._record.map.history_end, parts)
+
+    async def lost(self, loss: Loss) -> None:
+        """Record that the source deleted a part of history before it was offloaded. Raises Fenced."""
+        await self._record.lost(loss)
+        self.chain.accept(loss)
+
+    async def load(self) -> None:
+        """Read the ranges. Raises NotFound, CorruptData, Transient."""
+        self.ranges = await history.load(self._record.fence.store, self._record.map.topic, self.plan.ranges)
+
+    async def store(self, split: Split, segment_bytes: int, method: OffloadMethod = OffloadMethod.STREAMING) -> None:
+        """Record how what is left of history is split, in place of what was recorded before. Raises Fenced."""
+        topic, store = self._record.map.topic, self._record.fence.store
+        ranges = history.HistoryRanges.split(topic, split.ranges)
+        for name in await store.children(paths.history_ranges(topic)):
+            await self._settle(Delete(f"{paths.history_ranges(topic)}/{name}"))
+        for step in ranges.creations():
+            await self._settle(step)
+        plan = replace(
+            self.plan,
+            segment_bytes=segment_bytes,
+            method=method,
+            ranges=len(split.ranges),
+            probes=split.probes,
+            split_ms=int(split.seconds * 1000),
+            doubtful_ledgers=len(split.doubts),
+        )
+        await self._record.change_plan(plan)
+        self.ranges = ranges
+
+    async def _settle(self, step: Create | Delete) -> None:
+        store = self._record.fence.store
+
+        async def recorded() -> bool:
+            names = await store.children(paths.history_ranges(self._record.map.topic))
+            return (step.path.rpartition("/")[2] in names) is isinstance(step, Create)
+
+        await self._record.fence.settle([step], recorded)
+
+    async def begin(self, attempt: Attempt, attempts: AttemptLog | None = None) -> None:
+        """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict.
+
+        `attempts` is where, if there are several at a time.
+        """
+        attempts = attempts or self._attempts
+        index = self.ranges.at(attempt.begin)
+        if index is None:
+            await attempts.begin(attempt, [self._unchanged()])
+            return
+        claimed = replace(
+            self.ranges.ranges[index],
+            state=RangeState.CLAIMED,
+            holder=self._holder,
+            epoch=attempt.epoch,
+            segment_id=attempt.segment_id,
+        )
+        steps, after = self.ranges.with_ranges({index: claimed})
+        await attempts.begin(attempt, [self._unchanged(), *steps])
+        self.ranges = after
+
+    async def commit(
+        self,
+        segment: CommittedSegment,
+        ends: Mapping[int, LedgerEnd],
+        attempts: AttemptLog | None = None,
+        plan: HistoryPlan | None = None,
+    ) -> None:
+        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryTorn.
+
+        `attempts` is where its attempt is recorded, if there are several at a time; the plan becomes `plan`, so that
+        whoever follows it sees that there was a commit.
+        """
+        steps, after = self.ranges.with_ranges(self._over(segment.end))
+        along = steps if plan is not None else [self._unchanged(), *steps]
+        await self._record.commit_history(attempts or self._attempts, segment, ends, along, plan)
+        self.ranges = after
+        last = segment.end.ledger_id
+        if last in ends and last not in self.chain.ledgers:
+            self.chain.ended(last, ends[last])  # by whoever wrote it, before the source deleted it
+        self.chain.forget_before(segment.end)
+
+    async def give_up(self, attempt: Attempt, reason: str, attempts: AttemptLog | None = None) -> None:
+        """End an attempt that failed, and give its range back. Raises Fenced."""
+        changed: dict[int, HistoryRange] = {}
+        index = self.ranges.at(attempt.begin)
+        if index is not None:
+            one = self.ranges.ranges[index]
+            back = replace(one, state=RangeState.PLANNED, segment_id=None, tries=one.tries + 1, last_error=reason)
+            changed[index] = replace(back, holder="", epoch=0)
+        steps, after = self.ranges.with_ranges(changed)
+        await (attempts or self._attempts).give_up(attempt, reason, steps)
+        self.ranges = after
+
+    async def finish(self, now_ms: int) -> None:
+        """Record that all of history is offloaded, or known to be lost. Raises Fenced, Conflict, HistoryTorn."""
+        topic_map, plan = self._record.map, self.plan
+        end = topic_map.history_end
+        ended = topic_map.ends.get(plan.last.ledger_id)
+        whole = end == plan.last and (ended is None or ended.entries == plan.last.entry_id + 1)
+        lost = any(loss.after == self.standing and loss.before == plan.live_begin for loss in topic_map.losses)
+        if not whole and not lost:
+            raise HistoryGap(
+                f"history of {topic_map.topic} was to end with {plan.last}, and ends with {end}: nothing more of it is "
+                "at the source, and nothing is known to be lost",
+                hint="compare offloadctl ledgers list with the topic's ledgers; nothing is given up meanwhile",
+            )
+        while over := self._over(plan.last):
+            steps, after = self.ranges.with_ranges(over)
+            await self._record.change_plan(plan, steps)
+            self.ranges = after
+        await self._record.change_plan(replace(plan, done_ms=max(1, now_ms)))
+
+    def _over(self, end: Position) -> dict[int, HistoryRange]:
+        """Return the ranges up to `end` that are to be marked done, as many as go along with a commit."""
+        over = self.ranges.behind(end)[:RANGES_PER_NODE]
+        return {index: replace(self.ranges.ranges[index], state=RangeState.DONE) for index in over}
+
+    def _unchanged(self) -> Check:
+        """Return the condition that nobody else has taken history over."""
+        topic_map = self._record.map
+        return Check(paths.history_plan(topic_map.topic), topic_map.history_version)
+
+
+async def ledgers_of(ledgers: Ledgers, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
+    """Return the ledgers before the boundary that the source has; `last` is where history ends.
+
+    Raises Transient for a list that does not go on to the boundary, HistoryTorn when the last ledger has changed, and
+    as `ledgers` does.
+    """
+    try:
+        infos = list(await ledgers())
+    except NotFound:
+        infos = []
+    if not any(info.ledger_id >= boundary for info in infos):
+        raise Transient(
+            f"the source lists nothing of {topic} from ledger {boundary} on",
+            hint="history waits until it does: the topic was deleted, or its list is not whole",
+        )
+    old = [info for info in infos if info.ledger_id < boundary]
+    end = next((info for info in old if info.ledger_id == last.ledger_id), None)
+    if end is not None and (not end.closed or end.entries != last.entry_id + 1):
+        raise HistoryGap(
+            f"ledger {end.ledger_id} of {topic} has {end.entries} entries, and history was planned to end with {last}",
+            hint="a closed ledger has changed at its source; nothing behind it is committed",
+        )
+    return old
+
+
+def edge_at(boundary: int) -> LedgerInfo:
+    """Return the boundary as a chain of history sees it: a ledger without entries, which stays."""
+    return LedgerInfo(ledger_id=boundary, closed=False, entries=0, size_bytes=0)

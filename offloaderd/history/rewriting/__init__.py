@@ -1,0 +1,1 @@
+"""Stored segments, written anew in another format."""

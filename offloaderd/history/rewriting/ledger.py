@@ -1,0 +1,165 @@
+"""One ledger on its way out of streaming segments into an object of its own, by the topic's owner.
+
+Written and proven as anything that is rewritten (`rewrite.py`); then the two are exchanged in one transaction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, exchange, look_up
+from offloaderd.metadata.topic_map import conversion
+from offloaderd.metadata.topic_map.merging import goal_of
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.states import SegmentState
+from offloaderd.segment.upload import SegmentFailed
+from offloaderd.segment.writer import SegmentWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.topic_map.conversion import LedgerState
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.topic_record import TopicRecord
+    from offloaderd.segment.committer import VerifiedSegment
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.feed import Gap
+    from offloaderd.segment.stop import SegmentProgress
+    from offloaderd.topic.offloader import TopicOffloader
+
+
+class Stopped(SegmentFailed):
+    """The order was taken back while the ledger was being rewritten."""
+
+
+class ExchangeCommitter:
+    """Puts new objects in the place of old ones in the owner's own map; see Committer.
+
+    `ready` is asked before what takes long, and may raise SegmentFailed.
+    """
+
+    manifest = ObjectKind.MANIFEST
+
+    def __init__(
+        self, record: TopicRecord, attempts: AttemptLog, proof: SameEntries, ready: Callable[[], None]
+    ) -> None:
+        self._record = record
+        self._attempts = attempts
+        self._proof = proof
+        self._ready = ready
+
+    async def begin(self, attempt: Attempt) -> None:
+        """See Committer."""
+        await self._attempts.begin(attempt)
+
+    async def record_loss(self, gap: Gap) -> None:
+        """Record none: what is stored is not lost, and a gap in it is a failure."""
+
+    async def before_complete(self, attempt: Attempt) -> None:
+        """See Committer."""
+        self._ready()
+
+    async def before_manifest(self, described: SegmentManifest) -> None:
+        """See Committer: the same entries have to be in the new object."""
+        await self._proof.check(described)
+
+    async def commit(self, segment: VerifiedSegment) -> None:
+        """See Committer. Raises SegmentFailed when the map does not hold any more what it replaces."""
+        record, made = self._record, segment.committed
+
+        async def reload() -> TopicMap:
+            await record.reload()
+            return record.map
+
+        with segment.trace.step("commit"):
+            await exchange(lambda: record.exchange(self._attempts, made), reload, made.segment_id)
+
+    async def give_up(self, attempt: Attempt, why: str) -> None:
+        """See Committer."""
+        await self._attempts.give_up(attempt, why)
+
+
+class LedgerRewrite:
+    """The work on one ledger; `stopped` says whether it is not wanted any more."""
+
+    def __init__(
+        self,
+        offloader: TopicOffloader,
+        context: OffloadContext,
+        attempts: AttemptLog,
+        row: LedgerState,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.row = row
+        self.failure_tracker = FailureTracker(offloader.topic, context.upload_context.clock, offloader.changed.notify)
+        self._offloader = offloader
+        self._context = context
+        self._attempts = attempts
+        self._stopped = stopped
+        self._writer: SegmentWriter | None = None
+
+    @property
+    def _progress(self) -> SegmentProgress | None:
+        return self._writer.progress if self._writer is not None else None
+
+    @property
+    def phase(self) -> str:
+        """What is being done, in the words of the API."""
+        state = self._progress.state if self._progress is not None else SegmentState.ASSIGNED
+        return _PHASES.get(state, "writing")
+
+    @property
+    def done_bytes(self) -> int:
+        """Payload bytes that are in the new object."""
+        return self._progress.payload_bytes if self._progress is not None else 0
+
+    async def run(self, left: Attempt | None) -> CommittedSegment:
+        """Rewrite the ledger, from where an earlier owner left it; returns what was committed.
+
+        Raises SegmentFailed, Unreadable, Stopped: its attempt is given up then. Raises Fenced.
+        """
+        topic = self._offloader
+        goal = goal_of(conversion.holders_of(topic.map, self.row.ledger_id), ledger_id=self.row.ledger_id)
+        try:
+            old = await look_up(
+                self._context,
+                topic.topic,
+                goal,
+                failure_tracker=self.failure_tracker,
+                ready=self._ready,
+                closed_ms=self._closed_ms,
+            )
+        except SegmentFailed as error:
+            if left is not None:
+                await self._attempts.give_up(left, str(error))
+            raise
+        attempt = left or await old.new_attempt(topic.claim.epoch)
+        feed = old.feed(attempt)
+        proof = SameEntries(old, feed, attempt)
+        committer = ExchangeCommitter(topic.record, self._attempts, proof, self._ready)
+        self._writer = SegmentWriter(self._context, self._attempts, committer, failure_tracker=self.failure_tracker)
+        work = old.assignment(attempt, resumed=left is not None, notes={"rollback": True})
+        written = await self._writer.run(work, feed, old.stop(), RewriteFacts(old, lambda: topic.map))
+        assert written is not None  # noqa: S101 - nothing that is rewritten is left to the next owner unfinished
+        return written.committed
+
+    def _ready(self) -> None:
+        """Raise Stopped when the ledger is not wanted any more."""
+        if self._stopped():
+            raise Stopped(f"ledger {self.row.ledger_id} is not to be rewritten any more")
+
+    def _closed_ms(self, ledger_id: int) -> int | None:
+        known = self._offloader.record.chain.ledgers.get(ledger_id)
+        return known.closed_at_ms if known is not None and known.closed else None
+
+
+_PHASES = {
+    SegmentState.COMPLETED: "verifying",
+    SegmentState.VERIFIED: "committing",
+    SegmentState.COMMITTED: "committing",
+}

@@ -1,0 +1,228 @@
+"""What is stored is written anew in another shape: a ledger as a whole out of slices, one segment out of many.
+
+It is written as any segment is (`segment/writer.py`). Since it replaces what may be the only copy, what was stored is
+read back through the index as it lies in the bucket, and the hash of its entries has to be that of the entries in the
+old objects. Only then is the manifest put: it says what the object replaces, and a rebuild believes it. Only what
+passes may be exchanged for the old objects (`metadata/topic_map/conversion.py`, `metadata/topic_map/merging.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import Conflict, Fenced, InvalidInput, NotFound
+from offloaderd.core.model import LedgerInfo, Position
+from offloaderd.format.values import Past
+from offloaderd.history.rewriting.stored_feed import BucketReader, Unreadable, Volume
+from offloaderd.ledgers.book import plain_metadata
+from offloaderd.segment.committer import Assignment, Surroundings
+from offloaderd.segment.feed import HashingFeed, ReadAheadFeed
+from offloaderd.segment.ledger_layout import LedgerCut
+from offloaderd.segment.prefix_totals import past_within
+from offloaderd.segment.stop import ExactStop
+from offloaderd.segment.upload import SegmentFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.format.layout import LedgerLayout
+    from offloaderd.format.values import LedgerPart, SegmentManifest
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.metadata.topic_map.merging import Goal
+    from offloaderd.segment.committer import FindManifest
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.failures import FailureTracker
+
+BLOCK_BYTES = 64 << 20
+"""Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), where no setting says another."""
+
+EXCHANGES_MAX = 5
+"""How often the exchange is tried while somebody else changes the map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldObjects:
+    """The objects that hold a goal's entries; made by `look_up`.
+
+    `closed_ms` is when the source says that a ledger was closed, None where it does not.
+    """
+
+    context: OffloadContext
+    topic: TopicName
+    goal: Goal
+    reader: BucketReader
+    volumes: tuple[Volume, ...]
+    closed_ms: Callable[[int], int | None]
+
+    def info(self, ledger_id: int) -> LedgerInfo:
+        """Return what map and manifests know of a ledger, whatever the source can still tell of it."""
+        goal = self.goal
+        parts = [part for one in self.volumes for part in one.manifest.ledgers if part.ledger_id == ledger_id]
+        known = max(parts, key=lambda part: (part.closed, part.ledger_entries))
+        closed_ms = self.closed_ms(ledger_id)
+        return LedgerInfo(
+            ledger_id=ledger_id,
+            closed=goal.whole or known.closed,
+            entries=goal.entries if goal.whole else known.ledger_entries,
+            size_bytes=sum(part.payload_bytes for part in parts) if goal.whole else known.ledger_bytes,
+            closed_at_ms=max(part.closed_ms for part in parts) if closed_ms is None else closed_ms,
+            created_ms=known.created_ms,
+        )
+
+    async def new_attempt(self, epoch: int) -> Attempt:
+        """Return an attempt at the new object, not recorded yet. Raises Unreadable."""
+        context, old = self.context, self.volumes[0]
+        layout = await self._whole_layout() if self.goal.whole else context.layout
+        place = context.places.find(old.bucket, old.keys.prefix) or context.places.home
+        return context.attempt(self.goal.begin, layout, place, epoch=epoch)
+
+    async def _whole_layout(self) -> LedgerLayout:
+        info = self.info(self.goal.begin.ledger_id)
+        try:
+            metadata = await until_answered(
+                self.context.upload_context.clock, lambda: _described(self.context, self.topic, info)
+            )
+        except InvalidInput as error:
+            raise Unreadable(error.message) from error
+        return cut_of(self.context).layout(entries=info.entries, payload_bytes=info.size_bytes, metadata=metadata)
+
+    def assignment(self, attempt: Attempt, *, resumed: bool, notes: Mapping[str, bool]) -> Assignment:
+        """Return what is to be written."""
+        begin, now_s = self.goal.begin, self.context.upload_context.clock.monotonic()
+        after = Position(begin.ledger_id, begin.entry_id - 1)
+        return Assignment(attempt=attempt, after=after, resumed=resumed, opened_s=now_s, notes=notes)
+
+    def feed(self, attempt: Attempt) -> HashingFeed:
+        """Return what reads the entries; of each part some are in memory before the others are fetched."""
+        part_bytes = (attempt.layout or self.context.layout).part_bytes
+        feed = ReadAheadFeed(
+            partial(self.reader.run, self.volumes, self.goal.slices),
+            self.context.upload_context.budget,
+            reserve_bytes=part_bytes + self.reader.piece_bytes,
+            holder=attempt.segment_id,
+        )
+        return HashingFeed(feed, self.goal.begin)
+
+    def stop(self) -> ExactStop:
+        """Return where the new object ends: where the old ones do."""
+        return ExactStop(end=self.goal.end, entries=self.goal.entries)
+
+
+async def look_up(
+    context: OffloadContext,
+    topic: TopicName,
+    goal: Goal,
+    *,
+    failure_tracker: FailureTracker,
+    ready: Callable[[], None] = lambda: None,
+    closed_ms: Callable[[int], int | None] = lambda _: None,
+) -> OldObjects:
+    """Look up what a goal is to be made of. `ready` is asked before each request, and may raise. Raises Unreadable."""
+    reader = BucketReader(context, topic, failure_tracker, ready)
+    volumes = [await reader.volume(one) for one in goal.sources]
+    return OldObjects(
+        context=context, topic=topic, goal=goal, reader=reader, volumes=tuple(volumes), closed_ms=closed_ms
+    )
+
+
+class RewriteFacts:
+    """What the new object's manifest says beside its blocks; `current` is the topic's map. See SealFacts."""
+
+    def __init__(self, old: OldObjects, current: Callable[[], TopicMap]) -> None:
+        self._old = old
+        self._current = current
+
+    async def infos(self) -> Mapping[int, LedgerInfo]:
+        """See SealFacts."""
+        return {part.ledger_id: self._old.info(part.ledger_id) for part in self._old.goal.slices}
+
+    async def around(
+        self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
+    ) -> Surroundings:
+        """See SealFacts: what the old manifests say."""
+        goal, topic_map = self._old.goal, self._current()
+        before = max((one for one in topic_map.contexts if one < begin.ledger_id), default=begin.ledger_id)
+        losses = tuple(loss for loss in topic_map.losses if begin <= loss.before <= goal.end)
+        past = past_within(self._old.volumes[0].manifest, begin.ledger_id)
+        lost_before = any(loss.before == begin for loss in losses)
+        return Surroundings(
+            losses=losses,
+            ends=tuple((one, topic_map.ends[one]) for one in sorted({before, *infos}) if one in topic_map.ends),
+            past=Past(past.entries, begin) if past is not None and lost_before else past,
+            replaces=self._replaced(topic_map),
+        )
+
+    def _replaced(self, topic_map: TopicMap) -> tuple[UUID, ...]:
+        """Return what it is made of, and what that was made of and is in the map for its other entries."""
+        known = {one.segment_id for one in topic_map.segments}
+        before = {one for volume in self._old.volumes for one in volume.manifest.replaces}
+        sources = {one.segment_id for one in self._old.goal.sources}
+        return tuple(sorted(sources | (before & known)))
+
+
+class SameEntries:
+    """The proof that a new object holds the entries of the old ones, which `feed` has read for it."""
+
+    def __init__(self, old: OldObjects, feed: HashingFeed, attempt: Attempt) -> None:
+        self._old = old
+        self._feed = feed
+        self._attempt = attempt
+
+    async def check(self, made: SegmentManifest) -> None:
+        """Compare the entries of what is stored with those of the old objects. Raises SegmentFailed."""
+        old, goal = self._old, self._old.goal
+        before = self._feed.digest(goal.end) or await old.reader.hashed(old.volumes, goal.slices)
+        try:
+            volume = await old.reader.stored(Volume(self._attempt.bucket, self._attempt.keys, made))
+            after = await old.reader.hashed([volume], goal.slices)
+        except Unreadable as error:
+            raise SegmentFailed(f"what was stored reads back differently: {error.message}") from error
+        if (before.entries, before.digest()) != (after.entries, after.digest()):
+            raise SegmentFailed(f"object {made.segment_id} does not hold the entries of {goal.range}")
+
+
+async def exchange(
+    put: Callable[[], Awaitable[object]], reload: Callable[[], Awaitable[TopicMap]], segment_id: UUID
+) -> None:
+    """Put an object in the place of what it was made of, by `put`. Raises Fenced, SegmentFailed when nothing fits it.
+
+    Somebody else may change the map meanwhile: it is read again then.
+    """
+    for tries in range(1, EXCHANGES_MAX + 1):
+        try:
+            await put()
+        except Fenced:
+            raise
+        except (Conflict, NotFound) as error:
+            if any(one.segment_id == segment_id for one in (await reload()).segments):
+                return
+            if tries == EXCHANGES_MAX:
+                raise SegmentFailed(f"the map has changed: {error.message}") from error
+        else:
+            return
+
+
+def cut_of(context: OffloadContext) -> LedgerCut:
+    """Return how ledgers are cut, with a source or without."""
+    layout = context.layout
+    return (
+        context.ledgers
+        or context.cut
+        or LedgerCut(block_bytes=BLOCK_BYTES, part_bytes=layout.part_bytes, run_bytes=layout.block_bytes)
+    )
+
+
+async def _described(context: OffloadContext, topic: TopicName, info: LedgerInfo) -> bytes:
+    """Return BookKeeper's metadata of a ledger; what is known without it when the source has no such ledger."""
+    if context.ledgers is None:
+        return plain_metadata(info)
+    try:
+        return await context.ledgers.describer.described(topic, info.ledger_id)
+    except (NotFound, InvalidInput):
+        return plain_metadata(info)

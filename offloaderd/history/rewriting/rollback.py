@@ -1,0 +1,372 @@
+"""Going back to a stock broker: the owner rewrites a topic's streaming segments as whole ledgers, on request.
+
+PIP-76's text gives the data of its streaming segments up when a team goes back. Here nothing is thrown away: ledger by
+ledger, from the oldest on, each closed ledger that is offloaded to its end gets an object as Pulsar's own offloader
+writes it (`ledger.py`), which takes the place of its slices (`metadata/topic_map/conversion.py`). The order is
+recorded, so the next owner goes on with it. One ledger at a time a daemon, beside all else that goes on with the
+topic: what is offloaded later, deleted by retention or read meanwhile follows the map as it is at each moment. A
+ledger that cannot be read, or stored, stays as it is, is told, and is not tried again before it is ordered again.
+
+The brokers' own metadata is theirs: nothing here writes below `/managed-ledgers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import Fenced, NotFound, OffloaderError, Transient, first_of
+from offloaderd.core.model import OffloadMethod
+from offloaderd.history.rewriting.ledger import LedgerRewrite, Stopped
+from offloaderd.history.rewriting.orders import OrderDesk, extended, taken_back
+from offloaderd.history.rewriting.rewrite import cut_of
+from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
+from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map import conversion
+from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.segment import resume as recovery
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.roll_forward import as_finished
+from offloaderd.segment.upload import SegmentFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.rollback import RollbackOrder
+    from offloaderd.metadata.topic_map.conversion import LedgerState
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.topic.offloader import TopicOffloader
+
+log = structlog.get_logger(__name__)
+
+LEDGERS_AT_A_TIME = 1
+"""Of all topics of a daemon: live segments need the memory and the line as well."""
+TRIES_MAX = 3
+"""How often an object that could not be stored is begun anew before the ledger is left as it is."""
+GUESSED_BYTES_PER_S = 32 << 20
+"""How fast ledgers are taken to be rewritten before any was."""
+
+
+@dataclass(slots=True)
+class Speed:
+    """How fast ledgers were rewritten here: payload bytes, and seconds from the first request to the exchange."""
+
+    payload_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def measured(self) -> bool:
+        """Whether anything is known of it."""
+        return self.payload_bytes > 0 and self.seconds > 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What is to be expected of the next ledger."""
+        return self.payload_bytes / self.seconds if self.measured else GUESSED_BYTES_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a topic's order is: counted in ledgers and payload bytes, without those that cannot be rewritten.
+
+    `ledger_id` is being worked on, None for none; `error` is what hinders it at the moment.
+    """
+
+    order: RollbackOrder | None = None
+    done: int = 0
+    done_bytes: int = 0
+    left: int = 0
+    left_bytes: int = 0
+    ledger_id: int | None = None
+    phase: str = ""
+    ledger_done_bytes: int = 0
+    error: str = ""
+
+
+class Rollback:
+    """The duty towards each topic, and where it is asked for."""
+
+    def __init__(self, context: OffloadContext) -> None:
+        self.speed = Speed()
+        self._context = context
+        self._clock = context.upload_context.clock
+        self._turns = asyncio.Semaphore(LEDGERS_AT_A_TIME)
+        self._topics: dict[TopicName, _TopicRollback] = {}
+
+    async def run(self, offloader: TopicOffloader) -> None:
+        """Carry out a topic's orders until cancelled. Raises Fenced."""
+        work = self._topics[offloader.topic] = _TopicRollback(self._context, offloader, self._turns, self.speed)
+        try:
+            await work.run()
+        finally:
+            del self._topics[offloader.topic]
+            work.desk.close()
+
+    async def order(self, offloader: TopicOffloader, to_ledger_id: int | None) -> RollbackOrder | None:
+        """Order that all ledgers up to one (None: that there are now) are rewritten; None when there is nothing to do.
+
+        Raises NotFound for a ledger that the topic does not have, Transient while the topic is being taken over.
+        """
+        rows = self.outlook(offloader.map)
+        if to_ledger_id is not None and to_ledger_id not in {one.ledger_id for one in rows}:
+            raise NotFound(
+                f"{offloader.topic} has no ledger {to_ledger_id} in the tier", hint="offloadctl ledgers list"
+            )
+        wanted = [one.ledger_id for one in rows if one.standing is Standing.CONVERTIBLE]
+        wanted = [one for one in wanted if to_ledger_id is None or one <= to_ledger_id]
+        work = self._of(offloader)
+        if not wanted:
+            return work.desk.order if work.desk.active else None
+        return await work.desk.ask(extended(max(wanted), self._clock.wall_ms()))
+
+    async def stop(self, offloader: TopicOffloader) -> RollbackOrder:
+        """Take the order back: what is being written is given up, what was rewritten stays. Raises NotFound."""
+        return await self._of(offloader).desk.ask(taken_back(self._clock.wall_ms()))
+
+    def progress(self, offloader: TopicOffloader) -> Progress:
+        """Say how far the topic's order is. Raises Transient while the topic is being taken over."""
+        return self._of(offloader).progress()
+
+    def outlook(self, topic_map: TopicMap, to_ledger_id: int | None = None) -> Sequence[LedgerState]:
+        """Say what can become of each ledger of a topic, whoever owns it."""
+        return conversion.outlook(topic_map, buckets=self._context.places.buckets, to=to_ledger_id)
+
+    def requests(self, row: LedgerState) -> int:
+        """Estimate how many requests rewriting a ledger takes: its data is read, written and read back."""
+        layout = self._context.layout
+        pieces = -(-row.payload_bytes // min(PIECE_BYTES, layout.part_bytes))
+        parts = -(-row.payload_bytes // cut_of(self._context).part_bytes)
+        return row.segments + 2 * pieces + parts + len(("create", "complete", "index", "manifest")) + 5
+
+    def _of(self, offloader: TopicOffloader) -> _TopicRollback:
+        work = self._topics.get(offloader.topic)
+        if work is None:
+            raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")
+        return work
+
+
+@dataclass(slots=True)
+class _Tries:
+    """How often ledgers failed under one order, and which are not tried again."""
+
+    ordered_ms: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
+    given_up: set[int] = field(default_factory=set)
+
+
+class _TopicRollback:
+    """One owner's work on one topic's orders."""
+
+    def __init__(
+        self, context: OffloadContext, offloader: TopicOffloader, turns: asyncio.Semaphore, speed: Speed
+    ) -> None:
+        self.desk = OrderDesk(offloader.topic, offloader.record.fence)
+        self._context = context
+        self._offloader = offloader
+        self._turns = turns
+        self._speed = speed
+        self._topic = offloader.topic
+        self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
+        self._buckets = context.places.buckets
+        self._tries = _Tries()
+        self._current: LedgerRewrite | None = None
+        self._error: OffloaderError | None = None
+        self._attempts = AttemptLog(
+            context.metadata,
+            offloader.claim,
+            clock=self._clock,
+            metrics=self._metrics,
+            path=paths.rollback_attempt(offloader.topic),
+            head=offloader.head,
+        )
+
+    async def run(self) -> None:
+        """Take orders and carry them out until cancelled. Raises Fenced."""
+        try:
+            async with Group() as group:
+                group.create_task(self.desk.serve(), name=f"orders of {self._topic}")
+                group.create_task(self._work(), name=f"whole ledgers of {self._topic}")
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
+    async def _work(self) -> None:
+        backoff, known = Backoff(self._clock), False
+        left: Attempt | None = None
+        while True:
+            try:
+                if not known:
+                    await self.desk.load()
+                    left = (await recovery.take_over(self._attempts, None, self._context)).attempt
+                    if left is not None:
+                        topic = self._offloader
+                        left = await as_finished(
+                            self._context,
+                            self._topic,
+                            left,
+                            failure_tracker=topic.failure_tracker,
+                            identity=topic.identity,
+                        )
+                    known = True
+                await self._turn(left)
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                self._error, known = error, False
+                log.warning("rollback.retried", topic=str(self._topic), error=str(error))
+                await backoff.wait(error)
+            else:
+                backoff.reset()
+                left = None
+                self._error = None
+
+    async def _turn(self, left: Attempt | None) -> None:
+        """Do what comes next: end what is not wanted, rewrite a ledger, or wait for an order. Raises Fenced."""
+        rows = self._left()
+        self._metrics.rollback_left_ledgers.labels(topic=str(self._topic)).set(len(rows))
+        if left is not None and (reason := self._unwanted(left, rows)):
+            await recovery.abandon(self._attempts, left, reason, self._metrics)
+            return
+        if not self.desk.active:
+            with self._offloader.rest.until():
+                await self.desk.changed.wait()
+        elif not rows:
+            await self._end()
+        else:
+            row = rows[left.begin.ledger_id] if left is not None else next(iter(rows.values()))
+            async with self._turns:
+                await self._one_ledger(row, left)
+
+    def _left(self) -> dict[int, LedgerState]:
+        """Return the ledgers that are still to be rewritten by the order, in the order in which they can be."""
+        order = self.desk.order
+        if order is None or not order.active:
+            return {}
+        if self._tries.ordered_ms != order.ordered_ms:
+            self._tries = _Tries(order.ordered_ms)
+        without = {*order.failures, *self._tries.given_up}
+        found = conversion.outlook(self._offloader.map, buckets=self._buckets, to=order.to_ledger_id, without=without)
+        rows = {one.ledger_id: one for one in found if one.standing is Standing.CONVERTIBLE}
+        wanted = {one for one in rows if one <= order.to_ledger_id and one not in without}
+        return {one: rows[one] for one in conversion.sequence(self._offloader.map, wanted)}
+
+    def _unwanted(self, left: Attempt, rows: dict[int, LedgerState]) -> str:
+        """Say why what an earlier owner left is not gone on with; empty: it is."""
+        row = rows.get(left.ledger_id) if left.ledger_id is not None else None
+        if row is None:
+            return "its ledger is not to be rewritten any more"
+        end = left.end
+        if end is None or end.entry_id + 1 != row.entries:
+            return f"it was to have other entries than the {row.entries} that the ledger has"
+        return ""
+
+    async def _end(self) -> None:
+        """Nothing more is to be done by the order. Raises Fenced."""
+        now_ms = max(1, self._clock.wall_ms())
+        order = await self.desk.change(lambda known: _ended(known, now_ms))
+        log.info("rollback.ended", topic=str(self._topic), to=order.to_ledger_id, failures=len(order.failures))
+        self._offloader.changed.notify()
+
+    async def _one_ledger(self, row: LedgerState, left: Attempt | None) -> None:
+        """Rewrite a ledger, or leave it as it is and say why. Raises Fenced."""
+        started_s = self._clock.monotonic()
+        work = LedgerRewrite(self._offloader, self._context, self._attempts, row, lambda: not self.desk.active)
+        self._current = work
+        try:
+            whole = await work.run(left)
+        except SegmentFailed as error:
+            await self._failed(row, error)
+        else:
+            self._converted(row, whole, self._clock.monotonic() - started_s)
+        finally:
+            self._current = None
+            self._offloader.changed.notify()
+
+    def _converted(self, row: LedgerState, whole: CommittedSegment, seconds: float) -> None:
+        self._speed.payload_bytes += row.payload_bytes
+        self._speed.seconds += seconds
+        self._metrics.rollback_ledgers.inc()
+        self._metrics.rollback_bytes.inc(row.payload_bytes)
+        log.info(
+            "rollback.ledger_converted",
+            topic=str(self._topic),
+            ledger_id=row.ledger_id,
+            segment_id=str(whole.segment_id),
+            entries=whole.entries,
+            payload_bytes=row.payload_bytes,
+            object_bytes=whole.object_bytes,
+            segments=row.segments,
+            duration_s=round(seconds, 3),
+            epoch=self._offloader.claim.epoch,
+        )
+
+    async def _failed(self, row: LedgerState, error: OffloaderError) -> None:
+        """Try the ledger again, or leave it as it is. Raises Fenced."""
+        ledger_id = row.ledger_id
+        if isinstance(error, Stopped):
+            return
+        self._tries.counts[ledger_id] += 1
+        await self._offloader.record.reload()
+        if ledger_id not in self._left():
+            log.info("rollback.ledger_gone", topic=str(self._topic), ledger_id=ledger_id, error=str(error))
+            return
+        if isinstance(error, SegmentFailed) and self._tries.counts[ledger_id] < TRIES_MAX:
+            log.warning("rollback.ledger_retried", topic=str(self._topic), ledger_id=ledger_id, error=str(error))
+            await Backoff(self._clock).wait(Transient(str(error)))
+            return
+        self._tries.given_up.add(ledger_id)
+        reason = "unreadable" if isinstance(error, Unreadable) else "upload"
+        self._metrics.rollback_failures.labels(reason=reason).inc()
+        log.error(
+            "rollback.ledger_failed",
+            topic=str(self._topic),
+            ledger_id=ledger_id,
+            error=str(error),
+            hint="it stays in its segments; order it again when that is mended",
+        )
+        await self.desk.change(lambda known: _with_failure(known, ledger_id, str(error)))
+
+    def progress(self) -> Progress:
+        """Say how far the order is."""
+        order, current = self.desk.order, self._current
+        if order is None:
+            return Progress(error=str(self._error) if self._error is not None else "")
+        done = [
+            one
+            for one in self._offloader.map.segments
+            if one.method is OffloadMethod.LEDGER_BASED
+            and one.assigned_ms >= order.ordered_ms
+            and one.begin.ledger_id <= order.to_ledger_id
+        ]
+        left = self._left()
+        error = self._error or (current.failure_tracker.error if current is not None else None)
+        return Progress(
+            order=order,
+            done=len(done),
+            done_bytes=sum(one.payload_bytes for one in done),
+            left=len(left),
+            left_bytes=sum(one.payload_bytes for one in left.values()),
+            ledger_id=current.row.ledger_id if current is not None else None,
+            phase=current.phase if current is not None else "",
+            ledger_done_bytes=current.done_bytes if current is not None else 0,
+            error=str(error) if error is not None else "",
+        )
+
+
+def _ended(known: RollbackOrder | None, now_ms: int) -> RollbackOrder:
+    assert known is not None  # noqa: S101 - only an order that there is ends
+    return replace(known, ended_ms=now_ms) if known.active else known
+
+
+def _with_failure(known: RollbackOrder | None, ledger_id: int, reason: str) -> RollbackOrder:
+    assert known is not None  # noqa: S101 - only under an order anything fails
+    return replace(known, failures={**known.failures, ledger_id: reason})

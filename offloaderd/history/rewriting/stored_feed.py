@@ -1,0 +1,184 @@
+"""Reading entries from the bucket to write them anew: each block checked, slowly, within the upload budget.
+
+Nothing is believed but what the bucket holds now: manifests are fetched and compared with the map, blocks with the
+checksums of their manifest. What seems damaged is read once more, for a bit can flip on its way. What passes is tried
+until it works; what is damaged or missing ends the reading, and names key and byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.core.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.verify import check_index, runs
+from offloaderd.objects.whole import read_apart
+from offloaderd.segment.feed import EntryHash
+from offloaderd.segment.upload import SegmentFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from offloaderd.core.model import EntryBatch, Position, TopicName
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.verify import BlockRun
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.objects.keys import SegmentKeys
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.failures import FailureTracker
+
+T = TypeVar("T")
+
+PIECE_BYTES = 4 << 20
+"""What is read with one request; a block that is larger is read alone."""
+
+CONFIRM_S = 2.0
+"""Pause before what seems damaged is read once more."""
+
+
+class Unreadable(SegmentFailed):
+    """What is in the bucket is not what was committed: nothing can be made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A segment's data and what is in it."""
+
+    bucket: str
+    keys: SegmentKeys
+    manifest: SegmentManifest
+
+
+class BucketReader:
+    """Reads segments of one topic out of their buckets. `ready` is asked before each request."""
+
+    def __init__(
+        self, context: OffloadContext, topic: TopicName, failure_tracker: FailureTracker, ready: Callable[[], None]
+    ) -> None:
+        self._objects = context.upload_context.objects
+        self._clock = context.upload_context.clock
+        self._budget = context.upload_context.budget
+        self._cluster = context.cluster
+        self._topic = topic
+        self._failure_tracker = failure_tracker
+        self._ready = ready
+        self.piece_bytes = min(PIECE_BYTES, context.layout.part_bytes)
+        """What a request fetches at most, unless one block is larger."""
+
+    async def volume(self, segment: CommittedSegment) -> Volume:
+        """Fetch a segment's manifest; it has to be the one that was committed. Raises Unreadable."""
+        key = segment.keys.manifest
+
+        async def fetch() -> SegmentManifest:
+            decode = partial(manifest_format.decode, key=key, data_bytes=segment.object_bytes)
+            described = await read_apart(decode, partial(self._objects.at(segment.bucket).get, key, 0))
+            segment.check_manifest(described, managed_ledger=self._topic.managed_ledger, cluster=self._cluster)
+            return described
+
+        return Volume(segment.bucket, segment.keys, await self._confirmed(fetch))
+
+    async def stored(self, volume: Volume) -> Volume:
+        """Return a volume whose index, as it is stored, is the one of its manifest. Raises Unreadable."""
+
+        async def fetch() -> None:
+            check = partial(check_index, manifest=volume.manifest, key=volume.keys.index)
+            await read_apart(check, partial(self._objects.at(volume.bucket).get, volume.keys.index, 0))
+
+        await self._confirmed(fetch)
+        return volume
+
+    async def entries(
+        self, volumes: Sequence[Volume], ledger_id: int, first_entry_id: int = 0, *, reserve: bool = False
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the ledger's entries from `first_entry_id` on, once and in order. Raises Unreadable.
+
+        With `reserve` each request takes its memory from the budget; else the caller has.
+        """
+        expected = first_entry_id
+        for volume in volumes:
+            blocks = [
+                block
+                for block in volume.manifest.blocks
+                if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
+            ]
+            for piece in runs(blocks, self.piece_bytes):
+                # None is not even asked for where the caller has it, lest who holds some waits behind another.
+                async with self._budget.held(piece.length) if reserve else nullcontext():
+                    for found in await self._piece(volume, piece):
+                        batch = found.between(first_entry_id, found.last_entry_id)
+                        if batch.first_entry_id != expected or not batch.payloads:
+                            key = volume.keys.data
+                            raise Unreadable(f"{key} goes on with entry {batch.first}, not with entry {expected}")
+                        expected = batch.last_entry_id + 1
+                        yield batch
+
+    async def _piece(self, volume: Volume, piece: BlockRun) -> list[EntryBatch]:
+        """Fetch neighbouring blocks, each as its manifest says it is."""
+
+        async def fetch() -> list[EntryBatch]:
+            try:
+                data = await self._objects.at(volume.bucket).get(volume.keys.data, piece.offset, piece.length)
+            except InvalidInput:
+                data = b""  # the object ends before that byte
+            return piece.decoded(data, key=volume.keys.data, method=volume.manifest.method)
+
+        return await self._confirmed(fetch)
+
+    async def run(
+        self,
+        volumes: Sequence[Volume],
+        slices: Sequence[LedgerSlice],
+        behind: Position | None = None,
+        *,
+        reserve: bool = False,
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries of all slices, once and in order, or those behind a position. Raises Unreadable.
+
+        `reserve` as in `entries`.
+        """
+        for part in slices:
+            first = part.first_entry_id
+            if behind is not None and behind.ledger_id >= part.ledger_id:
+                first = behind.entry_id + 1 if behind.ledger_id == part.ledger_id else part.last_entry_id + 1
+            if first > part.last_entry_id:
+                continue
+            async with aclosing(self.entries(volumes, part.ledger_id, first, reserve=reserve)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def hashed(self, volumes: Sequence[Volume], slices: Sequence[LedgerSlice]) -> EntryHash:
+        """Read all entries of slices for their hash, a piece of memory at a time. Raises Unreadable."""
+        found = EntryHash()
+        async with aclosing(self.run(volumes, slices, reserve=True)) as batches:
+            async for batch in batches:
+                found.take(batch)
+                # Live segments run between two steps, however fast the bucket is.
+                await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+        return found
+
+    async def _confirmed(self, fetch: Callable[[], Awaitable[T]]) -> T:
+        """Fetch something, once more when it seems damaged. Raises Unreadable."""
+        try:
+            return await self._patiently(fetch)
+        except CorruptData:
+            await self._clock.sleep(CONFIRM_S)
+        try:
+            return await self._patiently(fetch)
+        except CorruptData as error:
+            raise Unreadable(error.message, hint=error.hint) from error
+
+    async def _patiently(self, fetch: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the store answers. Raises Unreadable for what is not there."""
+
+        async def ready() -> T:
+            self._ready()
+            return await fetch()
+
+        try:
+            return await self._failure_tracker.until_answered(ready, object(), Denied, BucketMissing)
+        except NotFound as error:
+            raise Unreadable(error.message, hint="restore the object, or read from the ledger source") from error

@@ -1,0 +1,104 @@
+"""Segments of history on their way into the map: who records them, and what their manifests say around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.committer import Surroundings
+from offloaderd.segment.states import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import LedgerInfo, Position
+    from offloaderd.format.values import LedgerPart, SegmentManifest
+    from offloaderd.history.record import HistoryRecord
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.committer import FindManifest, VerifiedSegment
+    from offloaderd.segment.feed import Gap
+    from offloaderd.segment.prefix_totals import Pasts
+
+log = structlog.get_logger(__name__)
+
+
+class HistoryCommitter:
+    """Commits to the ranges of a topic's plan; see Committer."""
+
+    manifest = ObjectKind.MANIFEST
+
+    def __init__(self, history: HistoryRecord, attempts: AttemptLog, *, clock: Clock, metrics: Metrics) -> None:
+        self._history = history
+        self._attempts = attempts
+        self._clock = clock
+        self._metrics = metrics
+        self._claim = attempts.fence.claim
+
+    async def begin(self, attempt: Attempt) -> None:
+        """See Committer; its range is claimed with it."""
+        await self._history.begin(attempt)
+        self._metrics.segments.labels(state="assigned").inc()
+
+    async def record_loss(self, gap: Gap) -> None:
+        """See Committer."""
+        await self._history.lost(gap.loss)
+
+    async def before_complete(self, attempt: Attempt) -> None:
+        """See Committer."""
+        await self._attempts.check_head(self._history.map, attempt.segment_id)
+
+    async def before_manifest(self, described: SegmentManifest) -> None:
+        """Believe it: it replaces nothing."""
+
+    async def commit(self, segment: VerifiedSegment) -> None:
+        """See Committer. Raises Conflict, HistoryTorn."""
+        with segment.trace.step("commit"):
+            await self._history.commit(segment.committed, segment.ends)
+        segment.count(self._metrics)
+        log.info(
+            "history.segment_committed",
+            topic=str(self._claim.topic),
+            segment_id=str(segment.attempt.segment_id),
+            range=str(segment.described.range),
+            entries=segment.entries,
+            payload_bytes=segment.payload_bytes,
+            object_bytes=segment.described.data_bytes,
+            reason=segment.reason,
+            duration_s=round(self._clock.monotonic() - segment.opened_s, 3),
+            epoch=self._claim.epoch,
+        )
+
+    async def give_up(self, attempt: Attempt, why: str) -> None:
+        """See Committer; its range is given back."""
+        topic, segment_id = str(self._claim.topic), str(attempt.segment_id)
+        log.error("history.segment_failed", topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
+        self._metrics.segments.labels(state="failed").inc()
+        self._metrics.uploads_aborted.labels(reason="failed").inc()
+        await self._history.give_up(attempt, why)
+
+
+class HistoryFacts:
+    """What is known around a segment of history; see SealFacts."""
+
+    def __init__(self, history: HistoryRecord, pasts: Pasts) -> None:
+        self._history = history
+        self._pasts = pasts
+
+    async def infos(self) -> Mapping[int, LedgerInfo]:
+        """See SealFacts."""
+        return self._history.chain.ledgers
+
+    async def around(
+        self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
+    ) -> Surroundings:
+        """See SealFacts."""
+        return Surroundings(
+            losses=self._history.losses_before(parts),
+            ends=self._history.known_ends(parts, infos),
+            past=await self._pasts.before(self._history.map, begin, infos, find),
+        )

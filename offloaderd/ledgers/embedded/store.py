@@ -1,0 +1,269 @@
+"""The embedded ledger store: a real one, on SQLite, for those who have no BookKeeper.
+
+The loop knows all topics and ledgers (`Book`) and plans every change on it synchronously; one thread of the store
+makes planned changes durable, others read rows. Changes that arrive while a commit is on its way wait for the next
+one and share it (group commit), so many small appends cost few fsyncs. Nothing is visible, to readers or to
+watchers, before it is durable.
+
+A ledger closes when the limits are reached by an append; by age, at the first append after it: an idle topic keeps
+its ledger open. A restart starts the age anew. Deleting makes a ledger invisible at once; its rows go in small
+transactions behind, and their space is used again (the file does not shrink).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import structlog
+
+from offloaderd.core.errors import Closed, OffloaderError
+from offloaderd.ledgers.book import (
+    LEDGER_AGE_MAX_S,
+    LEDGER_BYTES_MAX,
+    LEDGER_ENTRIES_MAX,
+    Book,
+    BookSource,
+    Draft,
+    Now,
+    RollLimits,
+    check_payloads,
+)
+from offloaderd.ledgers.changes import Changes
+from offloaderd.ledgers.embedded.database import READERS, Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import Position, TopicName
+
+T = TypeVar("T")
+
+COMMIT_BYTES_MAX = 32 * 1024 * 1024
+"""Payload bytes after which a commit takes no further append."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Change(Generic[T]):
+    """A change that waits for its commit: how to plan it, its weight, and where its result is awaited."""
+
+    plan: Callable[[Draft], T]
+    payload_bytes: int
+    done: asyncio.Future[T]
+
+    def succeed(self, result: T) -> None:
+        if not self.done.done():  # else its caller has left
+            self.done.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class EmbeddedLedgers(BookSource):
+    """A LedgerStore in a directory that belongs to it alone; use it as an async context manager, on one loop.
+
+    Entering raises Conflict when another process has the directory open, CorruptData, Denied, NoSpace or
+    InvalidConfig, each naming the directory. Leaving finishes the changes under way; others raise Closed.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        clock: Clock,
+        ledger_entries_max: int = LEDGER_ENTRIES_MAX,
+        ledger_bytes_max: int = LEDGER_BYTES_MAX,
+        ledger_age_max_s: float = LEDGER_AGE_MAX_S,
+    ) -> None:
+        self._clock = clock
+        self._limits = RollLimits(
+            entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
+        )
+        self._database = Database(Path(directory))
+        self.where = str(self._database.path)
+        self._store_id: str | None = None
+        self._book = Book()
+        self._changes = Changes()
+        self._waiting: deque[_Change[Any]] = deque()
+        self._writing: asyncio.Future[None] | None = None
+        self._sweeping = False
+        self._opened = False
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledgers-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ledgers-read")
+
+    async def __aenter__(self) -> Self:
+        """Open the store; see the class."""
+        try:
+            stored = await self._loop().run_in_executor(
+                self._writer, self._database.open, str(self._clock.uuid()), self._clock.monotonic()
+            )
+        except BaseException:
+            self._shut_down()
+            raise
+        self._book, self._store_id = stored
+        self._opened = True
+        self._sweep()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish what is under way and close the files."""
+        self._opened = False
+        self._changes.close()
+        try:
+            while self._writing is not None:
+                await asyncio.wait((self._writing,))
+            await self._loop().run_in_executor(self._writer, self._database.close)
+        finally:
+            self._shut_down()
+
+    def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """Yield at once and after changes; see LedgerSource. Raises Closed once the store is closed."""
+        return self._changes.watch(topic)
+
+    async def identity(self) -> str | None:
+        """Return the id that the store's file got when it was made; see LedgerOrigin."""
+        self._check_open()
+        return self._store_id
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Delete a closed ledger. Raises InvalidInput for an open one."""
+        if await self._change(lambda draft: draft.delete(topic, ledger_id)):
+            self._sweep()
+
+    async def create(self, topic: TopicName) -> None:
+        """Make the topic known."""
+        await self._change(lambda draft: draft.create(topic))
+
+    async def append(self, topic: TopicName, payloads: Sequence[bytes]) -> Position:
+        """Append entries; durable when it returns. Raises InvalidInput, NoSpace, Denied, Transient, Closed.
+
+        When the caller is cancelled, its entries are stored whole or not at all.
+        """
+        check_payloads(payloads)
+        return await self._change(
+            lambda draft: draft.append(topic, payloads, self._now()), payload_bytes=sum(map(len, payloads))
+        )
+
+    async def roll(self, topic: TopicName) -> None:
+        """Close the open ledger. Raises NotFound for an unknown topic."""
+        await self._change(lambda draft: draft.roll(topic, self._now()))
+
+    async def probe(self) -> None:
+        """Look whether entries can be appended. Raises NoSpace, Denied, Transient, Closed."""
+        await self._blocking(self._database.check_room)
+
+    async def _change(self, plan: Callable[[Draft], T], *, payload_bytes: int = 0) -> T:
+        """Queue a change and return its result when it is durable."""
+        self._check_open()
+        done: asyncio.Future[T] = self._loop().create_future()
+        change = _Change(plan, payload_bytes, done)
+        self._waiting.append(change)
+        self._write_next()
+        return await done
+
+    def _write_next(self) -> None:
+        """Plan what waits and hand it to the writing thread, unless a commit is under way (it comes back here)."""
+        while self._waiting and self._writing is None:
+            draft = Draft(self._book, self._limits)
+            planned = self._plan(draft)
+            if not draft.changes:
+                for change, result in planned:
+                    change.succeed(result)
+                continue
+            self._writing = self._loop().run_in_executor(self._writer, self._database.write, draft)
+            self._writing.add_done_callback(partial(self._written, draft, planned))
+
+    def _plan(self, draft: Draft) -> list[tuple[_Change[Any], Any]]:
+        planned: list[tuple[_Change[Any], Any]] = []
+        left = COMMIT_BYTES_MAX
+        while self._waiting and left > 0:
+            change = self._waiting.popleft()
+            if change.done.cancelled():
+                continue
+            try:
+                planned.append((change, change.plan(draft)))
+            except OffloaderError as error:
+                change.fail(error)
+            left -= change.payload_bytes
+        return planned
+
+    def _written(self, draft: Draft, planned: list[tuple[_Change[Any], Any]], written: asyncio.Future[None]) -> None:
+        """Publish what is durable now, or tell all callers why it is not."""
+        self._writing = None
+        error = Closed("the ledger store has been closed") if written.cancelled() else written.exception()
+        if error is None:
+            self._book.take_over(draft)
+        for change, result in planned:
+            if error is None:
+                change.succeed(result)
+            else:
+                change.fail(error)
+        if error is None:
+            for topic in draft.changes:
+                self._changes.notify(topic)
+        self._write_next()
+
+    def _sweep(self) -> None:
+        """Have the writing thread drop some rows of deleted ledgers, and again until there are none."""
+        if self._opened and not self._sweeping:
+            self._sweeping = True
+            self._loop().run_in_executor(self._writer, self._database.sweep).add_done_callback(self._swept)
+
+    def _swept(self, swept: asyncio.Future[bool]) -> None:
+        self._sweeping = False
+        if swept.cancelled():
+            return
+        error = swept.exception()
+        if error is not None:  # tried again at the next delete or start
+            log.warning("ledgers.sweep_failed", error=str(error))
+        elif swept.result():
+            self._sweep()
+
+    async def _blocking(self, function: Callable[..., T], *arguments: int) -> T:
+        """Run a read on a reading thread."""
+        self._check_open()
+        return await self._loop().run_in_executor(self._readers, function, *arguments)
+
+    async def _known(self) -> Book:
+        self._check_open()
+        return self._book
+
+    async def _fetch(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> Sequence[bytes]:
+        found = await self._blocking(self._database.fetch, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+        return found if self._book.peek(topic, ledger_id) is not None else []
+
+    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
+        return await self._blocking(self._database.length_at, ledger_id, entry_id)
+
+    def _shut_down(self) -> None:
+        """End the threads; what they are doing is finished, the files are closed at the latest here."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writer.submit(self._database.close)
+        self._writer.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise Closed("the ledger store is not open")
+
+    def _now(self) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.monotonic())
+
+    @staticmethod
+    def _loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()

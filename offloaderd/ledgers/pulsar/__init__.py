@@ -1,0 +1,1 @@
+"""Managed ledgers of a Pulsar cluster, read through the BookKeeper client."""

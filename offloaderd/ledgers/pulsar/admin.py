@@ -1,0 +1,207 @@
+"""Questions to a broker's admin API: how far does the writer itself know its topic to be confirmed, and for how long
+are topics retained?
+
+    async with PulsarAdmin("https://pulsar.example:8443", clock=clock, options=AdminOptions(token_file=path)) as admin:
+        position = await admin.last_confirmed(topic)
+
+Rules: it reads, nothing else. The broker that answers may send us to the one that owns the topic; that is followed by
+hand, and the token goes along only over the scheme that it was meant for. A token file is read anew for every request,
+so that it may be rotated. Failing is no reason to stop: the source goes on without, and one line of log says so.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import structlog
+
+from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError, Transient
+from offloaderd.core.model import Position, Retained
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from offloaderd.core.model import TopicName
+
+log = structlog.get_logger(__name__)
+
+REDIRECTS_MAX = 5
+ANSWER_BYTES_MAX = 64 << 20
+"""A topic's internal statistics name every ledger and cursor; more than this is no answer of a broker."""
+MIB = 1 << 20
+_REDIRECTS = {301, 302, 303, 307, 308}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminOptions:
+    """How to ask: a token (or a file that holds it), the authority that signed the brokers' certificates, patience."""
+
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: str = ""
+    timeout_s: float = 5.0
+
+
+class PulsarAdmin:
+    """The admin API of a cluster, by its web service URL. Async context manager."""
+
+    def __init__(self, url: str, options: AdminOptions | None = None) -> None:
+        """Raise InvalidConfig for a URL that is none, and for a CA file that cannot be read."""
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise InvalidConfig(f"{url!r} is not the URL of an admin API", hint="write http(s)://HOST:PORT")
+        self._url = url.rstrip("/")
+        self._scheme = parts.scheme
+        self._options = options or AdminOptions()
+        self._ssl: ssl.SSLContext | bool = True
+        if self._options.ca_file:
+            try:
+                self._ssl = ssl.create_default_context(cafile=self._options.ca_file)
+            except OSError as error:
+                raise InvalidConfig(
+                    f"the CA file {self._options.ca_file} cannot be used: {error}",
+                    hint="it has to hold PEM certificates",
+                ) from None
+        self._session: aiohttp.ClientSession | None = None
+        self._failing = False
+
+    async def __aenter__(self) -> Self:
+        """Be ready to ask; nothing is connected yet."""
+        timeout = aiohttp.ClientTimeout(total=self._options.timeout_s)
+        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def last_confirmed(self, topic: TopicName) -> Position | None:
+        """Return the writer's last confirmed entry, None when no broker knows the topic or it has none.
+
+        Raises Denied for a token that is missing or wrong, Transient for everything else that goes wrong.
+        """
+        try:
+            position = await self._last_confirmed(topic)
+        except OffloaderError as error:
+            if not self._failing:
+                log.warning("pulsar_admin.failed", url=self._url, topic=str(topic), error=str(error))
+            self._failing = True
+            raise
+        if self._failing:
+            log.info("pulsar_admin.recovered", url=self._url)
+        self._failing = False
+        return position
+
+    async def retained(self, tenant: str, namespace: str) -> Retained:
+        """Return for how long, and how much, acknowledged entries of a namespace's topics are kept.
+
+        That are `retentionTimeInMinutes` and `retentionSizeInMB` of the namespace's retention (0: nothing, -1: without
+        limit); where it has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
+        """
+        url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
+        return _retained(*await self._followed(url))
+
+    async def _last_confirmed(self, topic: TopicName) -> Position | None:
+        name = f"{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}"
+        url = f"{self._url}/admin/v2/{topic.domain}/{name}/internalStats"
+        return _position(*await self._followed(url))
+
+    async def _followed(self, url: str) -> tuple[bytes | None, str]:
+        """Return what is at a URL, or where that redirects to, and the URL that answered; None does not exist."""
+        for _ in range(REDIRECTS_MAX + 1):
+            answer = await self._get(url)
+            if not isinstance(answer, str):
+                return answer, url
+            url = answer
+        raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
+
+    async def _get(self, url: str) -> bytes | str | None:
+        """Return what is at a URL, where it is instead (a string), or None for what does not exist."""
+        if self._session is None:
+            raise Transient("the admin client is not open")
+        try:
+            async with self._session.get(
+                url, headers=self._headers(url), allow_redirects=False, ssl=self._ssl
+            ) as answer:
+                if answer.status in _REDIRECTS:
+                    return _target(url, answer.headers.get("Location", ""))
+                if answer.status in {204, 404}:  # a setting that is not set is answered without a body
+                    return None
+                if answer.status in {401, 403}:
+                    raise Denied(
+                        f"the admin API refused {url} ({answer.status})",
+                        hint="set pulsar.admin_token to a token that may read the topic's statistics",
+                    )
+                if answer.status != 200:
+                    raise Transient(f"the admin API answered {url} with {answer.status}")
+                return await _limited(answer, url)
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            raise Transient(f"the admin API did not answer {url}: {error!r}") from None
+
+    def _headers(self, url: str) -> dict[str, str]:
+        """Return the token's header, unless the URL's scheme is another one than the configured."""
+        token = self._options.token
+        if self._options.token_file:
+            path = Path(self._options.token_file)
+            try:
+                token = path.read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise Denied(
+                    f"the token file {path} cannot be read: {error}", hint="see pulsar.admin_token_file"
+                ) from None
+        if not token or urlsplit(url).scheme != self._scheme:
+            return {}
+        return {"Authorization": f"Bearer {token}"}
+
+
+async def _limited(answer: aiohttp.ClientResponse, url: str) -> bytes:
+    """Return an answer's body, as long as it is not endless."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) > ANSWER_BYTES_MAX:
+            raise Transient(f"the admin API's answer to {url} is larger than {ANSWER_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def _target(url: str, location: str) -> str:
+    """Return where a redirect leads. Raises Transient for one that leads nowhere."""
+    if not location.startswith(("http://", "https://")) or not urlsplit(location).hostname:
+        raise Transient(f"the admin API redirects {url} to {location!r}")
+    return location
+
+
+def _position(answer: bytes | None, url: str) -> Position | None:
+    """Return the last confirmed entry that the statistics name; -1 stands for none."""
+    if answer is None:
+        return None
+    try:
+        text = json.loads(answer)["lastConfirmedEntry"]
+        ledger_id, entry_id = map(int, text.split(":"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Transient(f"the admin API's answer to {url} is not a topic's internal statistics") from None
+    return Position(ledger_id, entry_id) if ledger_id >= 0 and entry_id >= 0 else None
+
+
+def _retained(answer: bytes | None, url: str) -> Retained:
+    """Read a namespace's retention. Raises Transient for what is none."""
+    if not answer:
+        return Retained()
+    try:
+        found = json.loads(answer)
+        minutes, mib = found["retentionTimeInMinutes"], found["retentionSizeInMB"]
+    except (ValueError, TypeError, KeyError):
+        raise Transient(f"the admin API's answer at {url} is no retention") from None
+    if not (type(minutes) is int and type(mib) is int):
+        raise Transient(f"the admin API's answer at {url} is no retention")
+    return Retained(None if minutes < 0 else 60.0 * minutes, None if mib < 0 else mib * MIB)

@@ -1,0 +1,162 @@
+"""Pulsar's list of the ledgers of a topic, as its broker keeps it in ZooKeeper. Pure parsing, nothing writes it.
+
+Rules: ledgers follow each other by their ids, and the last one is being written, listed with its id alone. The list
+itself is in any order: a broker that notes an offload writes it from a hash table (tryTransformLedgerInfo). What a
+roll-over adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a
+closed ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about
+state, last entry and length; this list has which ledgers are the topic's, and what Pulsar has offloaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, NoReturn
+from uuid import UUID
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import DRIVER, LedgerOffload, Position
+from offloaderd.format.parsing import parse_message
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
+from offloaderd.ledgers.pulsar.compression import CONTENT_BYTES_MAX, Content, content_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarOffload:
+    """What the list says of a ledger's copy in tiered storage, made by Pulsar itself or by a segment of PIP-76.
+
+    `bookkeeper_deleted`: ledger and node are gone from BookKeeper, on purpose. `object_id` names the attempt to write
+    it as a whole (PIP-17), `driver` and `properties` where, `offloaded_ms` when that was complete.
+    """
+
+    complete: bool
+    bookkeeper_deleted: bool
+    segments: int
+    object_id: UUID | None = None
+    driver: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    offloaded_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLedger:
+    """One ledger of the list. None where the list does not say, which does not mean that the ledger is open.
+
+    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock. `previous` is the one before it in the list,
+    which the list says and not the ledger: it does not count when two are compared.
+    """
+
+    ledger_id: int
+    entries: int | None = None
+    size_bytes: int | None = None
+    closed_at_ms: int | None = None
+    offload: PulsarOffload | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    previous: int | None = field(default=None, compare=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the list says that it is closed; if not, ask BookKeeper."""
+        return self.closed_at_ms is not None
+
+    @property
+    def offloaded(self) -> LedgerOffload | None:
+        """The whole ledger's copy that its broker has made; None while there is none, or a segment holds its part.
+
+        What the broker has offloaded through our own driver is in our segments, and in no object of its own.
+        """
+        found = self.offload
+        if found is None or not found.complete or found.object_id is None or found.segments or found.driver == DRIVER:
+            return None
+        return LedgerOffload(
+            object_id=found.object_id,
+            driver=found.driver,
+            properties=found.properties,
+            offloaded_ms=found.offloaded_ms,
+            source_deleted=found.bookkeeper_deleted,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedLedger:
+    """The ledgers of a topic in ascending order. `terminated_at`: nothing comes after this position, ever.
+
+    `listing`: when its node was made (milliseconds), and the node's version.
+    """
+
+    ledgers: tuple[ListedLedger, ...] = ()
+    terminated_at: Position | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    listing: tuple[int, int] | None = field(default=None, compare=False)
+
+    def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
+        """Return the ledgers that come after one, which need not be in the list any more."""
+        return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
+
+
+def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:
+    """Read the node of a managed ledger; `key` is its path. An empty node is an empty list.
+
+    Raises CorruptData, and InvalidConfig when it is compressed in a way for which the library is missing.
+    """
+    content = content_of(node, key=key, content_bytes_max=content_bytes_max)
+    message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
+    infos = sorted(message.ledgerInfo, key=lambda info: info.ledgerId)
+    for before, after in pairwise(infos):
+        if after.ledgerId == before.ledgerId:
+            _corrupt(key, content, f"a ledger id above {before.ledgerId}", after.ledgerId)
+    previous = [None, *(info.ledgerId for info in infos)]
+    ledgers = tuple(_ledger(info, one, key, content) for info, one in zip(infos, previous, strict=False))
+    terminated = None
+    if message.HasField("terminatedPosition"):
+        where = message.terminatedPosition
+        if where.ledgerId < -1 or where.entryId < -1:
+            _corrupt(key, content, "a terminated position of at least -1:-1", f"{where.ledgerId}:{where.entryId}")
+        terminated = Position(where.ledgerId, where.entryId)
+    return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
+
+
+def _ledger(info: LedgerInfo, previous: int | None, key: str, content: Content) -> ListedLedger:
+    numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
+    for name, number in numbers.items():
+        if number < 0:
+            _corrupt(key, content, f"{name} of ledger {info.ledgerId} to be 0 or more", number)
+    offload = None
+    if info.HasField("offloadContext"):
+        context = info.offloadContext
+        offload = PulsarOffload(
+            complete=context.complete,
+            bookkeeper_deleted=context.bookkeeperDeleted,
+            segments=len(context.offloadSegment),
+            object_id=_uuid(context.uidMsb, context.uidLsb) if context.HasField("uidMsb") else None,
+            driver=context.driverMetadata.name,
+            properties=_properties(context.driverMetadata.properties),
+            offloaded_ms=max(context.timestamp, 0),
+        )
+    return ListedLedger(
+        ledger_id=info.ledgerId,
+        entries=info.entries if info.HasField("entries") else None,
+        size_bytes=info.size if info.HasField("size") else None,
+        closed_at_ms=info.timestamp or None,
+        offload=offload,
+        properties=_properties(info.properties),
+        previous=previous,
+    )
+
+
+def _uuid(msb: int, lsb: int) -> UUID:
+    """Return the uuid of two signed 64-bit halves, as Java has them."""
+    return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
+
+
+def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    """Return properties as Pulsar does: of two with one key, the last."""
+    return {pair.key: pair.value for pair in pairs}
+
+
+def _corrupt(key: str, content: Content, expected: object, found: object) -> NoReturn:
+    """A message is broken as a whole: the offset is where it begins."""
+    raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)

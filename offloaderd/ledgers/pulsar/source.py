@@ -1,0 +1,239 @@
+"""The ledger source of a running Pulsar cluster: its ZooKeeper says what there is, its bookies give the entries.
+
+It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is read up to what its writer confirmed.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.bookkeeper.background import Background
+from offloaderd.bookkeeper.ledger_tail import TailAsker
+from offloaderd.bookkeeper.long_poll import LongPolls
+from offloaderd.bookkeeper.metadata.index import index_metadata
+from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.bookkeeper.replicas.order import BookieOrder
+from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
+from offloaderd.bookkeeper.replicas.read import LedgerAt, checker_for
+from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+from offloaderd.core.errors import Denied, InvalidInput, NotFound
+from offloaderd.core.model import EntryBatch
+from offloaderd.core.names import managed_ledgers as pulsar_names
+from offloaderd.ledgers.changes import Changes
+from offloaderd.ledgers.pulsar.directory import Directory, Nodes
+from offloaderd.ledgers.pulsar.topic import Topic
+from offloaderd.ledgers.pulsar.watcher import Follower, Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Sequence
+    from types import TracebackType
+
+    from offloaderd.bookkeeper.ledger_tail import Broker
+    from offloaderd.bookkeeper.ports import Bookies, Znodes
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import Confirmed, LedgerInfo, TopicName
+
+TOPICS_MAX = 10_000
+"""Topics that nobody watches and of which something is remembered all the same: those asked for last."""
+
+
+class BookKeeperLedgers:
+    """A LedgerSource over ZooKeeper and bookies. Async context manager: it owns what runs ahead and what watches."""
+
+    def __init__(
+        self,
+        znodes: Znodes,
+        bookies: Bookies,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        options: SourceOptions | None = None,
+        admin: Broker | None = None,
+    ) -> None:
+        options = options or SourceOptions()
+        order = BookieOrder(bookies, clock)
+        self._clock = clock
+        self._options = options
+        self._background = Background(clock)
+        self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options)
+        self.limits = Limits(options, clock, metrics)
+        self._replica_reader = ReplicaReader(
+            bookies,
+            order,
+            partial(self._directory.ledger, fresh=True),
+            self.limits,
+            self._background,
+            clock=clock,
+            metrics=metrics,
+            options=options,
+        )
+        self._asker = TailAsker(bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options)
+        self._long_polls = LongPolls(bookies, self._background, clock=clock, options=options)
+        self._pulse = Pulse(self._background, clock)
+        self._changes = Changes()
+        self._topics: dict[TopicName, Topic] = {}
+        self._followers: dict[TopicName, Follower] = {}
+        self._lengths = Lengths()
+
+    async def __aenter__(self) -> Self:
+        """Be ready to read."""
+        await self._background.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End watches and reads; what is asked for afterwards raises Closed."""
+        self._changes.close()
+        await self._background.__aexit__(kind, error, trace)
+
+    async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
+        """Return the topics that Pulsar has, in name order; see LedgerSource."""
+        return await self._directory.topics(tenant, namespace)
+
+    async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
+        """Return the topics that Pulsar has and nobody takes; see OtherDomains."""
+        return await self._directory.not_covered(tenant, namespace)
+
+    async def reserved(self, topic: TopicName) -> str | None:
+        """Say why a topic is not for offloading unless somebody names it; see LedgerSource."""
+        reason = pulsar_names.system_reason(topic)
+        if reason is None and pulsar_names.is_compacted(await self._directory.cursors(topic)):
+            return "it is compacted: readers expect the newest value of each key"
+        return reason
+
+    async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the topic's ledgers in order. Raises NotFound, CorruptData."""
+        return await self._topic(topic).ledgers()
+
+    async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
+        """Return the ledgers that brokers have offloaded as a whole; see BrokerOffloads."""
+        return await self._topic(topic).offloaded()
+
+    async def listed(self, topic: TopicName) -> Collection[int]:
+        """Return the ledgers of Pulsar's list, also those that BookKeeper does not have; see LedgerRegister."""
+        return await self._directory.listed(topic)
+
+    async def source_topic(self, topic: TopicName) -> TopicName | None:
+        """Return the topic whose ledgers a shadow topic reads; see ShadowTopics."""
+        return pulsar_names.shadow_source(topic, (await self._directory.topic(topic)).properties)
+
+    async def identity(self) -> str | None:
+        """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see LedgerOrigin."""
+        return await self._directory.instance_id()
+
+    async def moved(self, topic: TopicName) -> str | None:
+        """Say that the cluster moves, or has moved, its metadata elsewhere; see LedgerOrigin."""
+        return await self._directory.migration() or await self._topic(topic).standing_still()
+
+    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        """Return a ledger as BookKeeper has it, read anew, whatever Pulsar's list says; see LedgerOrigin."""
+        return await self._topic(topic).inspected(ledger_id)
+
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """Yield at once and after changes; see LedgerSource."""
+        follower = self._followers.get(topic)
+        if follower is None:
+            follower = Follower(
+                self._topic(topic),
+                self._directory,
+                self._asker,
+                self._background,
+                self._long_polls,
+                self._pulse,
+                lambda: self._changes.notify(topic),
+            )
+            self._followers[topic] = follower
+        follower.watchers += 1
+        try:
+            async with aclosing(self._changes.watch(topic)) as changes:
+                async for _ in changes:
+                    yield
+        finally:
+            follower.watchers -= 1
+            if not follower.watchers:
+                del self._followers[topic]
+                follower.stop()
+
+    async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
+        """Return how far the ledger may be read. Raises NotFound, CorruptData."""
+        return await self._topic(topic).confirmed(ledger_id)
+
+    async def read(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the range in batches; see LedgerSource.
+
+        Raises InvalidInput for entries that are not confirmed, and what LedgerSource names. A read that fails left
+        nothing out: what it had yielded is right.
+        """
+        if batch_bytes < 1:
+            raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
+        reading = await self._range(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+        try:
+            async with aclosing(reading.runs()) as runs:
+                async for run in runs:
+                    yield EntryBatch(ledger_id, run.first_entry_id, run.payloads)
+        except NotFound:
+            self._topic(topic).vanished(ledger_id)
+            raise
+
+    async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
+        """Return the payload bytes up to and including the entry. Raises NotFound, and what `read` does."""
+        reading = await self._range(topic, ledger_id, entry_id, entry_id, 1)
+        async with aclosing(reading.runs()) as runs:
+            return (await anext(runs)).lengths[-1]
+
+    async def described(self, topic: TopicName, ledger_id: int) -> bytes:
+        """Return BookKeeper's metadata of a closed ledger; see LedgerDescriber. Raises NotFound, InvalidInput."""
+        if ledger_id not in await self._directory.listed(topic):
+            raise NotFound(f"{topic} has no ledger {ledger_id}")
+        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        return index_metadata(metadata, node_created_ms=0)  # the directory has put it in
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Refuse: Pulsar's ledgers are deleted by its brokers. Raises Denied."""
+        raise Denied(
+            f"ledger {ledger_id} of {topic} is not ours to delete",
+            hint="its broker deletes it by the retention of its namespace",
+        )
+
+    async def _range(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> RangeRead:
+        """Return a read of a range after checking that all of it is confirmed. Raises InvalidInput, NotFound."""
+        if not 0 <= first_entry_id <= last_entry_id:
+            raise InvalidInput(f"no range of entries: {first_entry_id} to {last_entry_id}")
+        known = self._topic(topic)
+        metadata, confirmed = await known.readable(ledger_id)
+        if last_entry_id > confirmed:
+            confirmed = (await known.confirmed(ledger_id)).last_entry_id
+        if last_entry_id > confirmed:
+            raise InvalidInput(
+                f"entry {ledger_id}:{last_entry_id} of {topic} is not confirmed, the last one is {confirmed}",
+                hint="ask for the last confirmed entry first",
+            )
+        return RangeRead(
+            self._replica_reader,
+            LedgerAt(topic, ledger_id, metadata, checker_for(ledger_id, metadata)),
+            first_entry_id,
+            last_entry_id,
+            batch_bytes=batch_bytes,
+            lengths=self._lengths,
+            clock=self._clock,
+            options=self._options,
+        )
+
+    def _topic(self, name: TopicName) -> Topic:
+        """Return what is known of a topic, remembering those that were asked for last."""
+        topic = self._topics.pop(name, None) or Topic(name, self._directory, self._asker)
+        self._topics[name] = topic
+        if len(self._topics) > TOPICS_MAX:
+            idle = (each for each in self._topics if each not in self._followers and each != name)
+            self._topics.pop(next(idle, name))
+            self._topics[name] = topic
+        return topic

@@ -1,0 +1,59 @@
+"""`asked`: what was last asked of a topic by hand: its next owner goes on with it, anybody can say how it went.
+
+Written once, when it is asked; what became of it follows from the topic's map and policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.format.parsing import halves
+from offloaderd.format.pb.storage import asked_pb2
+from offloaderd.metadata.records import codec
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import Position
+
+WORDS_MAX = 500
+"""Characters of each text; what is longer is cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request. `target` is the newest entry to offload, None when there was nothing to do.
+
+    `stood` is how far the offloading was then, `reason` says why there was nothing to do, or less than was `wanted`.
+    """
+
+    wanted: str
+    target: Position | None
+    stood: Position | None
+    asked_ms: int
+    asked_by: str = ""
+    reason: str = ""
+
+
+def encode(value: Asked) -> bytes:
+    """Return the node's content."""
+    words = {name: getattr(value, name)[:WORDS_MAX] for name in ("wanted", "asked_by", "reason")}
+    positions = halves("", value.target) | halves("stood", value.stood)
+    return codec.content(asked_pb2.AskedRecord, value, **positions, **words)
+
+
+def decode(data: bytes, *, path: str) -> Asked:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(asked_pb2.AskedRecord, data, path)
+    pairs = (("ledger_id", "entry_id"), ("stood_ledger_id", "stood_entry_id"))
+    for ledger, entry in pairs:
+        if record.HasField(ledger) != record.HasField(entry):  # type: ignore[arg-type]
+            codec.corrupt(path, "a position", "half of one")
+    return codec.read(
+        Asked,
+        record,
+        wanted=codec.present(path, "what was wanted", record.wanted),
+        target=codec.position(path, record.ledger_id, record.entry_id) if record.HasField("ledger_id") else None,
+        stood=codec.position(path, record.stood_ledger_id, record.stood_entry_id)
+        if record.HasField("stood_ledger_id")
+        else None,
+    )

@@ -1,0 +1,1 @@
+"""The map of a topic: what is committed, and its edits."""

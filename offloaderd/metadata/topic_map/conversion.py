@@ -1,0 +1,254 @@
+"""How streaming segments (V2) become whole ledgers (V1) in a topic's map: what can, in which order, step by step. Pure.
+
+A stock broker reads a ledger in an object of its own and nothing else (PIP-17), so a team that goes back to one has
+each ledger rewritten as such an object. Rules: only a ledger all of whose entries, from 0 to its recorded end, are in
+the map. In one transaction its context becomes the object and its slices leave their segments; a segment without
+slices goes to the trash list with it. A segment stays in one piece (`TopicMap.build`), so a ledger leaves it only at
+its front or at its end: what lies behind a ledger that has to stay goes from the back, and what lies between two such
+ledgers cannot go. Ends, losses, marks and the floor do not change, and neither does how far the topic is offloaded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import Conflict, InvalidInput
+from offloaderd.core.model import OffloadMethod
+from offloaderd.metadata import paths, pieces
+from offloaderd.metadata.committed import ledger_segment
+from offloaderd.metadata.topic_map.removal import to_trash
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import TypeAlias
+    from uuid import UUID
+
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.topic_map.map import TopicMap
+
+    _Held: TypeAlias = tuple[CommittedSegment, LedgerSlice]
+
+REASON = "rewritten as whole ledgers"
+"""Why a segment without slices is on the trash list."""
+
+TRASH_MAX = 1000
+"""So many segments are put on the trash list with their ledger; a transaction has to stay below 1 MB.
+
+Of a ledger in more of them the rest is left to the collector, which finds all of their entries elsewhere.
+"""
+
+
+class Standing(StrEnum):
+    """What a ledger is to a conversion."""
+
+    WHOLE = "whole"
+    """It lies in an object of its own."""
+    CONVERTIBLE = "convertible"
+    OPEN = "open"
+    """It may still be written, or is not offloaded to its end."""
+    TRIMMED = "trimmed"
+    """Its first entries were deleted by retention."""
+    LOST = "lost"
+    """Entries of it were lost before they were offloaded."""
+    UNSURE = "unsure"
+    """Nobody has recorded where it ended."""
+    DELETED = "deleted"
+    """It is marked deleted, and goes when those before it do."""
+    ELSEWHERE = "elsewhere"
+    """Some of it lies in a bucket that this daemon does not work with."""
+    PINNED = "pinned"
+    """It lies in a segment between ledgers that have to stay there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    """One ledger of the map. `entries` and `payload_bytes` are what is offloaded of it, in so many `segments`.
+
+    `segment_id` and `driver` are those of the object that holds it whole.
+    """
+
+    ledger_id: int
+    standing: Standing
+    why: str
+    entries: int
+    payload_bytes: int
+    segments: int
+    segment_id: UUID | None = None
+    driver: str = ""
+
+
+def outlook(
+    topic_map: TopicMap, *, buckets: Collection[str], to: int | None = None, without: Collection[int] = ()
+) -> tuple[LedgerState, ...]:
+    """Say of every ledger of the map what can become of it, by id.
+
+    `buckets` are those of the daemon; ledgers behind `to`, and those in `without`, are left where they are.
+    """
+    held: dict[int, list[_Held]] = defaultdict(list)
+    for segment in topic_map.segments:
+        for part in segment.slices:
+            held[part.ledger_id].append((segment, part))
+    found = [_first_look(topic_map, ledger_id, parts, buckets) for ledger_id, parts in sorted(held.items())]
+    wanted = {
+        one.ledger_id
+        for one in found
+        if one.standing is Standing.CONVERTIBLE and one.ledger_id not in without and (to is None or one.ledger_id <= to)
+    }
+    going = set(sequence(topic_map, wanted))
+    return tuple(_pinned(one) if one.ledger_id in wanted - going else one for one in found)
+
+
+def sequence(topic_map: TopicMap, wanted: Collection[int]) -> list[int]:
+    """Return those of the ledgers that can leave their segments, in an order in which they can: the oldest first.
+
+    Each is at the front or the end of every segment that holds it once those before it in the list are gone.
+    """
+    holders: dict[int, list[deque[int]]] = defaultdict(list)
+    for segment in topic_map.segments:
+        if segment.method is OffloadMethod.STREAMING:
+            row = deque(part.ledger_id for part in segment.slices)
+            for ledger_id in row:
+                holders[ledger_id].append(row)
+
+    def is_free(ledger_id: int) -> bool:
+        return ledger_id in wanted and all(ledger_id in {row[0], row[-1]} for row in holders[ledger_id])
+
+    ready = [ledger_id for ledger_id in holders if is_free(ledger_id)]
+    heapify(ready)
+    seen, found = set(ready), []
+    while ready:
+        ledger_id = heappop(ready)
+        found.append(ledger_id)
+        for row in holders[ledger_id]:
+            (row.popleft if row[0] == ledger_id else row.pop)()
+            for edge in {row[0], row[-1]} - seen if row else ():
+                if is_free(edge):
+                    seen.add(edge)
+                    heappush(ready, edge)
+    return found
+
+
+def holders_of(topic_map: TopicMap, ledger_id: int) -> tuple[CommittedSegment, ...]:
+    """Return the segments that hold entries of a ledger, in order."""
+    first = bisect_left(topic_map.segments, ledger_id, key=lambda one: one.end.ledger_id)
+    behind = bisect_right(topic_map.segments, ledger_id, key=lambda one: one.begin.ledger_id)
+    return tuple(
+        one for one in topic_map.segments[first:behind] if any(part.ledger_id == ledger_id for part in one.slices)
+    )
+
+
+def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:
+    """Return the steps that put a ledger's object in the place of its slices of segments, and the map afterwards.
+
+    Raises InvalidInput for what is no whole ledger, Conflict when the map does not hold the ledger as a conversion
+    needs it: it was deleted meanwhile, has other entries, or would leave a hole in a segment.
+    """
+    whole.checked()
+    if whole.method is not OffloadMethod.LEDGER_BASED:
+        raise InvalidInput(f"segment {whole.segment_id} holds no whole ledger")
+    topic, ledger_id = topic_map.topic, whole.begin.ledger_id
+    _check(topic_map, whole)
+    kept: list[CommittedSegment] = [whole]
+    gone: list[CommittedSegment] = []
+    for segment in topic_map.segments:
+        rest = tuple(part for part in segment.slices if part.ledger_id != ledger_id)
+        if rest and len(rest) < len(segment.slices) and ledger_id not in _edges(segment):
+            raise Conflict(f"without ledger {ledger_id}, segment {segment.segment_id} of {topic} would have a hole")
+        if rest:
+            kept.append(segment if len(rest) == len(segment.slices) else replace(segment, slices=rest))
+        else:
+            gone.append(segment)
+    part = whole.slices[0]
+    entries, stored = (part.first_entry_id, part.last_entry_id), topic_map.contexts[ledger_id]
+    steps, made = pieces.exchanged(stored, paths.ledger(topic, ledger_id), entries, (ledger_segment(whole, part),))
+    assert made is not None  # noqa: S101 - it has the object
+    steps += [to_trash(topic, segment, reason=REASON, now_ms=now_ms) for segment in gone[:TRASH_MAX]]
+    contexts = {**topic_map.contexts, ledger_id: made}
+    after = replace(
+        topic_map,
+        segments=tuple(sorted(kept, key=lambda one: one.begin)),
+        contexts=MappingProxyType(contexts),
+    )
+    return steps, after
+
+
+def _check(topic_map: TopicMap, whole: CommittedSegment) -> None:
+    """Raise Conflict unless the map holds exactly this ledger's entries, in segments."""
+    topic, ledger_id = topic_map.topic, whole.begin.ledger_id
+    holding = holders_of(topic_map, ledger_id)
+    if any(one.method is not OffloadMethod.STREAMING for one in holding):
+        raise Conflict(f"ledger {ledger_id} of {topic} is whole already")
+    parts = [part for one in holding for part in one.slices if part.ledger_id == ledger_id]
+    end = topic_map.ends.get(ledger_id)
+    if not parts or ledger_id in topic_map.deleted or end is None:
+        raise Conflict(f"ledger {ledger_id} of {topic} is not all offloaded, or is deleted")
+    held = (parts[0].first_entry_id, parts[-1].last_entry_id + 1, sum(part.entries for part in parts))
+    if not held == (0, end.entries, whole.entries) or end.entries != whole.entries:
+        raise Conflict(
+            f"object {whole.segment_id} has {whole.entries} entries of ledger {ledger_id} of {topic}, which has "
+            f"{end.entries}, and of which the map has {held[2]}"
+        )
+
+
+def _edges(segment: CommittedSegment) -> set[int]:
+    return {segment.slices[0].ledger_id, segment.slices[-1].ledger_id}
+
+
+def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buckets: Collection[str]) -> LedgerState:
+    """Return what a ledger is by itself, without regard to those around it."""
+    first, part = held[0]
+    row = LedgerState(
+        ledger_id=ledger_id,
+        standing=Standing.CONVERTIBLE,
+        why="",
+        entries=sum(one.entries for _, one in held),
+        payload_bytes=sum(one.payload_bytes for _, one in held),
+        segments=len(held),
+    )
+    if first.method is OffloadMethod.LEDGER_BASED:
+        return replace(row, standing=Standing.WHOLE, segment_id=first.segment_id, driver=first.driver)
+    standing, why = _obstacle(topic_map, ledger_id, part.first_entry_id)
+    elsewhere = {one.bucket for one, _ in held}.difference(buckets)
+    if standing is Standing.CONVERTIBLE and elsewhere:
+        known = ", ".join(map(repr, sorted(buckets)))
+        standing, why = Standing.ELSEWHERE, f"it lies in bucket {min(elsewhere)!r}, this daemon works with {known}"
+    return replace(row, standing=standing, why=why)
+
+
+def _obstacle(topic_map: TopicMap, ledger_id: int, first_entry_id: int) -> tuple[Standing, str]:
+    """Say why a ledger that lies in segments cannot be whole, if it cannot."""
+    floor = topic_map.floor
+    if ledger_id in topic_map.deleted:
+        return Standing.DELETED, "it is marked deleted, and goes when those before it do"
+    if first_entry_id and floor is not None and floor.ledger_id == ledger_id:
+        return Standing.TRIMMED, f"its entries before {first_entry_id} were deleted by retention"
+    if first_entry_id:
+        return Standing.LOST, f"its entries before {first_entry_id} are not offloaded"
+    if ledger_id in topic_map.ends:
+        return Standing.CONVERTIBLE, ""
+    lost = next((loss for loss in topic_map.losses if loss.after.ledger_id == ledger_id), None)
+    if lost is not None:
+        return Standing.LOST, f"entries of it may be lost: {lost}"
+    if ledger_id == topic_map.segments[-1].end.ledger_id:
+        return Standing.OPEN, "it is not closed, or not offloaded to its end"
+    return Standing.UNSURE, "nobody has recorded where it ended"
+
+
+def _pinned(row: LedgerState) -> LedgerState:
+    why = "it lies in a segment between ledgers that have to stay there"
+    return replace(row, standing=Standing.PINNED, why=why)
+
+
+def counts(rows: Collection[LedgerState]) -> Mapping[Standing, int]:
+    """Return how many ledgers there are of each standing."""
+    found = dict.fromkeys(Standing, 0)
+    for one in rows:
+        found[one.standing] += 1
+    return found

@@ -1,0 +1,118 @@
+"""Whether a segment that is to be deleted holds entries that are nowhere else.
+
+No deletion of a finished segment is decided on the word of the metadata alone, whoever decided it: a map that was lost,
+wiped or brought back from an old backup would have the last copy deleted. What a readable manifest says of a segment
+is compared with the map, and what the map says is there with the bucket.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.model import Position
+from offloaderd.format.manifest import document as manifest
+from offloaderd.objects import lookup as look
+from offloaderd.objects.whole import read_apart, read_sure
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from uuid import UUID
+
+    from offloaderd.format.values import LedgerPart, SegmentManifest
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.keys import SegmentKeys
+    from offloaderd.objects.port import ObjectReader
+
+
+async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, where: SegmentKeys) -> str:
+    """Say what a segment that is not in the map holds that nothing else does; empty: nothing.
+
+    A segment without a readable manifest, or without data, was never finished or is being deleted: it holds nothing.
+    Raises BucketMissing, Transient, Denied.
+    """
+    store = objects.at(bucket)
+    try:
+        described = await _described(store, where.manifest)
+    except BucketMissing:
+        raise
+    except NotFound:
+        return ""
+    if described is None:
+        return ""
+    if described.managed_ledger != topic_map.topic.managed_ledger:
+        return f"it is a finished segment of {described.managed_ledger}"
+    missing: set[UUID] = set()
+    for holder in topic_map.segments:
+        overlaps = holder.begin <= described.range.end and described.range.begin <= holder.end
+        if overlaps and await look.head(objects.at(holder.bucket), holder.keys.data) is None:
+            missing.add(holder.segment_id)
+    hole = first_uncovered(described, topic_map, missing)
+    if hole is None or await look.head(store, where.data) is None:
+        return ""
+    return f"it is finished and holds {hole}, which no other segment holds"
+
+
+async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
+    """Return what a manifest says; None for one that is damaged in the store: two reads had the same bytes.
+
+    One read alone may have been damaged on its way. Raises NotFound, Transient, Denied.
+    """
+    decode = partial(manifest.decode, key=key)  # data that was cut is no reason to find nothing in it
+    try:
+        return await read_sure(partial(read_apart, decode), partial(store.get, key, 0))
+    except CorruptData:
+        return None
+
+
+def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:
+    """Return the first entry of a segment that neither another sound segment nor a past retention accounts for."""
+    for part in described.ledgers:
+        found = _uncovered_from(part, topic_map, broken)
+        if found <= part.last_entry_id:
+            return Position(part.ledger_id, found)
+    return None
+
+
+def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UUID]) -> int:
+    """Return the first entry of a ledger's part that is nowhere else; one behind its last if there is none."""
+    entry_id, floor = part.first_entry_id, topic_map.floor
+    if floor is not None and floor.ledger_id == part.ledger_id:
+        entry_id = max(entry_id, floor.entry_id + 1)
+    elif floor is not None and floor.ledger_id > part.ledger_id:
+        return part.last_entry_id + 1
+    while entry_id <= part.last_entry_id:
+        holder = topic_map.find(Position(part.ledger_id, entry_id))
+        if holder is None or holder.segment_id in broken:
+            return entry_id
+        entry_id = next(one.last_entry_id for one in holder.slices if one.ledger_id == part.ledger_id) + 1
+    return entry_id
+
+
+def same_content(one: SegmentManifest, other: SegmentManifest) -> bool:
+    """Whether two segments can hold the same entries under the same numbers, by all that both manifests say.
+
+    Blocks that were cut alike have to be alike; where blocks begin or end together, times and indexes have to agree,
+    and where ledgers' parts do, their bytes.
+    """
+    sizes = {(part.ledger_id, part.first_entry_id, part.last_entry_id): part.payload_bytes for part in other.ledgers}
+    for part in one.ledgers:
+        known = sizes.get((part.ledger_id, part.first_entry_id, part.last_entry_id), part.payload_bytes)
+        if known != part.payload_bytes:
+            return False
+    begins = {(block.ledger_id, block.first_entry_id): block for block in other.blocks}
+    ends = {(block.ledger_id, block.last_entry_id): block for block in other.blocks}
+    alike = one.method is other.method
+    for block in one.blocks:
+        begun = begins.get((block.ledger_id, block.first_entry_id))
+        ended = ends.get((block.ledger_id, block.last_entry_id))
+        if begun is not None and begun is ended and alike and begun.crc32c != block.crc32c:
+            return False
+        told = [(begun.first_broker_timestamp, block.first_broker_timestamp)] if begun is not None else []
+        told += [(begun.first_index, block.first_index)] if begun is not None else []
+        told += [(ended.last_broker_timestamp, block.last_broker_timestamp)] if ended is not None else []
+        told += [(ended.last_index, block.last_index)] if ended is not None else []
+        if any(None not in pair and pair[0] != pair[1] for pair in told):
+            return False
+    return True

@@ -1,0 +1,357 @@
+"""The map of a topic: which segment holds which entry, rebuilt from the ledgers' offload contexts.
+
+Rules: segments are disjoint and ascend; inside a ledger they leave no gap (P2). A map never changes: a commit gives
+the transaction's steps and the map as it will be, so that the owner needs no second look at the store. How segments
+leave it again is in `removal.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from offloaderd.core.errors import Conflict, Transient
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
+from offloaderd.metadata import loss_nodes, nodes, paths, pieces
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import codec
+from offloaderd.metadata.records import floor as floor_record
+from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records import loss as loss_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from uuid import UUID
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.pieces import StoredContext
+    from offloaderd.metadata.port import MetadataStore, Step, Versioned
+    from offloaderd.metadata.records.context import LedgerSegment
+    from offloaderd.metadata.records.floor import Floor
+    from offloaderd.metadata.records.history import HistoryPlan
+
+
+SNAPSHOT_TRIES = 10
+
+Edit: TypeAlias = "Callable[[TopicMap], tuple[list[Step], TopicMap]]"
+"""A pure change of a map: the steps that write it, and the map afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMap:
+    """All committed segments of a topic, ascending, and the context nodes they came from by ledger id.
+
+    `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
+    `deleted` the ledgers that are marked deleted, with the time of it, `source_deleted` those of which the source has
+    no copy or is about to delete it, `created` when ledgers were made, as far as known. `base` is the record of what
+    was deleted from the front, `base_version` its node's version. `history` is the plan of a topic whose live segments
+    do not wait for what lay before them, or wait for a job: until it is done, segments may be missing between the last
+    one before its boundary and the boundary, and nowhere else.
+    """
+
+    topic: TopicName
+    segments: tuple[CommittedSegment, ...] = ()
+    contexts: Mapping[int, StoredContext] = field(default_factory=dict)
+    ends: Mapping[int, LedgerEnd] = field(default_factory=dict)
+    losses: tuple[Loss, ...] = ()
+    deleted: Mapping[int, int] = field(default_factory=dict)
+    source_deleted: frozenset[int] = frozenset()
+    created: Mapping[int, int] = field(default_factory=dict)
+    base: Floor | None = None
+    base_version: int = 0
+    history: HistoryPlan | None = None
+    history_version: int = 0
+    loss_names: Mapping[Loss, str] = field(default_factory=dict)
+    """Of losses that are not recorded under their usual names."""
+
+    @classmethod
+    def build(
+        cls,
+        topic: TopicName,
+        contexts: Mapping[int, StoredContext],
+        losses: Mapping[Loss, str] | Iterable[Loss] = (),
+        floor: Versioned | None = None,
+        plan: Versioned | None = None,
+    ) -> Self:
+        """Rebuild the map from its nodes; raises CorruptData for what cannot be one history.
+
+        Losses come with the names that they are recorded under, or without any as long as they are not.
+        """
+        segments: list[CommittedSegment] = []
+        seen: set[UUID] = set()
+        ends: dict[int, LedgerEnd] = {}
+        deleted: dict[int, int] = {}
+        source_deleted: set[int] = set()
+        created: dict[int, int] = {}
+        base = floor_record.decode(floor.value, path=paths.floor(topic)) if floor is not None else None
+        if base is not None and base.end is not None:
+            ends[base.position.ledger_id] = base.end
+        for ledger_id in sorted(contexts):
+            path = paths.ledger(topic, ledger_id)
+            known = pieces.joined(contexts[ledger_id], path)
+            if known.end is not None:
+                ends[ledger_id] = known.end
+            if known.source_deleted:
+                source_deleted.add(ledger_id)
+            if known.created_ms is not None:
+                created[ledger_id] = known.created_ms
+            if known.deleted_ms is not None:
+                deleted[ledger_id] = known.deleted_ms
+            for index, found in enumerate(known.segments):
+                if index == 0 and segments and segments[-1].segment_id == found.segment_id:
+                    segments[-1] = _continued(segments[-1], ledger_id, found, path)
+                    continue
+                if found.segment_id in seen:
+                    codec.corrupt(path, "segments that are each in one piece", f"{found.segment_id} in two")
+                seen.add(found.segment_id)
+                segments.append(committed(ledger_id, found))
+        if base is not None and segments and segments[0].begin <= base.position:
+            codec.corrupt(paths.floor(topic), f"an end before {segments[0].begin}, the oldest entry", base.position)
+        return cls(
+            topic,
+            tuple(segments),
+            MappingProxyType(dict(contexts)),
+            MappingProxyType(ends),
+            tuple(sorted(losses)),
+            MappingProxyType(deleted),
+            frozenset(source_deleted),
+            MappingProxyType(created),
+            base,
+            floor.version if floor is not None else 0,
+            history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,
+            plan.version if plan is not None else 0,
+            loss_nodes.unusual(losses),
+        )
+
+    @property
+    def offloaded(self) -> Position | None:
+        """The newest position that is, or was until its retention ended, durable and committed. It never falls."""
+        return self.segments[-1].end if self.segments else self.floor
+
+    @property
+    def standing(self) -> Position | None:
+        """Where the live edge's offloading stands: what is offloaded, or at least where history ends."""
+        known = (self.offloaded, self.history.last if self.history is not None else None)
+        return max((one for one in known if one is not None), default=None)
+
+    @property
+    def unfinished(self) -> HistoryPlan | None:
+        """The plan of a history that is not all offloaded, or recorded as lost."""
+        return self.history if self.history is not None and not self.history.done_ms else None
+
+    @property
+    def history_end(self) -> Position | None:
+        """The newest position of history that is committed, None for none."""
+        if self.history is None:
+            return None
+        index = bisect_left(self.segments, self.history.live_begin, key=_begin)
+        return self.segments[index - 1].end if index else None
+
+    def awaits(self, position: Position) -> bool:
+        """Say whether a position is of history that is neither offloaded nor known to be lost yet."""
+        plan = self.unfinished
+        return (
+            plan is not None
+            and position < plan.live_begin
+            and (self.history_end is None or self.history_end < position)
+        )
+
+    def joined(self, end: Position, begin: Position) -> bool:
+        """Say whether it is on record that nothing lies between two entries that are next to each other in the map."""
+        if any(loss.after == end and loss.before == begin for loss in self.losses):
+            return True
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        known = self.ends.get(end.ledger_id)
+        return begin.entry_id == 0 and known is not None and known.entries == end.entry_id + 1
+
+    @property
+    def floor(self) -> Position | None:
+        """Up to where everything was offloaded and deleted again; None while nothing was."""
+        return self.base.position if self.base is not None else None
+
+    def find(self, position: Position) -> CommittedSegment | None:
+        """Return the segment that holds the entry at `position`."""
+        index = self._ending_at_or_after(position)
+        if index < len(self.segments) and self.segments[index].holds(position):
+            return self.segments[index]
+        return None
+
+    def after(self, position: Position) -> CommittedSegment | None:
+        """Return the segment that comes next: the first with entries after `position`, not the one that holds it.
+
+        A position where no entry is (past the end of a ledger, say) may lie between two slices of one segment; then it
+        is that segment, whose later slices come next.
+        """
+        index = self._ending_at_or_after(position)
+        if index < len(self.segments) and self.segments[index].holds(position):
+            index += 1
+        return self.segments[index] if index < len(self.segments) else None
+
+    def with_commit(
+        self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd] = MappingProxyType({})
+    ) -> tuple[list[Step], TopicMap]:
+        """Return the steps that write the segment into every ledger it touches, and the map afterwards.
+
+        `ends` tells of closed ledgers; those that are offloaded to their end with this are marked so. Versions are
+        carried along: a replace raises one, a created node has 0. What of a loss the segment has after all is lost no
+        more. Raises InvalidInput for slices that are no segment, Conflict for one that overlaps with another or leaves
+        a gap inside a ledger.
+        """
+        segment.checked()
+        if segment.method is OffloadMethod.LEDGER_BASED:
+            ends = {segment.end.ledger_id: LedgerEnd(segment.entries, None), **ends}
+        if self.floor is not None and segment.begin <= self.floor:
+            raise Conflict(f"segment {segment.segment_id} ({segment.range}) begins in what was deleted to {self.floor}")
+        index = bisect_left(self.segments, segment.begin, key=_begin)
+        before = self.segments[index - 1] if index else None
+        following = self.segments[index] if index < len(self.segments) else None
+        for other in (before, following):
+            if other is not None and other.begin <= segment.end and segment.begin <= other.end:
+                raise Conflict(f"segment {segment.segment_id} ({segment.range}) overlaps {other.range} of {self.topic}")
+        number = segment.segment_id.int  # comparing uuids takes ten times as long
+        if any(known.segment_id.int == number for known in self.segments):
+            raise Conflict(f"segment {segment.segment_id} is already part of {self.topic}")
+        steps: list[Step] = []
+        contexts, created = dict(self.contexts), dict(self.created)
+        for part in segment.slices:
+            if _leaves_gap(part, before.end if before else self.floor, following.begin if following else None):
+                raise Conflict(
+                    f"segment {segment.segment_id} would leave a gap in ledger {part.ledger_id} of {self.topic}: it "
+                    f"holds entries {part.first_entry_id} to {part.last_entry_id}"
+                )
+            around = [one for one in (segment, before, following) if one and one.begin.ledger_id == part.ledger_id]
+            whole = any(one.method is OffloadMethod.LEDGER_BASED for one in around)
+            if whole and part.ledger_id in contexts:
+                raise Conflict(f"segment {segment.segment_id} is not all of ledger {part.ledger_id} of {self.topic}")
+            stored, added = contexts.get(part.ledger_id), ledger_segment(segment, part)
+            path = paths.ledger(self.topic, part.ledger_id)
+            written, contexts[part.ledger_id] = pieces.inserted(stored, path, added, created_ms=part.created_ms)
+            steps += written
+            if part.created_ms is not None:
+                created.setdefault(part.ledger_id, part.created_ms)
+        segments = (*self.segments[:index], segment, *self.segments[index:])
+        losses = [(loss, loss.without(part.range for part in segment.slices)) for loss in self.losses]
+        names = dict(self.loss_names)
+        for loss, left in losses:
+            path = self.loss_path(loss)
+            if left != loss:
+                steps += [Delete(path), *([Create(path, loss_record.encode(left))] if left else [])]
+                if (name := names.pop(loss, None)) is not None and left is not None:
+                    names[left] = name
+        after = replace(
+            self,
+            segments=segments,
+            contexts=MappingProxyType(contexts),
+            created=MappingProxyType(created),
+            losses=tuple(left for _, left in losses if left),
+            loss_names=MappingProxyType(names),
+        )
+        ending, after = after.with_ends(ends)
+        return [*steps, *ending], after
+
+    def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
+        """Return the steps that mark ledgers as offloaded to their end, as far as they are, and the map afterwards."""
+        steps: list[Step] = []
+        contexts, known, base, base_version = dict(self.contexts), dict(self.ends), self.base, self.base_version
+        for ledger_id, end in ends.items():
+            if not end.adds_to(known.get(ledger_id)):
+                continue
+            stored, path = contexts.get(ledger_id), paths.ledger(self.topic, ledger_id)
+            if stored is not None:
+                if (ended := pieces.with_end(stored, path, end)) is not None:
+                    step, contexts[ledger_id] = ended
+                    steps.append(step)
+                    known[ledger_id] = end
+            elif base is not None and base.position == Position(ledger_id, end.entries - 1):
+                base, known[ledger_id] = replace(base, end=end), end
+                steps.append(Replace(paths.floor(self.topic), floor_record.encode(base), base_version))
+                base_version += 1
+        after = replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
+        return steps, replace(after, base=base, base_version=base_version)
+
+    def with_loss(self, loss: Loss) -> tuple[list[Step], TopicMap]:
+        """Return the steps that record a lost range, and the map afterwards; it takes in those that end within it.
+
+        One of these that begins before it was noticed too early: the entries up to its begin are there after all.
+        """
+        since = self.history.last if self.history is not None and loss.after >= self.history.last else None
+        within = [one for one in self.losses if loss.after < one.before <= loss.before]
+        within = [one for one in within if since is None or one.after >= since]  # history's losses are another matter
+        whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
+        others = [one for one in self.losses if one not in within]
+        names = {one: self.loss_names.get(one, loss_nodes.usual(one)) for one in others}
+        names[whole] = loss_nodes.free(whole, set(names.values()))
+        after = replace(self, losses=tuple(sorted(names)), loss_names=loss_nodes.unusual(names))
+        steps: list[Step] = [Delete(self.loss_path(one)) for one in within]
+        return [*steps, Create(after.loss_path(whole), loss_record.encode(whole))], after
+
+    def loss_path(self, loss: Loss) -> str:
+        """Return where a loss is recorded."""
+        return paths.loss(self.topic, self.loss_names.get(loss, loss_nodes.usual(loss)))
+
+    def in_pieces(self, ledger_id: int) -> tuple[list[Step], TopicMap]:
+        """Return the steps that put a ledger's context in pieces, if it is large, and the map afterwards."""
+        steps, stored = pieces.in_pieces(self.contexts[ledger_id], paths.ledger(self.topic, ledger_id))
+        return steps, replace(self, contexts=MappingProxyType({**self.contexts, ledger_id: stored}))
+
+    def _ending_at_or_after(self, position: Position) -> int:
+        return bisect_left(self.segments, position, key=_end)
+
+
+async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
+    """Read a topic's map as it was at one moment; empty when nothing is known of the topic.
+
+    The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
+    Transient when the map changes faster than it can be read.
+    """
+    before: tuple[dict[int, StoredContext], Versioned | None, Versioned | None] = ({}, None, None)
+    for _ in range(SNAPSHOT_TRIES):
+        floor, plan = await nodes.node(store, paths.floor(topic)), await nodes.node(store, paths.history_plan(topic))
+        found = await nodes.contexts(store, topic, before[0]), floor, plan
+        if found == before:
+            return TopicMap.build(topic, found[0], await nodes.losses(store, topic), floor, plan)
+        before = found
+    raise Transient(f"the segments of {topic} change faster than they can be read")
+
+
+def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
+    """Return the segment as one ledger's context knows it, with its slice of that ledger alone."""
+    return CommittedSegment(
+        segment_id=found.segment_id,
+        slices=(LedgerSlice(ledger_id, found.begin_entry_id, found.end_entry_id, found.payload_bytes),),
+        object_bytes=found.object_bytes,
+        assigned_ms=found.assigned_ms,
+        offloaded_ms=found.offloaded_ms,
+        bucket=found.properties.get("bucket", ""),
+        prefix=found.properties.get("prefix", ""),
+        method=found.method,
+        driver=found.driver,
+    )
+
+
+def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, path: str) -> CommittedSegment:
+    """Add the next ledger's slice to a segment; raises CorruptData when it does not belong to it."""
+    more = committed(ledger_id, found)
+    whole = replace(more, slices=(*segment.slices, *more.slices))
+    if found.begin_entry_id or replace(whole, slices=segment.slices) != segment:
+        codec.corrupt(path, f"segment {segment.segment_id} as in the ledger before, from entry 0", found)
+    return whole
+
+
+def _leaves_gap(part: LedgerSlice, before: Position | None, behind: Position | None) -> bool:
+    """Say whether entries of a slice's ledger are missing between it and what is committed before and behind it."""
+    begins = before is None or before.ledger_id != part.ledger_id or before.entry_id + 1 == part.first_entry_id
+    ends = behind is None or behind.ledger_id != part.ledger_id or part.last_entry_id + 1 == behind.entry_id
+    return not (begins and ends)
+
+
+def _begin(segment: CommittedSegment) -> Position:
+    return segment.begin
+
+
+def _end(segment: CommittedSegment) -> Position:
+    return segment.end

@@ -1,0 +1,173 @@
+"""How consecutive segments become one streaming segment (V2) in a topic's map: which may, and the exchange. Pure.
+
+Whole ledgers (V1) become one so, alone or several together, and small segments become a larger one. A source goes in
+whole or not at all: in one transaction the new segment stands in every context where they stood, and all of them are
+on the trash list. What ledgers ended with, losses, marks and the floor do not change, nor how far the topic is
+offloaded.
+
+Left alone are: the topic's newest segment, behind which its owner goes on writing (what lies before it in the same
+ledger may go: an owner that commits meanwhile finds its context changed, and looks again), what brokers wrote, what is
+marked deleted, and segments with a loss between or inside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import Conflict, InvalidInput
+from offloaderd.core.model import OffloadMethod, Position, SegmentRange
+from offloaderd.metadata import paths, pieces
+from offloaderd.metadata.committed import LedgerSlice, ledger_segment
+from offloaderd.metadata.topic_map.removal import to_trash
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.topic_map.map import TopicMap
+
+SOURCES_MAX = 500
+"""So many segments become one at most: all of them are named in its record, and go to the trash in one transaction."""
+
+REASON = "rewritten as one segment"
+"""Why its sources are on the trash list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One object to be made of consecutive entries that `sources` hold: a whole ledger (V1), or one segment (V2)."""
+
+    slices: tuple[LedgerSlice, ...]
+    sources: tuple[CommittedSegment, ...]
+    whole: bool
+
+    @property
+    def begin(self) -> Position:
+        """Position of the first entry."""
+        return self.range.begin
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry."""
+        return self.range.end
+
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(self.slices[0].range.begin, self.slices[-1].range.end)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return sum(part.entries for part in self.slices)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(part.payload_bytes for part in self.slices)
+
+
+def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None) -> Goal:
+    """Return the goal of all that consecutive segments hold, or of what they hold of one ledger, which is whole."""
+    slices: list[LedgerSlice] = []
+    for part in (part for one in sources for part in one.slices if ledger_id in {None, part.ledger_id}):
+        last = slices[-1] if slices else None
+        if last is not None and last.ledger_id == part.ledger_id:
+            size = last.payload_bytes + part.payload_bytes
+            slices[-1] = replace(part, first_entry_id=last.first_entry_id, payload_bytes=size)
+        else:
+            slices.append(part)
+    return Goal(slices=tuple(slices), sources=tuple(sources), whole=ledger_id is not None)
+
+
+def obstacle(topic_map: TopicMap, segment: CommittedSegment, buckets: Collection[str]) -> str:
+    """Say why a segment cannot be replaced; empty: it can."""
+    if segment.foreign:
+        return "a broker wrote it"
+    if segment.segment_id == topic_map.segments[-1].segment_id:
+        return "it is the newest of the tier"
+    if any(part.ledger_id in topic_map.deleted for part in segment.slices):
+        return "a ledger of it is marked deleted"
+    if segment.bucket not in buckets:
+        return "it lies in another bucket"
+    if any(segment.begin < loss.before <= segment.end for loss in topic_map.losses):
+        return "entries were lost inside it"
+    return ""
+
+
+def runs(topic_map: TopicMap, wanted: Collection[CommittedSegment], *, payload_bytes: int, ledgers: int) -> list[Goal]:
+    """Put consecutive segments of those that are wanted together, up to a size and a number of ledgers; each once.
+
+    No loss lies between two of one goal, and all lie in one place.
+    """
+    found: list[list[CommittedSegment]] = []
+    held: set[int] = set()
+    size_bytes = 0
+    before: CommittedSegment | None = None
+    chosen = {one.segment_id for one in wanted}
+    lost = {(loss.after, loss.before) for loss in topic_map.losses}
+    for one in topic_map.segments:
+        if one.segment_id in chosen:
+            its = {part.ledger_id for part in one.slices}
+            if (
+                before is not None
+                and before.segment_id in chosen
+                and (before.bucket, before.prefix) == (one.bucket, one.prefix)
+                and (before.end, one.begin) not in lost
+                and topic_map.joined(before.end, one.begin)
+                and len(found[-1]) < SOURCES_MAX
+                and size_bytes + one.payload_bytes <= payload_bytes
+                and len(held | its) <= ledgers
+            ):
+                found[-1].append(one)
+                size_bytes, held = size_bytes + one.payload_bytes, held | its
+            else:
+                found.append([one])
+                size_bytes, held = one.payload_bytes, its
+        before = one
+    return [goal_of(run) for run in found]
+
+
+def with_merged(topic_map: TopicMap, merged: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:
+    """Return the steps that put one segment in the place of those whose entries it holds, and the map afterwards.
+
+    Raises InvalidInput for what is no streaming segment, Conflict when the map does not hold exactly these entries in
+    segments of their own that may be replaced.
+    """
+    merged.checked()
+    topic = topic_map.topic
+    if merged.method is not OffloadMethod.STREAMING:
+        raise InvalidInput(f"object {merged.segment_id} holds a whole ledger")
+    sources = [one for one in topic_map.segments if one.begin <= merged.end and merged.begin <= one.end]
+    held = goal_of(sources).slices if sources else ()
+    if _ranges(held) != _ranges(merged.slices):
+        raise Conflict(f"{topic} does not hold {merged.range} in segments that {merged.segment_id} could replace")
+    why = next((why for one in sources if (why := obstacle(topic_map, one, {one.bucket}))), "")
+    if why:
+        raise Conflict(f"segments of {topic} in {merged.range} cannot be replaced: {why}")
+    gone = {one.segment_id for one in sources}
+    steps: list[Step] = []
+    contexts = dict(topic_map.contexts)
+    for part in merged.slices:
+        stored, entries = contexts[part.ledger_id], (part.first_entry_id, part.last_entry_id)
+        written, left = pieces.exchanged(
+            stored, paths.ledger(topic, part.ledger_id), entries, (ledger_segment(merged, part),)
+        )
+        assert left is not None  # noqa: S101 - it has the segment
+        steps += written
+        contexts[part.ledger_id] = left
+    steps += [to_trash(topic, one, reason=REASON, now_ms=now_ms) for one in sources]
+    rest = [one for one in topic_map.segments if one.segment_id not in gone]
+    after = replace(
+        topic_map,
+        segments=tuple(sorted([*rest, merged], key=lambda one: one.begin)),
+        contexts=MappingProxyType(contexts),
+    )
+    return steps, after
+
+
+def _ranges(slices: Iterable[LedgerSlice]) -> list[SegmentRange]:
+    return [part.range for part in slices]

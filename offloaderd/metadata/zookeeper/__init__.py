@@ -1,0 +1,1 @@
+"""The metadata store over ZooKeeper, by kazoo."""

@@ -1,0 +1,399 @@
+"""The metadata store over ZooKeeper, by kazoo; the only module that knows kazoo.
+
+Rules: kazoo's `*_async` calls alone are used, their results handed to futures of the loop, so neither an executor nor
+a blocking call is needed. A request is handed over only while there is a session and a connection, waits for its
+answer no longer than `call_timeout_s`, and is never repeated here: the caller decides. What was never handed over is
+Transient; a write that was and whose answer is missing is OutcomeUnknown. Requests of one store are carried out in
+the order of their calls, so a read that follows an unknown write shows whether it was carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+from kazoo import exceptions as zk
+
+from offloaderd.core.aio.event import Event
+from offloaderd.core.errors import (
+    Conflict,
+    Denied,
+    InvalidConfig,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Throttled,
+    Transient,
+)
+from offloaderd.metadata import rules
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity, make_client
+from offloaderd.metadata.zookeeper.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from types import TracebackType
+
+    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.session import SessionObserver, StoreSession
+    from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
+
+T = TypeVar("T")
+
+IN_FLIGHT_MAX = 64
+"""Requests on their way. kazoo wakes its thread by a pipe that is full at 278 of them and then blocks the loop."""
+REARM_PAUSE_S = 0.2
+CREATE_TRIES = 3
+_CHANGES = 2 | 4 | 8 | 16
+"""Rights to write, create, delete and administer, in the bits of an access list."""
+
+_CERTAIN: dict[type[Exception], tuple[type[OffloaderError], str]] = {
+    zk.NoNodeError: (NotFound, "there is no such node"),
+    zk.NodeExistsError: (Conflict, "it exists"),
+    zk.BadVersionError: (Conflict, "it has another version"),
+    zk.NotEmptyError: (Conflict, "it has children"),
+    zk.NoChildrenForEphemeralsError: (Conflict, "the node above is ephemeral and cannot have children"),
+    zk.NoAuthError: (Denied, "its access list forbids it"),
+    zk.AuthFailedError: (Denied, "ZooKeeper refused our credentials"),
+    zk.SessionClosedRequireSaslError: (Denied, "ZooKeeper wants clients to authenticate"),
+    zk.QuotaExceededError: (NoSpace, "the node's quota is used up"),
+    zk.ThrottledOpError: (Throttled, "ZooKeeper is overloaded"),
+    zk.NotReadOnlyCallError: (Transient, "the server has lost its quorum"),
+    zk.SessionMovedError: (Transient, "the session has moved to another server"),
+    zk.BadArgumentsError: (InvalidInput, "ZooKeeper does not accept the path"),
+    zk.InvalidACLError: (InvalidInput, "ZooKeeper does not accept the access list"),
+    zk.UnimplementedError: (InvalidConfig, "this ZooKeeper is too old"),
+}
+"""Answers that say for certain that nothing was carried out."""
+_HINTS: dict[type[OffloaderError], str] = {
+    Denied: "give the daemon's user (metadata.username, or its certificate) all rights below metadata.root",
+    NoSpace: "raise the quota below metadata.root",
+    Throttled: "slow down and try again",
+}
+
+
+class NodeFacts(NamedTuple):
+    """What ZooKeeper knows of a node: `modified_ms` by its leader's clock; `writable` by everybody who connects."""
+
+    modified_ms: int
+    writable: bool
+
+
+class _Watched:
+    """One node that is watched: a callback for kazoo, and whom it wakes.
+
+    There is one for each path, because kazoo cannot forget a callback before it has been called: a path that is
+    watched again and again then holds one callback, not many.
+    """
+
+    __slots__ = ("_loop", "wakes")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.wakes: list[Callable[[], None]] = []
+        self._loop = loop
+
+    def wake(self) -> None:
+        """Wake everyone who watches."""
+        for wake in self.wakes.copy():
+            wake()
+
+    def fired(self, event: WatchEvent) -> None:
+        """Take an event on kazoo's thread; that of a change of connection is left to the connection itself."""
+        if event.type != "NONE":
+            with suppress(RuntimeError):  # the loop has been closed: nobody is left to care
+                self._loop.call_soon_threadsafe(self.wake)
+
+
+class ZooKeeperStore:
+    """A MetadataStore over ZooKeeper. Async context manager.
+
+    Entering raises Transient when no server answers within `connect_timeout_s`. From then on ZooKeeper may go away and
+    come back: calls wait for it up to `call_timeout_s` seconds, then raise Transient.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        root: str,
+        *,
+        session_timeout_s: float = 30.0,
+        connect_timeout_s: float = 10.0,
+        call_timeout_s: float = 10.0,
+        observer: SessionObserver = lambda _: None,
+        security: ZooKeeperSecurity | None = None,
+    ) -> None:
+        """Take where the servers are (`host:port,...`) and the node below which everything lies.
+
+        `observer` hears of every change of the session's state, for the metrics; `security` is how to connect.
+        """
+        self._servers = servers
+        self._root = rules.checked_path(root).rstrip("/")
+        self._connect_timeout_s = connect_timeout_s
+        self._call_timeout_s = call_timeout_s
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._watched: dict[str, _Watched] = {}
+        self._connection: Connection[ZooKeeperClient] = Connection(
+            partial(make_client, servers, session_timeout_s, security or ZooKeeperSecurity()),
+            servers=servers,
+            session_timeout_s=session_timeout_s,
+            observer=observer,
+            on_connected=self._wake_all,
+        )
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node's value and version. Raises NotFound."""
+        full = self._full(path)
+        value, stat = await self._read(f"read {path}", lambda client: client.get_async(full))
+        return Versioned(value or b"", stat.version, stat.ctime)
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return the sorted names below a node; a node that does not exist has none."""
+        full = self._full(path)
+        try:
+            names = await self._read(f"list {path}", lambda client: client.get_children_async(full))
+        except NotFound:
+            return []
+        return sorted(names)
+
+    async def sync(self, path: str) -> None:
+        """Have the server catch up with its leader, so that what is absent afterwards was absent at this call."""
+        full = self._full(path)
+        await self._read(f"sync {path}", lambda client: client.sync_async(full))
+
+    async def about(self, path: str) -> NodeFacts:
+        """Return when a node was written and what everybody may do to it. Raises NotFound."""
+        full = self._full(path)
+        permissions, stat = await self._read(f"look at {path}", lambda client: client.get_acls_async(full))
+        everybody = [permission.perms for permission in permissions if permission.id.scheme == "world"]
+        return NodeFacts(stat.mtime, writable=any(perms & _CHANGES for perms in everybody))
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
+        rules.checked_steps([Create(path, value, ephemeral)])
+        full = self._full(path)
+        for _ in range(CREATE_TRIES):
+            try:
+                await self._create(full, value, ephemeral=ephemeral)
+            except NotFound:
+                await self._ensure(rules.parent(full))
+            else:
+                return
+        raise Conflict(f"create {path}: the nodes above it vanish as soon as they are made")
+
+    async def replace(self, path: str, value: bytes, version: int) -> int:
+        """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
+        step = Replace(path, value, version)
+        rules.checked_steps([step])
+        full = self._full(path)
+        stat = await self._write(rules.described(step), lambda client: client.set_async(full, value, version))
+        return stat.version
+
+    async def delete(self, path: str, version: int | None = None) -> None:
+        """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
+        step = Delete(path, version)
+        rules.checked_steps([step])
+        full, expected = self._full(path), -1 if version is None else version
+        await self._write(rules.described(step), lambda client: client.delete_async(full, expected))
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """Carry out all steps or none. Raises Conflict naming the step that failed."""
+        rules.checked_steps(steps)
+        if not steps:
+            return
+
+        def commit(client: ZooKeeperClient) -> Result[Sequence[object]]:
+            transaction = client.transaction()
+            for step in steps:
+                self._add(transaction, step)
+            return transaction.commit_async()
+
+        size = rules.request_bytes(steps)
+        what = f"transaction of {len(steps)} steps and about {size} bytes, the first {rules.described(steps[0])}"
+        answers = await self._write(what, commit)
+        for number, answer in enumerate(answers):
+            # The steps before the one that failed are answered as rolled back, those after it as not tried.
+            if isinstance(answer, Exception) and not isinstance(answer, zk.RolledBackError | zk.RuntimeInconsistency):
+                error = _translated(answer, rules.described(steps[number]), write=True)
+                if isinstance(error, Conflict | NotFound):
+                    raise rules.failed_step(number, steps, error.message)
+                raise error
+
+    async def watch(self, path: str) -> AsyncGenerator[None, None]:
+        """Yield at once, then whenever the node's value or its list of children may have changed."""
+        full = self._full(path)
+        changed = Event()
+        watched = self._watch(full, changed.set)
+        try:
+            if not self._connection.live:
+                self._connection.check_open()
+                yield
+            while True:
+                await self._connection.client()
+                changed.clear()
+                try:
+                    await self._arm(full, watched, children=True)
+                except Transient:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(REARM_PAUSE_S):
+                            await changed.wait()
+                    continue
+                yield
+                await changed.wait()
+        finally:
+            watched.wakes.remove(changed.set)
+
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
+        """Have `fired` called once the node, not what is below it, may have changed; see `bookkeeper.ports.Znodes`."""
+        full = self._full(path)
+        watched = self._watch(full, fired)
+        while True:
+            await self._connection.client()
+            try:
+                await self._arm(full, watched, children=False)
+            except Transient:
+                await asyncio.sleep(REARM_PAUSE_S)  # noqa: TID251 - as long as `watch` waits
+            else:
+                return
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """Call it no more; one that is not armed is no error."""
+        watched = self._watched.get(self._full(path))
+        if watched is not None and fired in watched.wakes:
+            watched.wakes.remove(fired)
+
+    async def session(self) -> StoreSession:
+        """Return the current session, waiting until there is one."""
+        return await self._connection.session()
+
+    async def __aenter__(self) -> Self:
+        """Connect, and create the root. Raises Transient, Denied, InvalidConfig."""
+        await self._connection.open(self._connect_timeout_s)
+        try:
+            if self._root and await self._read("read the root", lambda client: client.exists_async(self._root)) is None:
+                await self._ensure(self._root)
+        except BaseException:
+            await self._connection.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the session and all threads; calls and watches that are still open raise Closed."""
+        await self._connection.close()
+        self._wake_all()
+
+    def _full(self, path: str) -> str:
+        """Return the path in ZooKeeper."""
+        return self._root + rules.checked_path(path) if path != "/" else self._root or "/"
+
+    def _add(self, transaction: Transaction, step: Step) -> None:
+        full = self._full(step.path)
+        if isinstance(step, Create):
+            transaction.create(full, step.value, ephemeral=step.ephemeral)
+        elif isinstance(step, Replace):
+            transaction.set_data(full, step.value, step.version)
+        elif isinstance(step, Delete):
+            transaction.delete(full, -1 if step.version is None else step.version)
+        else:
+            assert isinstance(step, Check)  # noqa: S101 - the type checker sees that nothing else is left
+            transaction.check(full, step.version)
+
+    async def _create(self, full: str, value: bytes, *, ephemeral: bool = False) -> None:
+        await self._write(f"create {full}", lambda client: client.create_async(full, value, ephemeral=ephemeral))
+
+    async def _ensure(self, full: str) -> None:
+        """Create an empty node and those above it, as far as they do not exist."""
+        try:
+            await self._create(full, b"")
+        except NotFound:
+            await self._ensure(rules.parent(full))
+            with suppress(Conflict):
+                await self._create(full, b"")
+        except Conflict:
+            return
+
+    def _watch(self, full: str, wake: Callable[[], None]) -> _Watched:
+        """Have `wake` called for a node once kazoo is asked to tell of it."""
+        watched = self._watched.setdefault(full, _Watched(asyncio.get_running_loop()))
+        if wake not in watched.wakes:
+            watched.wakes.append(wake)
+        return watched
+
+    async def _arm(self, full: str, watched: _Watched, *, children: bool) -> None:
+        """Have kazoo call `watched` at the next change of the node, and of its children."""
+        await self._read(f"watch {full}", lambda client: client.exists_async(full, watch=watched.fired))
+        if not children:
+            return
+        with suppress(NotFound):
+            await self._read(f"watch {full}", lambda client: client.get_children_async(full, watch=watched.fired))
+
+    def _wake_all(self) -> None:
+        """Wake every watch; kazoo has forgotten its callbacks, so those that nobody waits for need not be kept."""
+        self._watched = {path: watched for path, watched in self._watched.items() if watched.wakes}
+        for watched in self._watched.values():
+            watched.wake()
+
+    async def _read(self, what: str, start: Callable[[ZooKeeperClient], Result[T]]) -> T:
+        return await self._call(what, start, write=False)
+
+    async def _write(self, what: str, start: Callable[[ZooKeeperClient], Result[T]]) -> T:
+        return await self._call(what, start, write=True)
+
+    async def _call(self, what: str, start: Callable[[ZooKeeperClient], Result[T]], *, write: bool) -> T:
+        """Hand a request over and wait for its answer. Cancelled, the request may still be carried out."""
+        handed_over = False
+        try:
+            async with asyncio.timeout(self._call_timeout_s), self._slots:
+                client = await self._connection.client()
+                handed_over = True
+                return await _linked(start(client), what, write=write)
+        except TimeoutError:
+            if handed_over:
+                raise _unanswered(what, f"no answer within {self._call_timeout_s:g} s", write=write) from None
+            raise Transient(
+                f"{what}: no connection to ZooKeeper within {self._call_timeout_s:g} s",
+                hint=f"check that ZooKeeper runs at {self._servers}",
+            ) from None
+
+
+def _linked(result: Result[T], what: str, *, write: bool) -> asyncio.Future[T]:
+    """Return a future of the loop for a result of kazoo's threads."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle() -> None:
+        if future.done():
+            return
+        if result.successful():
+            future.set_result(result.value)
+        else:
+            future.set_exception(_translated(result.exception, what, write=write))
+
+    def answered(_: object) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody is left to care
+            loop.call_soon_threadsafe(settle)
+
+    result.rawlink(answered)
+    return future
+
+
+def _translated(error: Exception | None, what: str, *, write: bool) -> OffloaderError:
+    """Return our error for one of kazoo's; what says nothing for certain leaves a write's outcome unknown."""
+    for kind in type(error).__mro__:
+        if kind in _CERTAIN:
+            ours, why = _CERTAIN[kind]
+            return ours(f"{what}: {why}", hint=_HINTS.get(ours, ""))
+    return _unanswered(what, f"{type(error).__name__} {error}".strip(), write=write)
+
+
+def _unanswered(what: str, why: str, *, write: bool) -> Transient:
+    if write:
+        return OutcomeUnknown(
+            f"{what}: {why}; it may or may not have been carried out", hint="read back before trying again"
+        )
+    return Transient(f"{what}: {why}", hint="try again")

@@ -1,0 +1,199 @@
+"""botocore's client for the S3 adapter, and its renewal when the store no longer takes its credentials.
+
+botocore replaces credentials of a role in time, by their own date. What it cannot know: that they were revoked, that
+somebody wrote new ones into the profile's file, that this machine's clock is wrong. So a refusal of the credentials has
+the whole chain searched again before the next request, by making a new client; the old one stays open for as long as
+requests use it. Keys from the settings have nothing to be read again from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import structlog
+from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+from aiobotocore.credentials import AioAssumeRoleWithWebIdentityProvider  # type: ignore[import-untyped]
+from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from botocore.exceptions import BotoCoreError
+from botocore.handlers import add_expect_header
+from botocore.loaders import Loader
+
+from offloaderd.core.errors import Closed, Denied, InvalidConfig
+from offloaderd.objects.s3.errors import invalid_options
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from botocore.awsrequest import AWSRequest
+    from types_aiobotocore_s3 import S3Client
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.objects.s3.options import S3Options
+
+log = structlog.get_logger(__name__)
+
+KEEPALIVE_S = 12.0
+"""An idle connection is closed after this, before servers and balancers between drop it."""
+
+RENEWAL_S = 5.0
+"""Least time between two renewals: many requests that are refused together have the chain searched once."""
+
+
+class _Opened:
+    """One client, and how many requests use it."""
+
+    def __init__(self, client: S3Client, stack: AsyncExitStack) -> None:
+        self.client = client
+        self.users = 0
+        self.replaced = False
+        self._stack = stack
+
+    async def close_if_idle(self) -> None:
+        """Close the connections once the client was replaced and its last user is gone."""
+        if self.replaced and not self.users:
+            await self._stack.aclose()
+
+
+class Clients:
+    """Hands out the client for one request at a time; `open` it before, `close` it in the end."""
+
+    def __init__(self, options: S3Options, where: str, clock: Clock) -> None:
+        self._options = options
+        self._where = where
+        self._clock = clock
+        self._current: _Opened | None = None
+        self._refused: _Opened | None = None
+        self._renewed_s: float | None = None
+        self._renewing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Make the first client; nothing is sent yet. Raises InvalidConfig."""
+        self._current = await self._made()
+
+    async def close(self) -> None:
+        """Close the connections; nothing is handed out afterwards."""
+        opened, self._current = self._current, None
+        if opened is not None:
+            opened.replaced = True
+            opened.users = 0
+            await opened.close_if_idle()
+
+    @asynccontextmanager
+    async def one_request(self) -> AsyncIterator[S3Client]:
+        """Lend the client for a request; one that ends with Denied has the credentials read again for the next."""
+        await self._renew()
+        opened = self._current
+        if opened is None:
+            raise Closed("the S3 store is closed")
+        opened.users += 1
+        try:
+            yield opened.client
+        except Denied:
+            self._refused = opened
+            raise
+        finally:
+            opened.users -= 1
+            await opened.close_if_idle()
+
+    async def _renew(self) -> None:
+        """Replace the client if the present one's credentials were refused, and that was not done just now."""
+        if not self._renewal_due():
+            return
+        async with self._renewing:
+            if not self._renewal_due():
+                return
+            self._renewed_s = self._clock.monotonic()
+            before = self._current
+            try:
+                async with asyncio.timeout(self._options.connect_timeout_s + self._options.read_timeout_s):
+                    made = await self._made()
+            except (InvalidConfig, TimeoutError) as error:
+                log.warning("credentials.unreadable", where=self._where, error=str(error) or "no answer in time")
+                return
+            if before is None or self._current is not before:
+                made.replaced = True
+                await made.close_if_idle()
+                return
+            self._current = made
+            before.replaced = True
+            log.info("credentials.read_again", where=self._where)
+            await before.close_if_idle()
+
+    def _renewal_due(self) -> bool:
+        if self._refused is None or self._refused is not self._current or self._options.access_key is not None:
+            return False
+        return self._renewed_s is None or self._clock.monotonic() - self._renewed_s >= RENEWAL_S
+
+    async def _made(self) -> _Opened:
+        options, stack = self._options, AsyncExitStack()
+        session = AioSession(profile=options.profile)
+        if options.role_arn is not None:
+            _assume(session, options)
+        session.register_component("data_loader", _loader())
+        try:
+            made = session.create_client(
+                "s3",
+                region_name=options.region,
+                endpoint_url=options.endpoint,
+                aws_access_key_id=options.access_key,
+                aws_secret_access_key=options.secret_key,
+                # Without TLS there is nothing to verify, and loading the authorities takes a thread and a while.
+                verify=False if (options.endpoint or "").startswith("http://") else None,
+                config=_client_config(options),
+            )
+            client: S3Client = await stack.enter_async_context(made)
+        except (BotoCoreError, ValueError) as error:
+            raise invalid_options(error, self._where) from error
+        if options.sign_payloads:
+            client.meta.events.unregister("before-call.s3", add_expect_header)  # a body that can be read is no file
+        if options.signed_host is not None:
+            client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
+        return _Opened(client, stack)
+
+
+def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
+    """Have a request say, and be signed, that it goes to this host."""
+    request.headers["Host"] = host
+
+
+def _assume(session: AioSession, options: S3Options) -> None:
+    """Have the session take a role with a web identity before it looks anywhere else; botocore renews it in time."""
+    profile = {
+        "role_arn": options.role_arn,
+        "web_identity_token_file": options.web_identity_token_file,
+        "role_session_name": "offloaderd",
+    }
+    provider = AioAssumeRoleWithWebIdentityProvider(
+        load_config=lambda: {"profiles": {"offloaderd": profile}},
+        client_creator=partial(session.create_client, region_name=options.region),
+        profile_name="offloaderd",
+        disable_env_vars=True,
+    )
+    session.get_component("credential_provider").providers.insert(0, provider)
+
+
+@cache
+def _loader() -> Loader:
+    """Share the parsed service descriptions: reading them is most of the time that a client takes to make."""
+    return Loader(include_default_search_paths=True)
+
+
+def _client_config(options: S3Options) -> AioConfig:
+    """Return botocore's settings: no retries, no hashing of bodies that TLS protects, no second look at arguments."""
+    return AioConfig(
+        s3={
+            "addressing_style": "path" if options.path_style else "virtual",
+            "payload_signing_enabled": options.sign_payloads,
+        },
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=options.connect_timeout_s,
+        read_timeout=options.read_timeout_s,
+        max_pool_connections=options.connections_max,
+        parameter_validation=False,
+        connector_args={"keepalive_timeout": KEEPALIVE_S},
+    )

@@ -1,0 +1,358 @@
+"""The S3 adapter, on aiobotocore; works with any server that speaks S3's multipart protocol.
+
+Rules: one attempt a request, the engine retries (only aiohttp repeats a GET, HEAD, PUT or DELETE once when its
+connection breaks, as a pooled one may have been dropped by the server meanwhile); every request has a deadline that
+grows with its size; a body is sent from the caller's memory without a copy, and is hashed only where TLS does not guard
+the way (`sign_payloads`); everything the libraries raise is translated in one place.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from botocore.exceptions import ClientError
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, Denied, NotFound, OffloaderError, Transient
+from offloaderd.objects.checks import (
+    check_key,
+    check_part_number,
+    check_parts,
+    check_range,
+    check_whole,
+    checked_metadata,
+)
+from offloaderd.objects.port import ObjectInfo, PartInfo
+from offloaderd.objects.s3.answers import (
+    bare,
+    check_answered_range,
+    date_ms,
+    described,
+    in_pieces,
+    listed,
+    parts_of,
+    uploads_of,
+)
+from offloaderd.objects.s3.client import Clients
+from offloaderd.objects.s3.conditions import Conditions
+from offloaderd.objects.s3.errors import Request, verdict_for
+from offloaderd.objects.s3.request import Call, RequestMetrics, body_of, calling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+    from types import TracebackType
+
+    from types_aiobotocore_s3 import S3Client
+    from types_aiobotocore_s3.type_defs import PartTypeDef
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.objects.port import Bytes, Pieces, UploadInfo
+    from offloaderd.objects.s3.options import S3Options
+
+DELETE_KEYS_MAX = 1000
+"""S3's limit on the keys of one DeleteObjects."""
+
+_CONTENT_TYPE = "application/octet-stream"
+
+
+class S3Store:
+    """Implements SegmentStore; an async context manager."""
+
+    def __init__(self, options: S3Options, metrics: RequestMetrics | None = None, clock: Clock | None = None) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+        self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
+        self._clients = Clients(options, self._bucket_name, self._clock)
+        self._conditions = Conditions(options.bucket)
+        self._others = {
+            name: S3Store(replace(options, bucket=name, others=()), metrics, self._clock) for name in options.others
+        }
+
+    async def __aenter__(self) -> Self:
+        """Make the clients; nothing is sent yet. Raises InvalidConfig."""
+        await self._clients.open()
+        for other in self._others.values():
+            await other.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections; the store refuses everything afterwards."""
+        for other in self._others.values():
+            await other.__aexit__(kind, error, trace)
+        await self._clients.close()
+
+    def at(self, bucket: str) -> S3Store:
+        """See SegmentStore."""
+        if bucket == self._options.bucket:
+            return self
+        try:
+            return self._others[bucket]
+        except KeyError:
+            raise BucketMissing(
+                f"bucket {bucket!r} is none of those that are worked with: {', '.join(self.buckets)}",
+                hint="name it in objects.places, if the service and the keys are the same",
+            ) from None
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Names of all buckets that `at` knows, its own first."""
+        return (self._options.bucket, *self._others)
+
+    async def check(self) -> None:
+        """Ask for the first key of the bucket. Raises BucketMissing, Denied and Transient with what to do about it."""
+        async with self._request("ListObjectsV2") as (call, client):
+            call.note(await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
+
+    async def create_bucket(self) -> None:
+        """Make the bucket; one that is there and ours is no error. Raises Conflict when it is somebody else's."""
+        options = self._options
+        place: Any = {}
+        if options.endpoint is None and options.region != "us-east-1":
+            place = {"CreateBucketConfiguration": {"LocationConstraint": options.region}}
+        async with self._request("CreateBucket", write=True) as (call, client):
+            try:
+                call.note(await client.create_bucket(Bucket=options.bucket, **place))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "BucketAlreadyOwnedByYou":
+                    raise
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        return (await self._get(key, first, length, None))[0]
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return await self._get(key, first, sum(lengths), lengths)
+
+    async def _get(self, key: str, first: int, length: int | None, lengths: Sequence[int] | None) -> Sequence[bytes]:
+        """Return a range in pieces of these lengths, or as one."""
+        check_key(key)
+        check_range(key, first, length)
+        last = "" if length is None else first + length - 1
+        ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
+        async with self._request("GetObject", key) as (call, client):
+            answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
+            size_bytes = answer["ContentLength"]
+            call.extend(size_bytes / self._options.bytes_per_s_min)
+            async with answer["Body"] as body:
+                check_whole(key, size_bytes, first, length)
+                pieces = await in_pieces(body, size_bytes, lengths or [size_bytes])
+            call.bytes_in = sum(map(len, pieces))
+            if call.bytes_in != size_bytes:
+                raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
+            if ranged:
+                check_answered_range(call, answer.get("ContentRange", ""), size_bytes, first, length)
+        return pieces
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See ObjectReader. An answer to HEAD cannot say what is missing: a second one asks for the bucket."""
+        check_key(key)
+        try:
+            async with self._request("HeadObject", key) as (call, client):
+                answer = call.note(await client.head_object(Bucket=self._options.bucket, Key=key))
+        except NotFound:
+            await self.check()
+            raise
+        return described(key, answer)
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """See ObjectReader."""
+        more: Any = {"MaxKeys": self._options.page_keys}
+        while True:
+            async with self._request("ListObjectsV2", prefix) as (call, client):
+                page = call.note(await client.list_objects_v2(Bucket=self._options.bucket, Prefix=prefix, **more))
+            for info in listed(page):
+                yield info
+            if not page.get("IsTruncated"):
+                return
+            more["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
+        """See ObjectStore. Where the service does not know conditions (501), none are asked for any more."""
+        return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata))
+
+    async def _put(self, key: str, data: Bytes, metadata: Mapping[str, str] | None, more: Any) -> ObjectInfo:  # noqa: ANN401
+        check_key(key)
+        named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
+        async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
+            answer = call.note(
+                await client.put_object(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    Body=body,
+                    Metadata=named,
+                    ContentType=_CONTENT_TYPE,
+                    **self._options.encrypting(),
+                    **more,
+                )
+            )
+            call.bytes_out = len(body)
+        return ObjectInfo(
+            key=key,
+            size_bytes=len(body),
+            etag=bare(answer["ETag"]),
+            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            metadata=named,
+        )
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore; the first refusal is raised once all pages have been sent."""
+        refused: OffloaderError | None = None
+        for start in range(0, len(keys), DELETE_KEYS_MAX):
+            page = keys[start : start + DELETE_KEYS_MAX]
+            for key in page:
+                check_key(key)
+            async with self._request("DeleteObjects", page[0], write=True) as (call, client):
+                answer = call.note(
+                    await client.delete_objects(
+                        Bucket=self._options.bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": True}
+                    )
+                )
+            for error in answer.get("Errors", []):
+                kind, hint = verdict_for("DeleteObjects", error.get("Code", ""), 500)
+                if not issubclass(kind, NotFound) and refused is None:
+                    what = f"{error.get('Code')}: {error.get('Message')}"
+                    refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)
+        if refused is not None:
+            raise refused
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """See MultipartStore."""
+        check_key(key)
+        named = checked_metadata(metadata)
+        async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
+            answer = call.note(
+                await client.create_multipart_upload(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    Metadata=named,
+                    ContentType=_CONTENT_TYPE,
+                    **self._options.encrypting(),
+                )
+            )
+        return answer["UploadId"]
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+        """See MultipartStore."""
+        check_key(key)
+        check_part_number(part_number)
+        body = body_of(pieces, signed=self._options.sign_payloads)
+        async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
+            answer = call.note(
+                await client.upload_part(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    PartNumber=part_number,
+                    Body=body,
+                )
+            )
+            call.bytes_out = len(body)
+        return PartInfo(part_number=part_number, etag=bare(answer["ETag"]), size_bytes=len(body))
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See MultipartStore. SeaweedFS lists a replaced part as well: the newest of a number counts."""
+        check_key(key)
+        found: list[PartTypeDef] = []
+        marker: Any = {}
+        more = True
+        while more:
+            async with self._request("ListParts", key) as (call, client):
+                page = call.note(
+                    await client.list_parts(
+                        Bucket=self._options.bucket,
+                        Key=key,
+                        UploadId=upload_id,
+                        MaxParts=self._options.page_keys,
+                        **marker,
+                    )
+                )
+            found += page.get("Parts", [])
+            more = page.get("IsTruncated", False)
+            marker = {"PartNumberMarker": page.get("NextPartNumberMarker", 0)}
+        return parts_of(found)
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore; the answer does not tell the object's metadata."""
+        check_key(key)
+        check_parts(parts)
+        async with self._request("CompleteMultipartUpload", key, write=True) as (call, client):
+            answer = call.note(
+                await client.complete_multipart_upload(
+                    Bucket=self._options.bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    MultipartUpload={
+                        "Parts": [{"PartNumber": part.part_number, "ETag": f'"{part.etag}"'} for part in parts]
+                    },
+                )
+            )
+        return ObjectInfo(
+            key=key,
+            size_bytes=sum(part.size_bytes for part in parts),
+            etag=bare(answer["ETag"]),
+            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+        )
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See MultipartStore."""
+        check_key(key)
+        async with self._request("AbortMultipartUpload", key, write=True) as (call, client):
+            try:
+                call.note(await client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
+                    raise
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone.
+
+        MinIO takes a prefix for a whole key, but lists all uploads of a bucket: so is asked where a folder has none.
+        """
+        uploads: Sequence[UploadInfo] = await self._uploads(prefix)
+        if not uploads and prefix.endswith("/"):
+            with suppress(Denied):  # by a policy that knows our prefix alone: then nothing else is there to be seen
+                uploads = [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
+        for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
+            yield upload
+
+    async def _uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        """Return the open uploads that the server lists for a prefix."""
+        uploads: list[UploadInfo] = []
+        markers: Any = {}
+        more = True
+        while more:
+            async with self._request("ListMultipartUploads", prefix) as (call, client):
+                page = call.note(
+                    await client.list_multipart_uploads(
+                        Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
+                    )
+                )
+            uploads += uploads_of(page)
+            more = page.get("IsTruncated", False)
+            names = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
+            markers = {names[name]: page[name] for name in names if page.get(name)}  # type: ignore[literal-required]
+        return uploads
+
+    @asynccontextmanager
+    async def _request(
+        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
+    ) -> AsyncIterator[tuple[Call, S3Client]]:
+        """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
+        where = f"{key} in {self._bucket_name}" if key else self._bucket_name
+        options = self._options
+        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / options.bytes_per_s_min
+        request = Request(operation=operation, where=where, write=write)
+        async with (
+            self._clients.one_request() as client,
+            calling(request, deadline_s, self._clock, self._metrics) as call,
+        ):
+            yield call, client

@@ -1,0 +1,1 @@
+"""Policies out of a broker's configuration."""

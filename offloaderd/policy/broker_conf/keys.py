@@ -1,0 +1,364 @@
+"""What a broker's configuration says of offloading, key by key: as what it is used here, or why it is not. Pure.
+
+The keys, their defaults and their traps are those of OffloadPoliciesImpl and TieredStorageConfiguration (Pulsar 4.0):
+- of the names that the file has besides the policies' own, the policy's name counts for threshold and lag, the file's
+  for the read priority (`OffloadPoliciesImpl.create`);
+- driver aws-s3 reads the `s3...` key of a place before the universal one, and its block size alone; driver S3 reads the
+  universal names alone, though its validation passes the `s3...` bucket (apache/pulsar#22839);
+- a lag that is not in the file is none: brokers never delete then, whatever the 4 hours of the documentation.
+Secrets are never copied and never shown.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import OffloadMethod
+from offloaderd.policy.policies import FIELDS, OFF, MiB, OffloadPolicies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+BLOCK_BYTES_MIN, BLOCK_BYTES_MAX = 5 * MiB, 1024 * MiB
+
+
+class Driver(StrEnum):
+    """Pulsar's drivers that store where this daemon can."""
+
+    AWS_S3 = "aws-s3"
+    S3 = "S3"
+    FILESYSTEM = "filesystem"
+
+
+UNSUPPORTED = ("google-cloud-storage", "azureblob", "aliyun-oss", "transient")
+OURS = re.compile(
+    r"managedLedgerOffload|managedLedgerDataReadPriority|s3ManagedLedgerOffload|gcsManagedLedgerOffload|fileSystem"
+    r"(ProfilePath|URI)|offloadersDirectory|triggerOffloadOnTopicLoad|managedLedgerInactiveOffloaded"
+    r"|m(ax|in)\w*OffloadSegment"
+)
+SECRET = re.compile(r"(?i)credential|secret|password|token|KeyFile")
+HIDDEN = "(not shown)"
+BEGIN_CHARS = 40
+
+POLICIES: Mapping[str, str] = {
+    "managedLedgerOffloadThresholdInBytes": "threshold_bytes",
+    "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "threshold_bytes",
+    "managedLedgerOffloadThresholdInSeconds": "threshold_s",
+    "managedLedgerOffloadDeletionLagInMillis": "deletion_lag_s",
+    "managedLedgerOffloadDeletionLagMs": "deletion_lag_s",
+    "managedLedgerDataReadPriority": "read_priority",
+    "managedLedgerOffloadedReadPriority": "read_priority",
+}
+"""Policies by their names in the file; of two names the first that is there counts."""
+
+PLACES: Mapping[str, str] = {
+    "Bucket": "objects.bucket",
+    "Region": "objects.region",
+    "ServiceEndpoint": "objects.endpoint",
+    "MaxBlockSizeInBytes": "ledger_based.block_bytes",
+}
+"""Settings by the end of the keys `managedLedgerOffload...` and `s3ManagedLedgerOffload...`."""
+
+UNUSED: Mapping[str, str] = {
+    "ReadBufferSizeInBytes": "reads take whole blocks through a cache: memory.cache_bytes and read.read_ahead_bytes",
+    "managedLedgerOffloadMaxThreads": "uploads are bounded by upload.concurrency_max",
+    "managedLedgerOffloadReadThreads": "reads are bounded by read.readers_max and objects.connections_max",
+    "managedLedgerOffloadPrefetchRounds": "read ahead is bounded by read.read_ahead_bytes",
+    "managedLedgerOffloadMinBlockSizeInBytes": "parts are offload.part_bytes; Pulsar itself never reads this key",
+    "managedLedgerOffloadWriteBufferSizeInBytes": "buffers are memory.buffer_bytes; Pulsar itself never reads this key",
+    "managedLedgerInactiveOffloadedLedgerEvictionTimeSeconds": "no handle is kept open for a reader",
+    "offloadersDirectory": "the daemon loads no plug-ins",
+    "triggerOffloadOnTopicLoad": "topics are looked at all the time, loaded by a broker or not",
+    "s3ManagedLedgerOffloadRole": "roles come with the AWS chain: profile, web identity or instance role",
+    "s3ManagedLedgerOffloadRoleSessionName": "roles come with the AWS chain: profile, web identity or instance role",
+    "s3ManagedLedgerOffloadCredentialId": "secrets are not copied: set objects.access_key",
+    "s3ManagedLedgerOffloadCredentialSecret": "secrets are not copied: set OFFLOADERD__OBJECTS__SECRET_KEY",
+    "fileSystemProfilePath": "a profile of Hadoop; the daemon writes files without it",
+}
+
+UNITS = {"threshold_bytes": "bytes", "threshold_s": "seconds", "deletion_lag_s": "milliseconds up to ten years"}
+
+_BUCKET = FIELDS["bucket"]
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_LINE = re.compile(r"line (\d+)")
+_URL = re.compile(r"https?://[^\s/]+/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one key. `used_as` is a policy or a setting, empty: it is ignored for the reason in `why`."""
+
+    line: int
+    key: str
+    value: str
+    used_as: str = ""
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Import:
+    """What a configuration comes to. `mistakes` name their lines; with one of them nothing should be applied."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    policies: OffloadPolicies = field(default_factory=OffloadPolicies)
+    settings: dict[str, str | int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    mistakes: list[str] = field(default_factory=list)
+
+
+def read(text: str) -> Import:
+    """Read a broker.conf (or standalone.conf, or the properties of a namespace's offload policies)."""
+    found, mistakes = properties(text, lambda key: OURS.match(key) is not None)
+    return _Reader({one.key: one for one in found}, mistakes).read()
+
+
+class _Reader:
+    """One file being read."""
+
+    def __init__(self, given: dict[str, Property], mistakes: list[str]) -> None:
+        self._given = given
+        self._out = Import(mistakes=mistakes)
+        self._values: dict[str, object] = {}
+        self._judged: dict[str, Verdict] = {}
+
+    def read(self) -> Import:
+        """Judge every key."""
+        driver = self._driver()
+        for name in dict.fromkeys(POLICIES.values()):
+            self._policy(name)
+        if driver in {Driver.AWS_S3, Driver.S3}:
+            self._places(driver)
+        elif driver is Driver.FILESYSTEM:
+            self._directory()
+        for one in self._given.values():
+            if one.key not in self._judged:
+                self._ignore(one, self._why_unused(one.key, driver))
+        if driver is not None:
+            self._as_pulsar_would()
+        out = self._out
+        out.policies = OffloadPolicies(**self._values)  # type: ignore[arg-type]
+        out.verdicts = sorted(self._judged.values(), key=lambda one: one.line)
+        out.mistakes.sort(key=_line_of)
+        return out
+
+    def _driver(self) -> Driver | None:
+        """Return the driver if this daemon can store where it does."""
+        one = self._given.get("managedLedgerOffloadDriver")
+        if one is None or not one.value:
+            self._out.notes.append("no driver is set: brokers with this configuration offload nothing")
+            return None
+        for driver in Driver:
+            if one.value.lower() == driver.lower():
+                kind = "filesystem" if driver is Driver.FILESYSTEM else "s3"
+                self._use(one, "objects.kind")
+                self._out.settings["objects.kind"] = kind
+                return driver
+        if one.value.lower() in UNSUPPORTED:
+            self._ignore(one, "the daemon stores in S3 and in directories; GCS and OSS have S3 endpoints of their own")
+            self._out.notes.append(f"driver {one.value} is not supported: say in the settings where to store")
+        else:
+            known = ", ".join((*Driver, *UNSUPPORTED))
+            self._wrong(one, f"{one.value!r} is no driver of Pulsar; it has {known}")
+        return None
+
+    def _policy(self, name: str) -> None:
+        """Take the first of a policy's names that has a value."""
+        keys = [key for key, policy in POLICIES.items() if policy == name]
+        present = [self._given[key] for key in keys if key in self._given and self._given[key].value]
+        for number, one in enumerate(present):
+            if number:
+                self._ignore(one, f"{present[0].key} in line {present[0].line} counts")
+                continue
+            value = _read(name, one.value)
+            if value is None:
+                asked = f"a whole number of {UNITS[name]}" if name in UNITS else FIELDS[name].allowed
+                self._wrong(one, f"{one.value!r} is not {asked}")
+            else:
+                self._values[name] = value
+                self._use(one, f"policy {name}")
+
+    def _places(self, driver: Driver) -> None:
+        """Take bucket, region, endpoint and block size as the driver does."""
+        for end, setting in PLACES.items():
+            universal, own = self._filled(f"managedLedgerOffload{end}"), self._filled(f"s3ManagedLedgerOffload{end}")
+            if driver is Driver.S3:
+                if own is not None:
+                    self._ignore(own, f"driver S3 reads managedLedgerOffload{end} alone")
+                self._place(universal, setting)
+                continue
+            if end == "MaxBlockSizeInBytes":
+                if universal is not None:
+                    self._ignore(universal, f"with driver aws-s3 it has no effect: s3ManagedLedgerOffload{end} counts")
+            elif own is not None and universal is not None:
+                self._ignore(universal, f"with driver aws-s3 {own.key} in line {own.line} counts")
+            self._place(own if own is not None or end == "MaxBlockSizeInBytes" else universal, setting)
+        if "objects.bucket" not in self._out.settings:
+            self._out.mistakes.append(f"no bucket: driver {driver} needs {self._bucket_key(driver)}")
+        if driver is Driver.S3 and "objects.endpoint" not in self._out.settings:
+            self._out.mistakes.append("no endpoint: driver S3 needs managedLedgerOffloadServiceEndpoint")
+
+    def _bucket_key(self, driver: Driver) -> str:
+        return "managedLedgerOffloadBucket" if driver is Driver.S3 else "s3ManagedLedgerOffloadBucket"
+
+    def _place(self, one: Property | None, setting: str) -> None:
+        if one is None:
+            return
+        value: str | int = one.value
+        wrong = None
+        if setting == "objects.bucket" and _BUCKET.flaw(value):
+            wrong = f"is not {_BUCKET.allowed}"
+        if setting == "objects.endpoint" and not _URL.fullmatch(one.value):
+            wrong = "is not http://HOST:PORT or https://HOST"
+        if setting == "ledger_based.block_bytes":
+            value = int(one.value) if one.value.isascii() and one.value.isdecimal() else -1
+            if not BLOCK_BYTES_MIN <= value <= BLOCK_BYTES_MAX:
+                wrong = f"is not {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX} bytes"
+        if wrong is not None:
+            self._wrong(one, f"{one.value!r} {wrong}")
+            return
+        self._use(one, setting)
+        self._out.settings[setting] = value
+
+    def _directory(self) -> None:
+        """Take the directory of the filesystem driver, which is Hadoop's."""
+        one = self._filled("fileSystemURI")
+        if one is None:
+            self._out.mistakes.append("no directory: driver filesystem needs fileSystemURI")
+        elif one.value.startswith("file:///"):
+            self._use(one, "objects.directory")
+            self._out.settings["objects.directory"] = one.value.removeprefix("file://")
+            self._out.notes.append(
+                "files that Pulsar's filesystem driver wrote are Hadoop's; the daemon does not read them"
+            )
+        else:
+            self._ignore(one, "the daemon writes to a mounted directory, file:///PATH, not to HDFS")
+
+    def _as_pulsar_would(self) -> None:
+        """Say what is so in Pulsar without being in the file."""
+        self._values["method"] = OffloadMethod.LEDGER_BASED
+        self._out.notes.append("method = ledger-based, as brokers offload; streaming is PIP-76's")
+        if "deletion_lag_s" not in self._values:
+            self._values["deletion_lag_s"] = float(OFF)
+            self._out.notes.append(
+                "deletion_lag_s = off: without a lag in the file brokers delete nothing from BookKeeper"
+            )
+        if all(self._values.get(name, OFF) in {OFF, float(OFF)} for name in ("threshold_bytes", "threshold_s")):
+            self._out.notes.append("no threshold is set: brokers with this configuration offload by hand only")
+
+    def _why_unused(self, key: str, driver: Driver | None) -> str:
+        if SECRET.search(key) and key not in UNUSED:
+            return "secrets are not copied; see the settings objects.access_key and objects.secret_key"
+        if not self._given[key].value:
+            return "it is empty"
+        known = next(
+            (why for name, why in UNUSED.items() if key == name or (name[0] == "R" and key.endswith(name))), None
+        )
+        if known is not None:
+            return known
+        if key.startswith("managedLedgerOffloadExtraConfig"):
+            return "it is for a driver's own use"
+        if key.startswith("gcs"):
+            return "driver google-cloud-storage is not supported"
+        if key.startswith("fileSystem") or key.removeprefix("s3M").removeprefix("m").startswith("anagedLedgerOffload"):
+            return f"driver {driver} does not read it" if driver is not None else "there is no driver that reads it"
+        return "neither brokers nor the daemon read it from this file"
+
+    def _filled(self, key: str) -> Property | None:
+        one = self._given.get(key)
+        return one if one is not None and one.value else None
+
+    def _use(self, one: Property, what: str) -> None:
+        self._judged[one.key] = Verdict(one.line, one.key, one.value, what)
+
+    def _ignore(self, one: Property, why: str) -> None:
+        value = HIDDEN if SECRET.search(one.key) and one.value else one.value
+        self._judged[one.key] = Verdict(one.line, one.key, value, "", why)
+
+    def _wrong(self, one: Property, why: str) -> None:
+        self._judged[one.key] = Verdict(one.line, one.key, one.value, "", why)
+        self._out.mistakes.append(f"line {one.line}: {one.key}: {why}")
+
+
+def _read(name: str, text: str) -> object:
+    """Read a policy's value as brokers do, numbers without a unit; None for what is none."""
+    if name in UNITS and not _WHOLE.fullmatch(text):
+        return None
+    try:
+        return FIELDS[name].read(text, scale=FIELDS[name].scale)
+    except InvalidInput:
+        return None
+
+
+def _line_of(mistake: str) -> int:
+    """Return the line that a mistake names; what names none comes last."""
+    match = _LINE.match(mistake)
+    return int(match[1]) if match is not None else sys.maxsize
+
+
+def toml(settings: Mapping[str, str | int]) -> Iterator[str]:
+    """Yield the lines of a settings file with these settings."""
+    section = ""
+    for key, value in sorted(settings.items()):
+        table, _, name = key.rpartition(".")
+        if table != section:
+            yield from ("", f"[{table}]") if section else (f"[{table}]",)
+            section = table
+        yield f"{name} = {value}" if isinstance(value, int) else f'{name} = "{_escaped(value)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+class Property(NamedTuple):
+    """One key with its value; the line is where it begins, from 1 on."""
+
+    line: int
+    key: str
+    value: str
+
+
+def properties(text: str, wanted: Callable[[str], bool]) -> tuple[list[Property], list[str]]:
+    """Return the keys that are `wanted`, and what is wrong with lines: no `=`, no key, a wanted key given twice.
+
+    Java takes the last of two lines with one key, and any blank for a `=`; in a broker's file both are mistakes.
+    """
+    found: dict[str, Property] = {}
+    mistakes = []
+    for number, line in _lines(text):
+        key, equals, value = line.partition("=")
+        key = key.rstrip()
+        if not equals or not key or any(map(str.isspace, key)):
+            begin = ascii(line.split()[0][:BEGIN_CHARS])  # no more of it: the rest may be a secret
+            mistakes.append(f"line {number}, which begins with {begin}, is not KEY=VALUE")
+            continue
+        if not wanted(key):
+            continue
+        if key in found:
+            mistakes.append(
+                f"line {number}: {key} was given in line {found[key].line} already; Java takes the last one"
+            )
+        found[key] = Property(number, key, value.strip())
+    return list(found.values()), mistakes
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield what is neither blank nor a comment, lines that end with a backslash joined with the next."""
+    begun, whole = 0, ""
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not whole and (not line or line[0] in "#!"):
+            continue
+        begun = begun or number
+        if len(line) - len(line.rstrip("\\")) & 1:
+            whole += line[:-1]
+            continue
+        yield begun, whole + line
+        begun, whole = 0, ""
+    if whole:
+        yield begun, whole

@@ -1,0 +1,128 @@
+"""What is said above the topics, by an operator: stored, carried out, and shown beforehand topic by topic.
+
+A policy of a namespace that names a method is a standing order for its topics, as in Pulsar; one of the broker is not.
+What is said takes effect on all daemons by the counter that every change raises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import NotFound
+from offloaderd.core.names.patterns import Scope, of_topic
+from offloaderd.policy import store as stored
+from offloaderd.policy.policies import differences
+from offloaderd.policy.records.topic import TopicPolicy, own
+from offloaderd.policy.resolver import node_of, spelled
+from offloaderd.policy.selection import Outcome, Rules, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.errors import CorruptData
+    from offloaderd.core.model import TopicName
+    from offloaderd.policy.policies import OffloadPolicies
+    from offloaderd.policy.resolver import Namespace, PolicyResolver
+    from offloaderd.policy.selection import Change, Policies
+    from offloaderd.policy.selector import Selector
+
+
+class Effect(NamedTuple):
+    """What a change does to one topic: to whether it is offloaded, and to what holds for it."""
+
+    topic: TopicName
+    outcome: Outcome
+    differences: Sequence[str] = ()
+    reason: str = ""
+
+
+class Levels:
+    """Sets and removes policies at every level."""
+
+    def __init__(self, selector: Selector, book: PolicyResolver) -> None:
+        self._selector = selector
+        self.book = book
+
+    async def say(
+        self, where: Namespace | None, policies: OffloadPolicies | None, *, dry_run: bool = False
+    ) -> list[Effect]:
+        """Have a namespace, or the broker (None), say this and nothing else; with None nothing at all.
+
+        Returns the topics for which something changes. Raises NotFound when there is nothing to remove, Transient.
+        """
+        selector, store = self._selector, self._selector.metadata
+        said = await selector.said()
+        before = said.above.copied()
+        if policies is None and node_of(where) not in before.damaged and not before.said(where).said():
+            what = "the broker level" if where is None else f"namespace {spelled(where)}"
+            raise NotFound(f"{what} has no offload policies", hint="what holds there comes from other levels")
+        after = before.saying(where, policies)
+        listed = await selector.listed([Scope(*where)]) if where is not None and where in after.offloading else set()
+        topics = sorted(one for one in {*listed, *said.policies} if where in {None, (one.tenant, one.namespace)})
+        rules = Rules(said.selections, said.policies, after)
+        changes = await selector.plan(rules, topics, said.policies)
+        if not dry_run:
+            if policies is None:
+                await stored.remove_level(store, selector.clock, where)
+            else:
+                await stored.put_level(store, selector.clock, where, policies)
+            await selector.carry_out(rules, changes, said.policies)
+            await self.book.load()
+        effects = [_effect(change, said.policies.get(change.topic), before, after) for change in changes]
+        return [one for one in effects if one.outcome in _MOVES or one.differences]
+
+    async def say_of_topic(self, topic: TopicName, policies: OffloadPolicies, *, dry_run: bool = False) -> list[Effect]:
+        """Have a topic, with its partitions, say this and nothing else; it is enabled by that, if nobody disabled it.
+
+        Raises Transient.
+        """
+        before = (await self._selector.said()).policies
+        current = before.get(topic)
+        enabled = not (isinstance(current, TopicPolicy) and not current.enabled and not current.selected_by)
+        policy = replace(TopicPolicy(enabled=enabled), **policies.said())
+        return self._told(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), before)
+
+    async def forget_topic(self, topic: TopicName, *, dry_run: bool = False) -> list[Effect]:
+        """Take back what was said of a topic by its name; it then follows from a pattern or its namespace, if any does.
+
+        One that nothing else selects stays as it is, enabled or disabled, without a policy of its own. Raises NotFound
+        when nothing was said of it by name.
+        """
+        said = await self._selector.said()
+        current = said.policies.get(topic)
+        if current is None or (isinstance(current, TopicPolicy) and (current.selected_by or not own(current).said())):
+            raise NotFound(
+                f"{topic} has no offload policies of its own", hint="what holds there comes from other levels"
+            )
+        enabled = current.enabled if isinstance(current, TopicPolicy) else True
+        rest = {one: policy for one, policy in said.policies.items() if one != topic}
+        rule = Rules(said.selections, rest, said.above).rule(topic) if enabled else None
+        policy = TopicPolicy(enabled=enabled)
+        if rule is not None and rule.policy.enabled:
+            policy = replace(rule.policy, selected_by=rule.pattern, partitioned=False)
+        return self._told(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), said.policies)
+
+    def _told(self, changes: Sequence[Change], before: Policies) -> list[Effect]:
+        return [_effect(change, before.get(change.topic), self.book, self.book) for change in changes]
+
+
+_MOVES = {Outcome.ENABLED, Outcome.DISABLED}
+
+
+def _effect(
+    change: Change, current: TopicPolicy | CorruptData | None, before: PolicyResolver, after: PolicyResolver
+) -> Effect:
+    """Say what becomes of a topic with this policy of its own when the levels above it change as well."""
+    known = current if isinstance(current, TopicPolicy) else None
+    coming = change.policy or known
+    if coming is None:
+        return Effect(change.topic, change.outcome, (), change.reason)
+    old, new = before.effective(change.topic, known), after.effective(change.topic, coming)
+    different = tuple(differences(old.values, new.values))
+    moved = outcome(known, coming)
+    if moved is Outcome.UNCHANGED and different:
+        moved = Outcome.CHANGED
+    elif moved is Outcome.CHANGED and not different:
+        moved = Outcome.UNCHANGED
+    return Effect(change.topic, moved, different, change.reason if moved is Outcome.UNCHANGED else "")

@@ -1,0 +1,56 @@
+"""Pausing a topic, and having it go on: an operator's word that is part of the topic's own policy.
+
+It lies in the metadata store, so it outlives restarts and moves with the topic; patterns and policies that are set
+meanwhile leave it alone. The owner seals and commits its open segment, and begins no other; reads, retention and
+grants go on. A topic that is only pushed commits all that it has accepted and takes no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import NotFound
+from offloaderd.core.names.patterns import partitioned_topic
+from offloaderd.policy import store as stored
+from offloaderd.policy.enabled import topic_policies
+from offloaderd.policy.records.topic import Paused, TopicPolicy
+
+if TYPE_CHECKING:
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.errors import CorruptData
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether one topic is paused, and whether it is so by what was said just now."""
+
+    topic: TopicName
+    paused: Paused | None
+    changed: bool
+
+
+async def say(
+    store: MetadataStore, clock: Clock, topic: TopicName, paused: Paused | None, *, dry_run: bool = False
+) -> list[Standing]:
+    """Pause a topic with its partitions, or (None) have them go on; one that is paused keeps who did it, and when.
+
+    Raises NotFound when neither is enabled, Transient.
+    """
+    policies = await topic_policies(store)
+    named = sorted(one for one in policies if topic in {one, partitioned_topic(one)})
+    before = {one: policy for one in named if isinstance(policy := policies[one], TopicPolicy) and policy.enabled}
+    if not before:
+        raise NotFound(f"{topic} is not enabled", hint=f"offloadctl topics enable {topic}")
+    moving = [one for one, policy in before.items() if (policy.paused is None) is not (paused is None)]
+
+    def decide(_topic: TopicName, now: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
+        if not isinstance(now, TopicPolicy) or (now.paused is None) is (paused is None):
+            return None
+        return replace(now, paused=paused)
+
+    if not dry_run:
+        await stored.write(store, clock, moving, decide, known=before)
+    return [Standing(one, paused if one in moving else policy.paused, one in moving) for one, policy in before.items()]

@@ -1,0 +1,136 @@
+"""`policy`: how one topic is offloaded, and who said so. What is None is inherited from the daemon's settings.
+
+A policy is somebody's word on this very topic, or, with `selected_by`, follows from a pattern and goes where that goes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.parsing import filled
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+from offloaderd.policy.policies import NAMES, OFF, OffloadPolicies
+
+W = TypeVar("W", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """An operator has the topic stand still: since when, in milliseconds, and who."""
+
+    since_ms: int
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPolicy(OffloadPolicies):
+    """Topic level policy. A topic that is not `enabled` stays known and readable, as does one that is `paused`.
+
+    `selected_by` is the pattern, or the namespace's policy, that it follows from; empty: the topic was enabled or
+    disabled by its name. `partitioned`: there are no entries under this name, its partitions follow this policy.
+    """
+
+    enabled: bool = True
+    paused: Paused | None = None
+    selected_by: str = ""
+    partitioned: bool = False
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+    """What a later release has added to the record."""
+
+    @property
+    def active(self) -> bool:
+        """Whether entries are to be offloaded under this very name."""
+        return self.enabled and not self.partitioned
+
+
+def own(policy: OffloadPolicies) -> OffloadPolicies:
+    """Return what a policy says of the offloading alone."""
+    return OffloadPolicies(**{name: getattr(policy, name) for name in NAMES})
+
+
+def standing(wanted: TopicPolicy, current: object) -> TopicPolicy:
+    """Return what a topic should have, paused as it is, which pausing and resuming alone change, and with what a later
+    release has added.
+    """
+    return (
+        replace(wanted, paused=current.paused, unknown=current.unknown) if isinstance(current, TopicPolicy) else wanted
+    )
+
+
+def disabled(policy: TopicPolicy) -> TopicPolicy:
+    """Return the policy switched off by name, so that no pattern switches it on; its settings are kept."""
+    return replace(policy, enabled=False, selected_by="")
+
+
+def encode(value: TopicPolicy) -> bytes:
+    """Return the node's content."""
+    return to_record(value).SerializeToString(deterministic=True)
+
+
+def decode(data: bytes, *, path: str) -> TopicPolicy:
+    """Read a node's content; raises CorruptData."""
+    return from_record(codec.parse(records_pb2.TopicPolicyRecord, data, path), path=path)
+
+
+def to_record(value: OffloadPolicies) -> records_pb2.TopicPolicyRecord:
+    """Return the policy as a message, for nodes that hold one among other things."""
+    named = {name: getattr(value, name) for name in NAMES}
+    topic = value if isinstance(value, TopicPolicy) else TopicPolicy(enabled=False, **named)
+    since_ms, by = (topic.paused.since_ms, topic.paused.by) if topic.paused else (0, "")
+    record = filled(records_pb2.TopicPolicyRecord, topic, paused_ms=since_ms, paused_by=by, format=codec.FORMAT)
+    record.MergeFromString(topic.unknown)
+    return record
+
+
+def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPolicy:
+    """Read a message; raises CorruptData."""
+    for given, value in record.ListFields():
+        if given.name.endswith("_s"):
+            _check_seconds(path, value, off=given.name in _OFF)
+    if record.threshold_bytes < OFF:
+        codec.corrupt(path, "a number of bytes", record.threshold_bytes)
+    return codec.read(
+        TopicPolicy,
+        record,
+        paused=Paused(record.paused_ms, record.paused_by) if record.paused_ms else None,
+        method=_word(path, OffloadMethod, record.method),
+        read_priority=_priority(path, record),
+        history_order=_word(path, HistoryOrder, record.history_order),
+        outage=_word(path, OutagePolicy, record.outage),
+        retention=_word(path, TierRetention, record.retention),
+    )
+
+
+_OFF = {"threshold_s", "deletion_lag_s"}
+"""Times that may be OFF."""
+
+
+def _priority(path: str, record: records_pb2.TopicPolicyRecord) -> ReadPriority | None:
+    if not record.HasField("read_priority"):
+        return None
+    try:
+        return ReadPriority.parse(record.read_priority)
+    except InvalidInput:
+        codec.corrupt(path, "a read priority", repr(record.read_priority))
+
+
+def _word(path: str, kind: type[W], text: str) -> W | None:
+    """Read one of an enumeration's words, None for the empty text."""
+    if not text:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        codec.corrupt(path, f"one of {', '.join(kind)}", repr(text))
+
+
+def _check_seconds(path: str, value: float, *, off: bool) -> None:
+    if not (math.isfinite(value) and (value >= 0 or (off and value == OFF))):
+        codec.corrupt(path, "a number of seconds", value)

@@ -1,0 +1,190 @@
+"""What holds for a topic, said in one place: the policies of broker and namespaces as stored, over the daemon's own.
+
+The narrowest that says something counts: the topic by its name, the pattern of its namespace, its namespace's policy,
+another pattern that it was enabled by, the broker's policy, the daemon's settings, the built-in default. So a value
+that a pattern of the whole tenant gave a topic gives way to what is said of its namespace.
+
+The book is loaded by whoever follows its node, and asked without waiting; what cannot be read leaves what was known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.names.patterns import Breadth, TopicPattern
+from offloaderd.metadata import paths
+from offloaderd.metadata.nodes import node
+from offloaderd.policy.merge import Effective, Level, Origin, effective
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.records import level as level_policy
+from offloaderd.policy.records import topic as policy_record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.policy.records.topic import TopicPolicy
+
+log = structlog.get_logger(__name__)
+
+Namespace = tuple[str, str]
+"""Tenant and namespace."""
+
+
+def spelled(namespace: Namespace) -> str:
+    """Return `TENANT/NAMESPACE`; no pattern and no topic is written so."""
+    return "/".join(namespace)
+
+
+def node_of(where: Namespace | None) -> str:
+    """Return the path of a namespace's policy, or of the broker's (None)."""
+    return paths.BROKER_POLICY if where is None else paths.namespace_policy(*where)
+
+
+class PolicyResolver:
+    """The policies above the topics. `daemon` are the daemon's own levels, the narrowest first."""
+
+    def __init__(self, store: MetadataStore, daemon: Sequence[Level] = ()) -> None:
+        self._store = store
+        self._daemon = tuple(daemon)
+        self.loaded = False
+        self.broker = OffloadPolicies()
+        self.namespaces: dict[Namespace, OffloadPolicies] = {}
+        self.named: tuple[Namespace, ...] = ()
+        """Namespaces that have a node."""
+        self.damaged: set[str] = set()
+        """Paths of the nodes that cannot be read."""
+
+    def follow(self, daemon: Sequence[Level]) -> None:
+        """Have other levels of the daemon's own below what is stored."""
+        self._daemon = tuple(daemon)
+
+    async def load(self) -> None:
+        """Read what is stored at all levels. Raises Transient."""
+        names = await namespaces(self._store)
+        found = await each([None, *names], self._read)
+        self.named = tuple(names)
+        self.namespaces = {name: one for name, one in self.namespaces.items() if name in names}
+        self.damaged &= {node_of(None), *map(node_of, names)}
+        for where, said in zip([None, *names], found, strict=True):
+            self._note(where, said)
+        self.loaded = True
+
+    async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
+        """Read one level; None for a node that is not there."""
+        path = node_of(where)
+        found = await node(self._store, path)
+        if found is None:
+            return None
+        try:
+            return level_policy.decode(found.value, path=path).policies
+        except CorruptData as error:
+            if path not in self.damaged:
+                log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
+            return error
+
+    def _note(self, where: Namespace | None, said: OffloadPolicies | CorruptData | None) -> None:
+        """Take over what was read of a level; what cannot be read leaves what was known."""
+        path = node_of(where)
+        if isinstance(said, CorruptData):
+            self.damaged.add(path)
+            return
+        self.damaged.discard(path)
+        if where is None:
+            self.broker = said or OffloadPolicies()
+        elif said is None:
+            self.namespaces.pop(where, None)
+        else:
+            self.namespaces[where] = said
+
+    def copied(self) -> PolicyResolver:
+        """Return a book that says the same and stays as it is."""
+        book = PolicyResolver(self._store, self._daemon)
+        book.broker, book.namespaces, book.loaded = self.broker, dict(self.namespaces), self.loaded
+        book.named, book.damaged = self.named, set(self.damaged)
+        return book
+
+    def saying(self, where: Namespace | None, policies: OffloadPolicies | None) -> PolicyResolver:
+        """Return a book like this in which a namespace, or the broker (None), says that; None: nothing."""
+        book = self.copied()
+        book.damaged.discard(node_of(where))
+        if where is None:
+            book.broker = policies or OffloadPolicies()
+        elif policies is None:
+            book.namespaces.pop(where, None)
+        else:
+            book.namespaces[where] = policies
+        return book
+
+    def said(self, where: Namespace | None) -> OffloadPolicies:
+        """Return what a namespace, or the broker (None), says."""
+        return self.broker if where is None else self.namespaces.get(where, OffloadPolicies())
+
+    def effective(self, topic: TopicName, policy: TopicPolicy | None) -> Effective:
+        """Return what holds for a topic with this policy of its own (None: nobody spoke of it)."""
+        name = (topic.tenant, topic.namespace)
+        between = Level(Origin.NAMESPACE, self.said(name), spelled(name))
+        levels = [between, Level(Origin.BROKER, self.broker), *self._daemon]
+        if policy is not None:
+            said, narrow = _level(topic, policy)
+            levels.insert(0 if narrow else 1, said)
+        return effective(levels, known=policy is not None)
+
+    def above(self, namespace: Namespace | None) -> list[Level]:
+        """Return what a namespace inherits from, or the broker (None), the narrowest first."""
+        broker = [] if namespace is None else [Level(Origin.BROKER, self.broker)]
+        return [*broker, *self._daemon]
+
+    @property
+    def unread(self) -> Collection[Namespace]:
+        """The namespaces whose policy cannot be read, and was not before."""
+        return {name for name in self.named if node_of(name) in self.damaged and name not in self.namespaces}
+
+    @property
+    def offloading(self) -> Collection[Namespace]:
+        """The namespaces whose policy says that their topics are to be offloaded."""
+        return {name for name, one in self.namespaces.items() if one.offloads}
+
+    async def of(self, topic: TopicName, *, fresh: bool = False) -> Effective:
+        """Return what holds for a topic, whoever works on it; `fresh` reads the levels above it again.
+
+        Raises Transient, CorruptData.
+        """
+        if not self.loaded:
+            await self.load()
+        elif fresh:
+            above = [None, (topic.tenant, topic.namespace)]
+            for where, said in zip(above, await each(above, self._read), strict=True):
+                self._note(where, said)
+        path = paths.policy(topic)
+        found = await node(self._store, path)
+        return self.effective(topic, policy_record.decode(found.value, path=path) if found is not None else None)
+
+
+async def namespaces(store: MetadataStore) -> list[Namespace]:
+    """Return the namespaces that have a policy."""
+    tenants = await store.children(paths.NAMESPACE_POLICIES)
+    below = await each([f"{paths.NAMESPACE_POLICIES}/{tenant}" for tenant in tenants], store.children)
+    return [
+        (paths.name_of(tenant), paths.name_of(name))
+        for tenant, names in zip(tenants, below, strict=True)
+        for name in names
+    ]
+
+
+def _level(topic: TopicName, policy: TopicPolicy) -> tuple[Level, bool]:
+    """Return what is said of a topic as a level, and whether that is narrower than its namespace's policy."""
+    if not policy.selected_by or policy.selected_by == spelled((topic.tenant, topic.namespace)):
+        return Level(Origin.TOPIC, policy, str(topic)), True
+    try:
+        pattern = TopicPattern.named(policy.selected_by)
+    except InvalidInput:
+        return Level(Origin.SELECTION, policy, policy.selected_by), False
+    if pattern.breadth is Breadth.TOPIC:
+        return Level(Origin.TOPIC, policy, str(pattern.topic)), True
+    return Level(Origin.SELECTION, policy, pattern.text), pattern.breadth is Breadth.NAMESPACE

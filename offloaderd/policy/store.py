@@ -1,0 +1,283 @@
+"""What was said of topics and patterns, in the metadata store: read, decide, write.
+
+Rules: what is written was decided on what is stored at that moment (compare-and-set); what somebody else changed
+meanwhile is read and decided on again. Each transaction raises the counter on the folder's root, by which all daemons
+see that something changed, so that a crash leaves nothing written that nobody was told of. Policies of many topics are
+written in transactions of bounded size.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import Conflict, CorruptData, NewerRecord, NotFound, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import codec
+from offloaderd.policy.records import level as level_record
+from offloaderd.policy.records import selection as selection_record
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.level import LevelPolicy
+from offloaderd.policy.resolver import node_of, spelled
+from offloaderd.policy.selection import check_room
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import TopicName
+    from offloaderd.core.names.patterns import TopicPattern
+    from offloaderd.metadata.port import MetadataStore, Step
+    from offloaderd.policy.policies import OffloadPolicies
+    from offloaderd.policy.records.selection import Selection
+    from offloaderd.policy.records.topic import TopicPolicy
+    from offloaderd.policy.resolver import Namespace
+
+    Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
+    """Says what a topic's policy should become, given what it is (None: it has none); None: leave it as it is."""
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+BATCH_TOPICS = 100
+"""Topics in one transaction: with their folders some 100 kB, a tenth of what ZooKeeper takes."""
+TRIES = 20
+
+
+class _Written(NamedTuple):
+    """What is stored of a topic, and the steps that make it what was decided."""
+
+    current: TopicPolicy | CorruptData | None
+    wanted: TopicPolicy | None
+    steps: Sequence[Step]
+
+
+async def write(
+    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, *, known: Container[TopicName]
+) -> dict[TopicName, TopicPolicy]:
+    """Give topics the policies that `decide` says; return what was decided and is stored, by us or by who was faster.
+
+    Those that are not `known` are taken to have nothing stored, and looked up only when that proves wrong. Raises
+    Transient when the store gives no chance to for long; what was written until then stays, and the same call again
+    does the rest.
+    """
+    written: dict[TopicName, TopicPolicy] = {}
+    for first in range(0, len(topics), BATCH_TOPICS):
+        batch = topics[first : first + BATCH_TOPICS]
+        written |= await _write_batch(store, clock, batch, decide, {topic for topic in batch if topic not in known})
+    return written
+
+
+async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicName, TopicPolicy | CorruptData]:
+    """Return the policies of some topics, of those that have one; one that cannot be read is its error."""
+
+    async def ask(topic: TopicName) -> TopicPolicy | CorruptData | None:
+        path = paths.policy(topic)
+        try:
+            return policy_record.decode((await store.get(path)).value, path=path)
+        except NotFound:
+            return None
+        except CorruptData as error:
+            return error
+
+    found = await each(topics, ask)
+    return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
+
+
+async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]:
+    """Return all selections by their pattern; one that cannot be read is there with its error."""
+    names = await store.children(paths.SELECTIONS)
+
+    async def read(name: str) -> Selection | CorruptData | None:
+        path = f"{paths.SELECTIONS}/{name}"
+        try:
+            return selection_record.decode((await store.get(path)).value, path=path)
+        except NotFound:
+            return None
+        except CorruptData as error:
+            log.error("selection.corrupt", path=path, error=str(error), hint="enable the pattern again")  # noqa: TRY400
+            return error
+
+    found = await each(names, read)
+    return {paths.selected_pattern(name): one for name, one in zip(names, found, strict=True) if one is not None}
+
+
+async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expressions_max: int | None = None) -> None:
+    """Store a selection, in place of one with the same pattern. Raises Conflict as `check_room` does, Transient."""
+    path = paths.selection(selection.pattern.text)
+    value = selection_record.encode(selection)
+
+    async def attempt() -> Conflict | None:
+        await ensure(store, paths.SELECTIONS)
+        counter = await store.get(paths.SELECTIONS)
+        if expressions_max is not None:
+            names = await store.children(paths.SELECTIONS)
+            try:
+                check_room(map(paths.selected_pattern, names), selection.pattern, expressions_max)
+            except Conflict as error:
+                return error  # no reason to try again
+        try:
+            step: Step = await _replaced(store, path, value, selection_record.decode)
+        except NotFound:
+            step = Create(path, value)
+        await store.transact([step, Replace(paths.SELECTIONS, b"", counter.version)])
+        return None
+
+    if refused := await _until_written(clock, f"the selection {selection.pattern}", attempt):
+        raise refused
+
+
+async def _replaced(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:
+    """Return the step that replaces a record, whatever it says. Raises NotFound, and NewerRecord to leave it alone."""
+    found = await store.get(path)
+    codec.unless_newer(decode, found.value, path)
+    return Replace(path, value, found.version)
+
+
+async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> None:
+    """Remove a selection; one that is gone is no error. Raises Transient."""
+    path = paths.selection(pattern.text)
+
+    async def attempt() -> None:
+        with suppress(NotFound):
+            await store.delete(path)
+
+    await _until_written(clock, f"the selection {pattern}", attempt)
+
+
+async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
+    """Store what a namespace, or the broker (None), says, in place of what it said. Raises Transient."""
+    path = node_of(where)
+    value = level_record.encode(LevelPolicy(policies, clock.wall_ms()))
+
+    async def attempt() -> None:
+        await ensure(store, path.rpartition("/")[0])
+        counter = await store.get(paths.POLICIES)
+        try:
+            step: Step = await _replaced(store, path, value, level_record.decode)
+        except NotFound:
+            step = Create(path, value)
+        await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
+
+    await _until_written(clock, f"the policy of {_level_name(where)}", attempt)
+
+
+async def remove_level(store: MetadataStore, clock: Clock, where: Namespace | None) -> None:
+    """Remove what a namespace, or the broker (None), says. Raises NotFound when it says nothing, Transient."""
+    path = node_of(where)
+    await store.get(path)
+
+    async def attempt() -> None:
+        counter = await store.get(paths.POLICIES)
+        try:
+            version = (await store.get(path)).version
+        except NotFound:
+            return  # an earlier try has removed it, or somebody else
+        await store.transact([Delete(path, version), Replace(paths.POLICIES, b"", counter.version)])
+
+    await _until_written(clock, f"the removal of the policy of {_level_name(where)}", attempt)
+
+
+def _level_name(where: Namespace | None) -> str:
+    return "the broker" if where is None else f"namespace {spelled(where)}"
+
+
+async def ensure(store: MetadataStore, path: str) -> None:
+    """Create an empty node, with those above it, unless it exists."""
+    try:
+        await store.create(path, b"")
+    except Conflict:
+        return
+
+
+async def _until_written(clock: Clock, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try again while others write the same, or the store does not answer. Raises Transient after TRIES."""
+    backoff = Backoff(clock)
+    failure: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            return await attempt()
+        except (Conflict, NotFound, Transient) as error:
+            failure = error
+            await backoff.wait(error)
+    raise Transient(f"{what} could not be written: {failure}", hint="try again; ZooKeeper is busy or away")
+
+
+async def _write_batch(
+    store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, new: set[TopicName]
+) -> dict[TopicName, TopicPolicy]:
+    asked: dict[TopicName, TopicPolicy] = {}
+    """What a transaction was to write whose outcome is not known, or of which somebody else was faster."""
+
+    async def attempt() -> dict[TopicName, TopicPolicy]:
+        await ensure(store, paths.TOPICS)
+        await each(sorted(set(map(paths.namespace, topics))), lambda folder: ensure(store, folder))
+        counter = await store.get(paths.TOPICS)
+        looked_up = [topic for topic in topics if topic not in new]
+        found = {topic: _decided_new(topic, decide) for topic in new}
+        new.clear()  # next time they are looked up
+        current = await each(looked_up, lambda topic: _decided(store, topic, decide))
+        found.update(zip(looked_up, current, strict=True))
+        done = {topic: policy for topic, policy in asked.items() if found[topic].current == policy}
+        wanted = {topic: one.wanted for topic, one in found.items() if one.wanted is not None}
+        if wanted:
+            asked.update(wanted)
+            steps = [step for one in found.values() for step in one.steps]
+            await store.transact([*steps, Replace(paths.TOPICS, b"", counter.version)])
+        return done | wanted
+
+    if new:
+        with suppress(Conflict, NotFound, Transient):  # a try on an assumption: its failure is no reason to wait
+            return await attempt()
+    return await _until_written(clock, f"the policies of {len(topics)} topics", attempt)
+
+
+async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _Written:
+    """Read a topic's policy and say by which steps it becomes what it should be."""
+    path = paths.policy(topic)
+    try:
+        node = await store.get(path)
+    except NotFound:
+        wanted = decide(topic, None)
+        steps = [] if wanted is None else [*await _missing_folders(store, topic), Create(path, _bytes(wanted))]
+        return _Written(None, wanted, steps)
+    current: TopicPolicy | CorruptData
+    try:
+        current = policy_record.decode(node.value, path=path)
+    except CorruptData as error:
+        current = error
+    wanted = decide(topic, current)
+    if wanted is not None and isinstance(current, NewerRecord):
+        raise current
+    if wanted is None or wanted == current:
+        return _Written(current, None, [])
+    return _Written(current, wanted, [Replace(path, _bytes(wanted), node.version)])
+
+
+def _decided_new(topic: TopicName, decide: Decide) -> _Written:
+    """Say by which steps a topic of which nothing is stored gets what it should have."""
+    wanted = decide(topic, None)
+    if wanted is None:
+        return _Written(None, None, [])
+    steps = [Create(folder, b"") for folder in paths.folders(topic)]
+    return _Written(None, wanted, [*steps, Create(paths.policy(topic), _bytes(wanted))])
+
+
+async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:
+    """Return the steps that make a topic's folders, as far as they are not there."""
+    home, *below = paths.folders(topic)
+    try:
+        await store.get(home)
+    except NotFound:
+        return [Create(folder, b"") for folder in (home, *below)]
+    present = {f"{home}/{name}" for name in await store.children(home)}
+    return [Create(folder, b"") for folder in below if folder not in present]
+
+
+def _bytes(policy: TopicPolicy) -> bytes:
+    return policy_record.encode(policy)

@@ -1,0 +1,1 @@
+"""What services and clients share: messages, conversion, errors."""

@@ -1,0 +1,230 @@
+"""Between the model's values and the API's messages. What comes in is checked; no I/O."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from offloaderd.core.entries import decode_entries
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.model import ENTRY_BYTES_MAX, EntryBatch, Position
+from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
+from offloaderd.read.plan import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.frames import Entries
+
+TIERS = {
+    Tier.BUFFER: common_pb2.TIER_BUFFER,
+    Tier.SOURCE: common_pb2.TIER_SOURCE,
+    Tier.OBJECTS: common_pb2.TIER_OBJECTS,
+}
+
+BATCH_ENTRIES_MAX = 1 << 17
+"""Entries of one message of a push: of a mebibyte with eight bytes each, as many."""
+UNCOUNTED_BYTES = 10 * BATCH_ENTRIES_MAX
+"""So much of a push is parsed uncounted: that batch is as long. Empty entries in it would be 655,360, in 10 MiB."""
+FIELDS_MAX = BATCH_ENTRIES_MAX + 3
+"""Fields of a push: the entries, and what says to which ledger or topic they belong."""
+
+
+def to_position(value: Position | None) -> common_pb2.Position | None:
+    """Return a position as a message, None (an unset field) when there is none."""
+    return None if value is None else common_pb2.Position(ledger_id=value.ledger_id, entry_id=value.entry_id)
+
+
+def from_position(message: common_pb2.Position) -> Position:
+    """Read a position; raises InvalidInput when it is negative."""
+    return Position(message.ledger_id, message.entry_id).checked()
+
+
+def to_batch(batch: EntryBatch) -> common_pb2.EntryBatch:
+    """Return a batch as a message."""
+    return common_pb2.EntryBatch(
+        ledger_id=batch.ledger_id, first_entry_id=batch.first_entry_id, payloads=batch.payloads
+    )
+
+
+def from_batch(message: common_pb2.EntryBatch) -> EntryBatch:
+    """Read a batch; raises InvalidInput for a negative id, no entry, or an entry that is too large."""
+    first = Position(message.ledger_id, message.first_entry_id).checked()
+    payloads = checked_payloads(message.payloads)
+    Position(first.ledger_id, first.entry_id + len(payloads) - 1).checked()
+    return EntryBatch(first.ledger_id, first.entry_id, payloads)
+
+
+def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
+    """Return the entries of a request as a list.
+
+    Raises InvalidInput when there is none, one is too large, or there are more than a message may take memory for: of
+    empty ones it could have eight million.
+    """
+    if len(payloads) > BATCH_ENTRIES_MAX:
+        raise _too_many()
+    found = list(payloads)
+    if not found:
+        raise InvalidInput("a batch without entries", hint="send at least one")
+    largest = max(map(len, found))
+    if largest > ENTRY_BYTES_MAX:
+        raise InvalidInput(f"an entry of {largest} bytes", hint=f"the limit is {ENTRY_BYTES_MAX} bytes")
+    return found
+
+
+def check_push(data: bytes) -> None:
+    """Look at the bytes of a StreamingOffloadRequest, as `check_fields` does."""
+    check_fields(data, batch=_tag(offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER))
+
+
+def check_append(data: bytes) -> None:
+    """Look at the bytes of an AppendRequest, as `check_fields` does."""
+    check_fields(data)
+
+
+def check_fields(data: bytes, *, batch: int | None = None) -> None:
+    """Raise InvalidInput for a request with more fields than a batch may have, before protobuf has memory for them.
+
+    Those in the field `batch` count as well. The last UNCOUNTED_BYTES are not looked at: a usual batch costs nothing.
+    What protobuf might read in another way is refused as malformed, so that nothing is hidden from the count.
+    """
+    at = fields = batch_end = 0
+    try:
+        while at < len(data) - UNCOUNTED_BYTES:
+            inside = at < batch_end
+            tag, start, after = _field(data, at, batch_end if inside else len(data))
+            if tag == batch and not inside:
+                at, batch_end = start, after
+            else:
+                at = after
+            fields += 1
+            if fields > FIELDS_MAX:
+                raise _too_many()
+    except IndexError as error:
+        raise InvalidInput(f"a malformed request: {error}", hint="send what the protos say") from None
+
+
+def _too_many() -> InvalidInput:
+    return InvalidInput(f"a batch of more than {BATCH_ENTRIES_MAX} entries", hint="send them in several batches")
+
+
+def encoded_read_response(batch: Entries, tier: Tier) -> bytes:
+    """Return a serialized ReadResponse, made by hand: everything is copied once, and nothing is grown.
+
+    Framed entries go out as frames. Building the message and serializing it copies twice, and takes longer than all the
+    rest of a read.
+    """
+    if isinstance(batch, FramedEntries):
+        message = read_pb2.ReadResponse(tier=TIERS[tier], entries=batch.count)
+        message.batch.ledger_id, message.batch.first_entry_id = batch.first
+        return b"".join((message.SerializeToString(), _FRAMES_TAG, _varint(len(batch.frames)), batch.frames))
+    payloads = batch.payloads
+    heads = list(map(_payload_head, map(len, payloads)))
+    chunks = [b""] * (2 * len(heads))
+    chunks[::2] = heads
+    chunks[1::2] = payloads
+    ids = common_pb2.EntryBatch(ledger_id=batch.ledger_id, first_entry_id=batch.first_entry_id).SerializeToString()
+    size = len(ids) + sum(map(len, heads)) + batch.payload_bytes()
+    return b"".join((_BATCH_TAG, _varint(size), ids, *chunks, _TIERS[tier]))
+
+
+def decoded_read_response(data: bytes, *, where: str) -> tuple[EntryBatch, common_pb2.Tier.ValueType]:
+    """Return the entries of a serialized ReadResponse, which come framed or not, and their tier; `where` is for errors.
+
+    Frames are taken apart where they lie, so every payload is copied once. Raises CorruptData for frames whose lengths,
+    ids or number are not right, and for what is no such message.
+    """
+    try:
+        found = _frames_in(data)
+        begin, start, end = found or (len(data), len(data), len(data))
+        response = read_pb2.ReadResponse.FromString(data if found is None else data[:begin] + data[end:])
+    except (DecodeError, IndexError) as error:
+        raise CorruptData(key=where, offset=0, expected="an answer with entries", found=str(error)) from None
+    first = response.batch.first_entry_id
+    if found is None and not response.entries:
+        payloads = list(response.batch.payloads)
+    else:
+        payloads = decode_entries(
+            data, start=start, end=end, first_entry_id=first, count=response.entries, key=where, at=0
+        )
+    return EntryBatch(response.batch.ledger_id, first, payloads), response.tier
+
+
+def _frames_in(data: bytes) -> tuple[int, int, int] | None:
+    """Return where the field with the frames begins, where its content does, and where it ends; None without one.
+
+    Raises IndexError for what is no message.
+    """
+    at = 0
+    while at < len(data):
+        tag, start, end = _field(data, at, len(data))
+        if tag == _FRAMES:
+            return at, start, end
+        at = end
+    return None
+
+
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return a field's tag, where its content begins, and where it ends.
+
+    Raises IndexError for what is no field, or ends behind `end`.
+    """
+    tag, start = _number_at(data, at)
+    wire_type = tag & 7
+    if wire_type in _FIXED_BYTES:
+        after = start + _FIXED_BYTES[wire_type]
+    else:
+        number, after = _number_at(data, start)
+        if wire_type == _LENGTH_DELIMITED:
+            start, after = after, after + number
+    if tag > _TAG_MAX or wire_type not in _WIRE_TYPES or after > end:
+        raise IndexError("a field of no known type, or cut short")
+    return tag, start, after
+
+
+def _number_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at a place and where it ends. Raises IndexError at the end of the data, or without an end."""
+    value = shift = 0
+    while (byte := data[at]) > 0x7F:
+        if shift > _SHIFT_MAX:
+            raise IndexError("a number without end")
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | byte << shift, at + 1
+
+
+def _varint(value: int) -> bytes:
+    """Return an unsigned number as protobuf writes it: seven bits a byte, the last one without the eighth."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _tag(field_number: int) -> int:
+    """Return what stands before the length of a field of bytes."""
+    return field_number << 3 | _LENGTH_DELIMITED
+
+
+@lru_cache(maxsize=4096)
+def _payload_head(length: int) -> bytes:
+    return _PAYLOAD_TAG + _varint(length)
+
+
+_LENGTH_DELIMITED = 2
+_FIXED_BYTES = {1: 8, 5: 4}
+_WIRE_TYPES = {0, _LENGTH_DELIMITED, *_FIXED_BYTES}
+"""Wire types of protobuf: varints, what has its length before it, numbers of always as many bytes. No groups."""
+_TAG_MAX = (1 << 32) - 1
+_SHIFT_MAX = 63
+
+_FRAMES = _tag(read_pb2.ReadResponse.FRAMES_FIELD_NUMBER)
+_FRAMES_TAG = _varint(_FRAMES)
+_BATCH_TAG = _varint(_tag(read_pb2.ReadResponse.BATCH_FIELD_NUMBER))
+_PAYLOAD_TAG = _varint(_tag(common_pb2.EntryBatch.PAYLOADS_FIELD_NUMBER))
+_TIERS = {tier: read_pb2.ReadResponse(tier=number).SerializeToString() for tier, number in TIERS.items()}

@@ -1,0 +1,105 @@
+"""Waiting for news of a topic: one watcher for each topic that somebody follows, however many do."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from offloaderd.core.aio.tasks import Tasks
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import TopicName
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.read.ports import HotTier
+
+TICK_S = 1.0
+"""News that nobody tells of (another daemon's commit) are looked for this often."""
+
+log = structlog.get_logger(__name__)
+
+
+class ChangeSignal:
+    """Counts what may have changed in one topic."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.followers = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Something may have changed: wake all who wait."""
+        self.count += 1
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def after(self, seen: int) -> int:
+        """Return the count once it is greater than `seen`, a count that was taken before looking."""
+        while self.count <= seen:
+            await self._event.wait()
+        return self.count
+
+
+class ChangeSignals:
+    """The News of all topics that are followed at the moment."""
+
+    def __init__(self, *, hot: HotTier, source: LedgerSource | None, clock: Clock, loader: Tasks) -> None:
+        self._hot = hot
+        self._source = source
+        self._clock = clock
+        self._loader = loader
+        self._topics: dict[TopicName, ChangeSignal] = {}
+
+    @contextmanager
+    def following(self, topic: TopicName) -> Iterator[ChangeSignal]:
+        """Give the topic's news; watching ends with the last follower. Raises Closed."""
+        change_signal = self._topics.get(topic)
+        if change_signal is None:
+            change_signal = ChangeSignal()
+            self._watch(topic, change_signal)
+            self._topics[topic] = change_signal
+        change_signal.followers += 1
+        try:
+            yield change_signal
+        finally:
+            change_signal.followers -= 1
+            if not change_signal.followers:
+                del self._topics[topic]
+                for task in change_signal.tasks:
+                    task.cancel()
+
+    def _watch(self, topic: TopicName, change_signal: ChangeSignal) -> None:
+        def start(work: Coroutine[None, None, None], what: str) -> None:
+            change_signal.tasks.append(self._loader.start(work, name=f"follow {topic}: {what}"))
+
+        start(self._tick(change_signal), "tick")
+        start(self._watch_hot(topic, change_signal), "buffer")
+        if self._source is not None:
+            start(self._watch_source(self._source, topic, change_signal), "source")
+
+    async def _tick(self, change_signal: ChangeSignal) -> None:
+        while True:
+            await self._clock.sleep(TICK_S)
+            change_signal.tell()
+
+    async def _watch_hot(self, topic: TopicName, change_signal: ChangeSignal) -> None:
+        while True:
+            await self._hot.changed(topic)
+            change_signal.tell()
+
+    async def _watch_source(self, source: LedgerSource, topic: TopicName, change_signal: ChangeSignal) -> None:
+        while True:
+            try:
+                async with aclosing(source.watch(topic)) as changes:
+                    async for _ in changes:
+                        change_signal.tell()
+            except OffloaderError as error:
+                log.warning("source.watch_failed", topic=str(topic), error=str(error))
+            await self._clock.sleep(TICK_S)

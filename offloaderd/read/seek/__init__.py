@@ -1,0 +1,1 @@
+"""Seeking by time, message index or sequence number."""

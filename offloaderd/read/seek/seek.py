@@ -1,0 +1,228 @@
+"""Seeking in a topic: the first entry, in the order of the log, that reaches a time, message index or sequence number.
+
+The log is what can be read at this moment, in whichever tier; what was lost or deleted is not there. Its pieces are
+searched in order: segments by their manifests, ledgers that brokers offloaded themselves by their index, what only the
+source or the buffer has by reading single entries. Where a segment cannot be read, its entries are searched in the
+source; where the source cannot be asked, what is offloaded from the topic's begin on is. PIP-73's priority plays no
+part: manifests answer at once, and both tiers hold the same.
+
+As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: nothing is there yet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import Position
+from offloaderd.read.seek.goal import Cost, SeekKind, Sought, Unseekable
+from offloaderd.read.seek.segments import SegmentSeek, SequenceSeek
+from offloaderd.read.seek.source import LedgerSeek, SourceSeek, Stretch
+from offloaderd.read.stream import FALL_BACK_ON
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.read.plan import SourceLedger, TopicView
+    from offloaderd.read.reader import TopicReader
+    from offloaderd.read.seek.goal import Goal, Hit
+    from offloaderd.read.seek.source import EntrySeek
+
+log = structlog.get_logger(__name__)
+
+LOOKS_MAX = 2
+"""Entries move from tier to tier while one looks; what is not found twice is missing."""
+
+
+async def seek(reader: TopicReader, topic: TopicName, goal: Goal) -> Sought:
+    """Find an entry. Raises TopicNotFound, InvalidInput (Unseekable), and what reading raises when no tier can tell."""
+    goal.checked()
+    cost = Cost()
+    outcome = "error"
+    try:
+        found = await _seek(reader, topic, goal, cost)
+        outcome = cost.answered if found.hit is not None else "nothing"
+    finally:
+        reader.metrics.seeks.labels(kind=goal.kind, outcome=outcome).inc()
+        reader.metrics.seek_bytes.labels(source="objects").inc(cost.get_bytes)
+        reader.metrics.seek_bytes.labels(source="source").inc(cost.source_bytes)
+    return found
+
+
+async def _seek(reader: TopicReader, topic: TopicName, goal: Goal, cost: Cost) -> Sought:
+    """Search until nothing fails that something else could stand in for."""
+    failed: set[UUID] = set()
+    looks = 0
+    while True:
+        looks += 1
+        view = await _view(reader, topic)
+        if view.is_empty():
+            await reader.priority(topic)
+        now = _Log(reader, topic, view, cost)
+        try:
+            hit = await now.find(goal, failed)
+        except FALL_BACK_ON as error:
+            log.warning("seek.tier_failed", topic=str(topic), error=str(error))
+            if not now.stands_in(cost.at, failed) and (cost.at is not None or looks == LOOKS_MAX):
+                raise
+        else:
+            return Sought(hit=hit, behind=now.behind, cost=cost)
+
+
+async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
+    """Look at all tiers, and again without a source that cannot be asked. Raises Transient if nothing is offloaded."""
+    try:
+        return await reader.view(topic)
+    except Transient:
+        return await reader.view(topic, Position(0, 0))
+
+
+class _Log:
+    """A topic as one look found it, cut into pieces."""
+
+    def __init__(self, reader: TopicReader, topic: TopicName, view: TopicView, cost: Cost) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._view = view
+        self._cost = cost
+        self._stored = replace(view, hot=None).newest()
+        self._hot = _hot_stretches(reader, topic, self._stored) if view.hot is not None else []
+
+    @property
+    def _newest(self) -> Position | None:
+        """The newest entry up to which there is no gap."""
+        return self._hot[-1].end if self._hot else self._stored
+
+    @property
+    def behind(self) -> Position | None:
+        """Where the next entry may come; None for a topic without any."""
+        newest = self._newest
+        return None if newest is None else Position(newest.ledger_id, newest.entry_id + 1)
+
+    async def find(self, goal: Goal, failed: Collection[UUID]) -> Hit | None:
+        """Search all pieces, without the segments that failed before."""
+        self._cost.at = self._cost.skipped = None
+        pieces = self._pieces(failed)
+        hit: Hit | None = None
+        if goal.kind is SeekKind.SEQUENCE:
+            hit = await SequenceSeek(pieces).find(goal.value)
+        else:
+            for piece in pieces:
+                if (hit := await piece.find(goal)) is not None:
+                    break
+        away = self._view.source_away or self._view.refused is not None
+        if away and (hit is None or not await self._begins_with(pieces[0])):
+            raise self._view.refused or Transient(
+                f"the ledger source of {self._topic} cannot be asked, and may have the answer", hint="try again later"
+            )
+        newest = self._newest
+        if hit is None and self._view.hot is not None and (newest is None or newest < self._view.hot[1]):
+            raise Transient(f"what follows {newest} in {self._topic} is not readable yet", hint="try again")
+        if hit is None and newest is not None and (blank := await self._blank(goal, pieces)):
+            raise Unseekable(
+                f"no {goal.kind} from {goal.value} on was found, and the entries round {blank} have none",
+                hint="brokers number messages only with brokerEntryMetadataInterceptors, and only messages of Pulsar's "
+                "producers have times; seek by sequence",
+            )
+        return hit
+
+    async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | EntrySeek]) -> Position | None:
+        """Return where entries have no time or index, so that nobody can say that the goal is yet to come.
+
+        That is where it was given up to look into each, or the newest entry if none has any.
+        """
+        if goal.kind is SeekKind.SEQUENCE or self._cost.skipped is not None:
+            return self._cost.skipped
+        lowest = replace(goal, value=0)
+        for piece in pieces:
+            if await piece.find(lowest) is not None:
+                return None
+        return self._newest
+
+    async def _begins_with(self, piece: SegmentSeek | EntrySeek) -> bool:
+        """Whether nothing that only the source may have lies before or among the segments."""
+        if self._view.unfinished is not None or not isinstance(piece, SegmentSeek):
+            return False
+        async with piece.table(0) as table:
+            past = table.manifest.past
+        return self._view.floor is not None or (past is not None and not past.entries)
+
+    def stands_in(self, segment: CommittedSegment | None, failed: set[UUID]) -> bool:
+        """Note a segment that cannot be read, if the source has all of its entries; says whether it has."""
+        if segment is None:
+            return False
+        held = ((part, self._view.ledger(part.ledger_id)) for part in segment.slices)
+        whole = all(ledger is not None and part.last_entry_id <= ledger.last_entry_id for part, ledger in held)
+        if whole:
+            failed.add(segment.segment_id)
+        return whole
+
+    def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | EntrySeek]:
+        """Return what is to be searched, in the order of the log: neighbours of a kind together."""
+        segments = [one for one in self._view.segments if one.segment_id not in failed]
+        items: list[CommittedSegment | Stretch] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
+        items.sort(key=lambda one: one.begin)
+        pieces: list[SegmentSeek | EntrySeek] = []
+        reader = self._reader
+        for kind, group in groupby(items, key=_kind):
+            if kind is SourceSeek:
+                stretches = [one for one in group if isinstance(one, Stretch)]
+                pieces.append(SourceSeek(reader, self._topic, stretches, self._cost))
+                continue
+            run = [one for one in group if not isinstance(one, Stretch)]
+            if kind is LedgerSeek:
+                pieces += [LedgerSeek(reader.segments, self._topic, one, self._cost) for one in run]
+            else:
+                pieces.append(SegmentSeek(reader.segments, self._topic, run, self._cost))
+        return pieces
+
+
+def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | EntrySeek]:
+    """Return what searches it."""
+    if isinstance(item, Stretch):
+        return SourceSeek
+    return LedgerSeek if item.foreign else SegmentSeek
+
+
+def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[Stretch]:
+    """Yield what the source has and no segment."""
+    slices: dict[int, list[LedgerSlice]] = defaultdict(list)
+    for segment in segments:
+        for part in segment.slices:
+            slices[part.ledger_id].append(part)
+    for ledger in source:
+        at = 0
+        for part in slices[ledger.ledger_id]:
+            if at < part.first_entry_id and at <= ledger.last_entry_id:
+                yield Stretch(ledger.ledger_id, at, min(part.first_entry_id - 1, ledger.last_entry_id))
+            at = part.last_entry_id + 1
+        if at <= ledger.last_entry_id:
+            yield Stretch(ledger.ledger_id, at, ledger.last_entry_id)
+
+
+def _hot_stretches(reader: TopicReader, topic: TopicName, stored: Position | None) -> list[Stretch]:
+    """Return what the buffer has behind what is `stored`, up to where it does not know what follows."""
+    held = reader.hot.range(topic)
+    stretches: list[Stretch] = []
+    if held is None:
+        return stretches
+    cursor = held[0] if stored is None else reader.hot.next_after(topic, stored)
+    while cursor is not None:
+        batch = reader.hot.read(topic, cursor, None, reader.options.batch_bytes)
+        if batch is None:
+            break
+        last = stretches[-1] if stretches else None
+        if last is not None and last.end == Position(batch.ledger_id, batch.first_entry_id - 1):
+            stretches[-1] = last._replace(last_entry_id=batch.last_entry_id)
+        else:
+            stretches.append(Stretch(batch.ledger_id, batch.first_entry_id, batch.last_entry_id))
+        cursor = reader.hot.next_after(topic, batch.last)
+    return stretches

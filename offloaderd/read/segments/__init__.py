@@ -1,0 +1,1 @@
+"""Reading committed segments by ranged GETs."""

@@ -1,0 +1,250 @@
+"""Reading a whole ledger that a broker has offloaded itself (PIP-17): an index and nothing else says where entries are.
+
+Rules:
+- There is no manifest and no checksum: what is read is checked by its framing (`format/v1/scan.py`).
+- Blocks are as large as the broker's settings make them, 64 MiB by default, so they are read in pieces that all readers
+  share. Where an entry begins is remembered once for each piece, so a later read begins near what it wants.
+- Pieces are in the same cache as blocks of other segments, under one budget; only the piece that a reader needs next is
+  fetched regardless.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.read_errors import reported
+from offloaderd.format.v1.index import decode_index
+from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
+from offloaderd.format.verify import differs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from uuid import UUID
+
+    from offloaderd.core.errors import CorruptData
+    from offloaderd.core.frames import FramedEntries
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import Position
+    from offloaderd.format.v1.index import LedgerObjectIndex
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.retrying import RetryingReader
+    from offloaderd.read.cache import Cache, Slot
+    from offloaderd.read.segments.reader import Pace
+
+PIECE_BYTES = 1024 * 1024
+"""What is fetched at once, and about the distance of remembered places."""
+TABLE_BYTES = 2048
+PLACE_BYTES = 128
+"""Memory of a table, and of an entry of the index or a remembered place in it."""
+
+
+class Place(NamedTuple):
+    """Where an entry begins; `at` is the block's header for the first of a block."""
+
+    entry_id: int
+    at: int
+
+
+class LedgerTable:
+    """The blocks of one object, and the places in them that are known."""
+
+    def __init__(self, segment: CommittedSegment, index: LedgerObjectIndex) -> None:
+        self.bucket, self.key = segment.bucket, segment.keys.data
+        self.data_bytes = index.data_bytes
+        self._spans = block_spans(index)
+        self._firsts = [span.first_entry_id for span in self._spans]
+        begins = set(self._firsts)
+        header = index.header_bytes
+        self._places = [
+            Place(entry.first_entry_id, entry.offset + (0 if entry.first_entry_id in begins else header))
+            for entry in index.entries
+        ]
+
+    def span(self, entry_id: int) -> BlockSpan:
+        """Return the block that holds an entry."""
+        return self._spans[bisect_right(self._firsts, entry_id) - 1]
+
+    def nearest(self, entry_id: int) -> Place:
+        """Return the last known place that is not behind an entry."""
+        return self._places[bisect_right(self._places, entry_id, key=lambda place: place.entry_id) - 1]
+
+    @property
+    def known(self) -> list[int]:
+        """The entries whose places are known, ascending; entry 0 is the first."""
+        return [place.entry_id for place in self._places]
+
+    def learn(self, place: Place) -> None:
+        """Remember a place, unless one is known nearby."""
+        index = bisect_right(self._places, place.entry_id, key=lambda known: known.entry_id)
+        following = self._places[index : index + 1]
+        if place.at - self._places[index - 1].at >= PIECE_BYTES and (
+            not following or following[0].at - place.at >= PIECE_BYTES
+        ):
+            self._places.insert(index, place)
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory that the table takes in the end, about."""
+        return TABLE_BYTES + PLACE_BYTES * (len(self._places) + self.data_bytes // PIECE_BYTES)
+
+
+def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
+    """Decode an index and compare it with what was committed. Raises CorruptData that names it and what differs."""
+    key = segment.keys.index
+    index = decode_index(index_data, key=key)
+    if index.data_bytes != segment.object_bytes:
+        raise differs(key, 8, f"a data object of {segment.object_bytes} bytes", index.data_bytes)
+    last = segment.end.entry_id
+    if index.ledger().lastEntryId != last:
+        raise differs(key, 32, f"a ledger up to entry {last}", index.ledger().lastEntryId)
+    return LedgerTable(segment, index)
+
+
+class LedgerObjects:
+    """Reads the ledgers of brokers out of their buckets. `report` tells of damage."""
+
+    def __init__(
+        self,
+        fetcher: RetryingReader,
+        *,
+        pieces: Cache[bytes],
+        tables: Cache[LedgerTable],
+        metrics: Metrics,
+        report: Callable[[CorruptData], None],
+    ) -> None:
+        self._fetcher = fetcher
+        self._pieces = pieces
+        self._tables = tables
+        self._metrics = metrics
+        self._report = report
+
+    async def read(
+        self, segment: CommittedSegment, first: Position, last: Position, pace: Pace, *, read_ahead_bytes: int
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield every entry of [first, last], which the ledger must hold, in order, a batch for each piece.
+
+        Raises NotFound for a missing object, CorruptData for one that is not what its index or the commit says,
+        Transient and Denied; what was yielded before is right. Close the iterator when done with it.
+        """
+        async with self._table(segment) as table:
+            place = table.nearest(first.entry_id)
+            while place.entry_id <= last.entry_id:
+                span = table.span(place.entry_id)
+                begins = place.entry_id == span.first_entry_id
+                scan = BlockScan(
+                    span,
+                    ledger_id=first.ledger_id,
+                    key=table.key,
+                    entry_id=None if begins else place.entry_id,
+                    at=place.at,
+                )
+                end = span.end if last.entry_id >= span.last_entry_id else None
+                window = _Window(self, table, end)
+                try:
+                    while not scan.done and scan.next_entry_id <= last.entry_id:
+                        found = await self._fed(scan, window, table)
+                        pace.grow(read_ahead_bytes)
+                        window.ahead_bytes = pace.window_bytes // 2
+                        batch = found.between(first.entry_id, last.entry_id)
+                        if batch.count:
+                            yield batch
+                finally:
+                    window.close()
+                place = Place(span.last_entry_id + 1, span.end)
+
+    async def known_places(self, segment: CommittedSegment) -> list[int]:
+        """Return entries whose places are known: those of the index, and some that were read. Raises as `read` does."""
+        async with self._table(segment) as table:
+            return table.known
+
+    async def _fed(self, scan: BlockScan, window: _Window, table: LedgerTable) -> FramedEntries:
+        wanted = scan.wanted_at
+        number = wanted // PIECE_BYTES
+        piece = await window.piece(number)
+        with reported(self._report):
+            found = scan.feed(piece[wanted - number * PIECE_BYTES :])
+        if scan.inside:
+            table.learn(Place(scan.next_entry_id, scan.at))
+        return found
+
+    @asynccontextmanager
+    async def _table(self, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
+        slot, new = self._tables.claim(_table_key(segment.segment_id), TABLE_BYTES)
+        try:
+            if new:
+                key = segment.keys.index
+                self._tables.load([slot], lambda: self._load_table(segment, slot), name=f"get {key}")
+            yield await slot.get()
+        finally:
+            self._tables.release(slot)
+
+    async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
+        with reported(self._report):
+            table = await self._fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
+        self._tables.fill(slot, table, table.cost_bytes)
+
+    def claim(self, table: LedgerTable, number: int, *, ahead: bool) -> Slot[bytes]:
+        """Pin a piece, and have it fetched if nobody has."""
+        start = number * PIECE_BYTES
+        length = min(PIECE_BYTES, table.data_bytes - start)
+        slot, new = self._pieces.claim((table.bucket, table.key, number), length)
+        if new:
+            if ahead:
+                self._metrics.prefetch_bytes.inc(length)
+            self._pieces.load([slot], lambda: self._load_piece(table, start, length, slot), name=f"get {table.key}")
+        return slot
+
+    async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
+        with reported(self._report):
+            data = await self._fetcher.at(table.bucket).exactly(table.key, start, length)
+        self._pieces.fill(slot, data, length)
+
+    def release(self, slot: Slot[bytes]) -> None:
+        """Unpin a piece."""
+        self._pieces.release(slot)
+
+    def room_bytes(self) -> int:
+        """Bytes that may be fetched ahead now."""
+        return self._pieces.room_bytes
+
+
+class _Window:
+    """The pieces that one read has pinned: the one that it is at, and those ahead of it."""
+
+    def __init__(self, objects: LedgerObjects, table: LedgerTable, end: int | None) -> None:
+        self.ahead_bytes = 0
+        self._objects = objects
+        self._table = table
+        self._end = end
+        self._slots: deque[tuple[int, Slot[bytes]]] = deque()
+
+    async def piece(self, number: int) -> bytes:
+        """Return a piece, with those ahead of it on their way, and let go of all before it."""
+        while self._slots and self._slots[0][0] < number:
+            self._objects.release(self._slots.popleft()[1])
+        if not self._slots:
+            self._slots.append((number, self._objects.claim(self._table, number, ahead=False)))
+        while self._may_resume():
+            following = self._slots[-1][0] + 1
+            self._slots.append((following, self._objects.claim(self._table, following, ahead=True)))
+        return await self._slots[0][1].get()
+
+    def _may_resume(self) -> bool:
+        """Say whether one piece more is to be fetched ahead: a read that ends within the block does without."""
+        if self._end is None or (self._slots[-1][0] + 1) * PIECE_BYTES >= self._end:
+            return False
+        return len(self._slots) * PIECE_BYTES <= self.ahead_bytes and self._objects.room_bytes() >= PIECE_BYTES
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self._slots:
+            self._objects.release(self._slots.popleft()[1])
+
+
+def _table_key(segment_id: UUID) -> tuple[str, UUID]:
+    """Return a key that no table of another kind has."""
+    return "ledger", segment_id

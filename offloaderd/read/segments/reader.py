@@ -1,0 +1,382 @@
+"""Reading one committed segment: ranged GETs over blocks, each block checked before an entry is handed out.
+
+Rules:
+- Index and manifest are fetched once (in parallel) and kept; `table.py` says what they must agree on.
+- Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
+  window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out. The window
+  is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
+- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with
+  an equal share of it at most; only the block that a reader needs next is fetched regardless.
+- A few entries of a block are read without the rest of it, where its chunks can be checked: `chunks.py`.
+- What a broker has offloaded itself has no manifest: `broker_ledger.py` reads it.
+- The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
+  wants them decodes them. Several readers of a block fetch and check it once.
+- Checking runs block by block with the loop let go in between; nothing here awaits for an entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Self, cast
+
+import structlog
+
+from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.read_errors import reported
+from offloaderd.core.retry import RetryPolicy
+from offloaderd.format.verify import framed_block
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.read.cache import Cache
+from offloaderd.read.segments.broker_ledger import LedgerObjects
+from offloaderd.read.segments.chunks import Chunks
+from offloaderd.read.segments.table import SegmentTable, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from types import TracebackType
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.errors import OffloaderError
+    from offloaderd.core.frames import FramedEntries
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import EntryBatch, Position, TopicName
+    from offloaderd.format.values import BlockInfo
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.read.cache import Slot
+    from offloaderd.read.segments.broker_ledger import LedgerTable
+
+BLOCK_BYTES = 512
+"""Memory of what is kept with a block's bytes."""
+
+WINDOW_BYTES_MIN = 256 * 1024
+"""A read begins with this much, at least one block: about what one round trip to S3 costs anyway."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentOptions:
+    """Budgets in bytes, and how patient to be with the store."""
+
+    cache_bytes: int = 128 * 1024 * 1024
+    tables_bytes: int = 16 * 1024 * 1024
+    read_ahead_bytes: int = 16 * 1024 * 1024
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class SegmentReader:
+    """Reads committed segments out of their buckets; an async context manager that owns all that runs ahead."""
+
+    damaged: Callable[[TopicName, CommittedSegment, OffloaderError], None] | None = None
+    """Who hears of segments that are not what was committed, or lack an object: maybe as they are deleted meanwhile."""
+
+    def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
+        self._fetcher = RetryingReader(objects, clock=clock, retry=options.retry)
+        self._metrics = metrics
+        self._options = options
+        self._reads = 0
+        self.loader = Tasks("the reader")
+        self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
+        self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
+        pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
+        self._chunks = Chunks(self._fetcher, pieces=pieces, report=self._report)
+        self._ledgers = LedgerObjects(
+            self._fetcher,
+            pieces=pieces,
+            tables=cast("Cache[LedgerTable]", self._tables),
+            metrics=metrics,
+            report=self._report,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Be ready to read."""
+        await self.loader.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel what is being fetched; reads that still wait get Closed."""
+        await self.loader.__aexit__(kind, error, trace)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of blocks and tables in memory."""
+        return self._blocks.used_bytes + self._tables.used_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that reads hold, or wait for, at this moment."""
+        return self._blocks.pinned_bytes + self._tables.pinned_bytes
+
+    @asynccontextmanager
+    async def table(self, topic: TopicName, segment: CommittedSegment) -> AsyncIterator[SegmentTable]:
+        """Give the segment's checked tables. Raises NotFound, CorruptData, Transient, Denied."""
+        estimate = len(segment.slices) * 1024
+        slot, new = self._tables.claim(segment.segment_id, estimate)
+        try:
+            if new:
+                self._tables.load(
+                    [slot], lambda: self._load_table(topic, segment, slot), name=f"tables of {segment.segment_id}"
+                )
+            yield await slot.get()
+        except (CorruptData, NotFound) as error:
+            if self.damaged is not None and not isinstance(error, BucketMissing):
+                self.damaged(topic, segment, error)
+            raise
+        finally:
+            self._tables.release(slot)
+
+    async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
+        bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
+        with reported(self._report):
+            table = await self._fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
+        self._tables.fill(slot, table, table.cost_bytes)
+
+    async def read(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
+
+        A `pace` is kept by the caller from one call to the next of one sequential read. Raises NotFound for a missing
+        object, CorruptData for one that is not what was committed, Transient and Denied; what was yielded before is
+        right. Close the iterator when done with it.
+        """
+        async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
+            async for batch in batches:
+                with reported(self._report):
+                    decoded = batch.decoded()
+                yield decoded
+
+    async def read_framed(
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: Pace | None = None,
+        *,
+        bytes_max: int | None = None,
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield as `read` does, but entries as they lie in the bucket, in pieces of `bytes_max` or one entry.
+
+        They are the bytes that were committed; that each frame is right is for whoever takes them apart to check.
+        """
+        self._reads += 1
+        try:
+            async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
+                async for batch in batches:
+                    with reported(self._report):
+                        pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
+                    for piece in pieces:
+                        yield piece
+        finally:
+            self._reads -= 1
+
+    async def _wholes(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace
+    ) -> AsyncGenerator[FramedEntries, None]:
+        """Yield what [first, last] has of each block."""
+        if segment.foreign:
+            ahead = self.read_ahead_bytes
+            async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
+        async with self.table(topic, segment) as table:
+            begin, end = table.block_at(first), table.block_at(last)
+            piece = self._chunks.piece(table, begin, first.entry_id, last.entry_id) if begin == end else None
+            if piece is not None:
+                async with self._chunks.entries(table, begin, piece) as (found, _):
+                    yield found
+                return
+            window = _Window(self, table, begin, end, pace)
+            try:
+                while (slot := window.next()) is not None:
+                    try:
+                        block = await slot.get()
+                        low = first.entry_id if block.ledger_id == first.ledger_id else 0
+                        high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
+                        with reported(self._report):
+                            part = block.between(low, high)
+                        yield part
+                    finally:
+                        self._blocks.release(slot)
+            finally:
+                window.close()
+
+    async def block(self, table: SegmentTable, number: int) -> tuple[FramedEntries, bool]:
+        """Return one checked block, and whether it had to be fetched. Raises as `read` does."""
+        slot, new = self.claim(table, number)
+        try:
+            if new:
+                self.fetch(table, number, [slot], ahead=False)
+            return await slot.get(), new
+        finally:
+            self.give_up(slot)
+
+    async def entry(self, table: SegmentTable, position: Position) -> tuple[bytes, int]:
+        """Return the payload of one entry that the segment must hold, and how many bytes were fetched for it.
+
+        Raises as `read` does.
+        """
+        number = table.block_at(position)
+        piece = self._chunks.piece(table, number, position.entry_id, position.entry_id)
+        if piece is not None:
+            async with self._chunks.entries(table, number, piece) as (found, fetched_bytes):
+                return found.payload(position.entry_id), fetched_bytes
+        block, new = await self.block(table, number)
+        with reported(self._report):
+            return block.payload(position.entry_id), table.manifest.blocks[number].length if new else 0
+
+    async def known_places(self, segment: CommittedSegment) -> list[int]:
+        """Return the entries of a broker's ledger from which reading can begin at once. Raises as `read` does."""
+        return await self._ledgers.known_places(segment)
+
+    def has_table(self, segment: CommittedSegment) -> bool:
+        """Whether the segment's tables are in memory, or on their way."""
+        return self._tables.holds(segment.segment_id)
+
+    def claim(self, table: SegmentTable, number: int) -> tuple[Slot[FramedEntries], bool]:
+        """Pin a block; says whether the caller has to fetch it."""
+        block = table.manifest.blocks[number]
+        return self._blocks.claim((table.manifest.segment_id, number), _cost_bytes(block))
+
+    def fetch(
+        self, table: SegmentTable, first_block: int, slots: Sequence[Slot[FramedEntries]], *, ahead: bool
+    ) -> None:
+        """Fetch neighbouring new blocks with one request."""
+        blocks = table.manifest.blocks[first_block : first_block + len(slots)]
+        if ahead:
+            self._metrics.prefetch_bytes.inc(sum(block.length for block in blocks))
+        self._blocks.load(slots, lambda: self._load_blocks(table, blocks, slots), name=f"get {table.data_key}")
+
+    def give_up(self, slot: Slot[FramedEntries]) -> None:
+        """Unpin a block that is not wanted any more."""
+        self._blocks.release(slot)
+
+    def room_bytes(self) -> int:
+        """Bytes that may be fetched ahead now."""
+        return self._blocks.room_bytes
+
+    @property
+    def read_ahead_bytes(self) -> int:
+        """The most that one read fetches ahead: of the cache, no more than its share among those that go on now."""
+        return min(self._options.read_ahead_bytes, self._options.cache_bytes // max(1, self._reads))
+
+    async def _load_blocks(
+        self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
+    ) -> None:
+        lengths, fetcher = [block.length for block in blocks], self._fetcher.at(table.bucket)
+        with reported(self._report):
+            pieces = await fetcher.pieces(table.data_key, blocks[0].offset, lengths)
+        for block, slot, data in zip(blocks, slots, pieces, strict=True):
+            check = partial(framed_block, info=block, key=table.data_key, method=table.manifest.method)
+            try:
+                framed = await fetcher.sound(table.data_key, block.offset, data, check)
+            except CorruptData as error:
+                self._report(error)
+                self._blocks.fail(slot, error)
+            else:
+                self._blocks.fill(slot, framed, _cost_bytes(block))
+            await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
+
+    def _report(self, error: CorruptData) -> None:
+        self._metrics.checksum_failures.labels(where="read").inc()
+        log.error(
+            "data.corrupt", key=error.key, offset=error.offset, expected=str(error.expected), found=str(error.found)
+        )
+
+
+def _cost_bytes(block: BlockInfo) -> int:
+    return block.length + BLOCK_BYTES
+
+
+class Pace:
+    """How far a sequential read fetches ahead: more, the longer it goes on."""
+
+    __slots__ = ("window_bytes",)
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_MIN
+
+    def grow(self, limit_bytes: int) -> None:
+        """The consumer came back for more."""
+        self.window_bytes = min(2 * self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
+
+
+class _Window:
+    """The blocks that one read has claimed and not yet handed out, oldest first."""
+
+    def __init__(
+        self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: Pace
+    ) -> None:
+        self._reader = reader
+        self._table = table
+        self._next = first_block
+        self._last = last_block
+        self._bytes = 0
+        self._pace = pace
+        self._slots: deque[tuple[Slot[FramedEntries], int]] = deque()
+
+    def next(self) -> Slot[FramedEntries] | None:
+        """Return the next block, which the caller releases; None after the last. Fetches ahead."""
+        self._top_up()
+        if not self._slots:
+            return None
+        slot, length = self._slots.popleft()
+        self._bytes -= length
+        self._pace.grow(self._reader.read_ahead_bytes)
+        return slot
+
+    def _top_up(self) -> None:
+        """Claim more while half of the window, or more, is empty; always the block that comes next."""
+        limit = self._pace.window_bytes
+        half = limit // 2
+        while self._next <= self._last and (not self._slots or self._bytes <= limit - half):
+            length = self._length(self._next)
+            if self._slots and self._bytes + length > limit:
+                return
+            if not self._claim_run(max(half if self._slots else WINDOW_BYTES_MIN // 2, length)):
+                return
+
+    def _claim_run(self, run_bytes: int) -> bool:
+        """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
+        ahead = bool(self._slots)
+        fresh: list[Slot[FramedEntries]] = []
+        first = self._next
+        claimed = 0
+        while self._next <= self._last and claimed < run_bytes:
+            length = self._length(self._next)
+            needed = not self._slots
+            if not needed and (claimed + length > run_bytes or self._reader.room_bytes() < length):
+                break
+            slot, new = self._reader.claim(self._table, self._next)
+            self._slots.append((slot, length))
+            self._bytes += length
+            claimed += length
+            if new:
+                if not fresh:
+                    first = self._next
+                fresh.append(slot)
+            elif fresh:
+                self._next += 1
+                break
+            self._next += 1
+        if fresh:
+            self._reader.fetch(self._table, first, fresh, ahead=ahead)
+        return claimed > 0
+
+    def _length(self, number: int) -> int:
+        return self._table.manifest.blocks[number].length
+
+    def close(self) -> None:
+        """Give up what was not handed out."""
+        while self._slots:
+            self._reader.give_up(self._slots.popleft()[0])

@@ -1,0 +1,297 @@
+"""One open segment in memory: entries in, parts out; pure, no I/O.
+
+Blocks and parts are cut by entry sizes alone, never by how entries arrived, so the same entries under the same
+settings always give the same object (architecture section 6, 4). Payloads are referenced until their part is cut and
+copied once, into that part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from offloaderd.core.entries import framed_bytes
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import EntryBatch, Position, SegmentRange
+from offloaderd.format.chunks import CHUNK_BYTES, checksums, sparse_positions
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.pulsar.entry_time import block_times
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.values import BlockInfo, LedgerPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.metadata.records.attempt import StoredPart
+
+__all__ = ["CutPart", "SegmentBuilder", "SegmentLayout"]
+
+PART_COUNT_MAX = 10_000
+"""S3's limit on the parts of one object."""
+
+LEDGERS_MAX = 200
+"""A commit writes all ledgers of a segment in one transaction, of which the metadata store takes 1 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """One part, ready to be uploaded: its blocks as they are stored, and what they hold."""
+
+    part_number: int
+    pieces: tuple[bytes, ...]
+    blocks: tuple[BlockInfo, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole part."""
+        return sum(map(len, self.pieces))
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry in it."""
+        return Position(self.blocks[-1].ledger_id, self.blocks[-1].last_entry_id)
+
+
+@dataclass(slots=True)
+class OpenBlock:
+    """A block that still grows, or waits for its part."""
+
+    ledger_id: int
+    first_entry_id: int
+    payloads: list[bytes]
+    entry_bytes: int = 0
+    head_bytes: int = v2.BLOCK_HEADER_BYTES
+    pad_bytes: int = v2.PAD_BYTES_MIN
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole block, with header and padding."""
+        return self.head_bytes + self.entry_bytes + self.pad_bytes
+
+    def encode(self) -> list[bytes]:
+        """Return its chunks, to be joined once."""
+        return v2.encode_block(self.ledger_id, self.first_entry_id, self.payloads).chunks
+
+
+@dataclass(slots=True)
+class _LedgerSums:
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int = 0
+
+
+class SegmentBuilder:
+    """Takes consecutive entries, gives parts; at the end the index and the manifest.
+
+    Blocks that are longer than `chunk_bytes` have chunks of that length in the manifest; no byte of the object depends
+    on it.
+    """
+
+    def __init__(
+        self,
+        segment_id: UUID,
+        layout: SegmentLayout | LedgerLayout,
+        *,
+        assigned_ms: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self.segment_id = segment_id
+        self.assigned_ms = assigned_ms
+        self.payload_bytes = 0
+        self.entries = 0
+        self.begin: Position | None = None
+        self.end: Position | None = None
+        self._layout = layout
+        self._chunk_bytes = chunk_bytes
+        self._open: OpenBlock | None = None
+        self._closed: list[OpenBlock] = []  # blocks that are full but not yet in a part
+        self._closed_bytes = 0
+        self._blocks: list[BlockInfo] = []
+        self._ledgers: dict[int, _LedgerSums] = {}
+        self._offset = layout.preamble_bytes
+        self.part_count = 0
+
+    @property
+    def part_ready(self) -> bool:
+        """Say whether enough full blocks are there for a part."""
+        return self._closed_bytes >= self._layout.part_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that the next part will have if it is cut now."""
+        return self._closed_bytes
+
+    @property
+    def full(self) -> bool:
+        """Say whether it holds as many parts or ledgers as an object or a commit can have."""
+        return self.part_count >= PART_COUNT_MAX - 2 or len(self._ledgers) >= LEDGERS_MAX
+
+    def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
+        """Take entries of the batch until the segment holds `payload_bytes_max`, and return what was taken.
+
+        The entry that reaches the limit is still taken, so at least one is.
+        """
+        sums = list(accumulate(map(len, batch.payloads), initial=0))
+        if payload_bytes_max is not None and self.payload_bytes + sums[-1] > payload_bytes_max:
+            count = bisect_left(sums, payload_bytes_max - self.payload_bytes, 1)
+            batch = batch.between(batch.first_entry_id, batch.first_entry_id + count - 1)
+            del sums[count + 1 :]
+        self._fill_blocks(batch, sums)
+        self._count(batch.first, batch.last_entry_id, sums[-1])
+        return batch
+
+    def _count(self, first: Position, last_entry_id: int, payload_bytes: int) -> None:
+        self.payload_bytes += payload_bytes
+        self.entries += last_entry_id - first.entry_id + 1
+        if self.begin is None:
+            self.begin = first
+        self.end = Position(first.ledger_id, last_entry_id)
+        ledger = self._ledgers.setdefault(first.ledger_id, _LedgerSums(first.entry_id, last_entry_id))
+        ledger.last_entry_id = last_entry_id
+        ledger.payload_bytes += payload_bytes
+
+    def restore(self, parts: Sequence[StoredPart]) -> None:
+        """Go on behind parts that an earlier owner stored; nothing may have been added before.
+
+        Raises InvalidInput when they cannot be the first parts of a segment.
+        """
+        for part in parts:
+            begin = self._offset if self.part_count else 0
+            for block in part.blocks:
+                self._restore(block)
+            self.part_count += 1
+            if part.size_bytes != self._offset - begin:
+                raise InvalidInput(f"part {self.part_count} of {part.size_bytes} bytes does not hold its blocks")
+
+    def _restore(self, block: BlockInfo) -> None:
+        first, size = Position(block.ledger_id, block.first_entry_id), block.payload_bytes
+        at = self.end
+        follows = at is None or first in {(at.ledger_id, at.entry_id + 1), (max(first.ledger_id, at.ledger_id + 1), 0)}
+        if block.offset != self._offset or size < 0 or block.entry_count < 1 or not follows:
+            raise InvalidInput(f"a block from {first} at byte {block.offset} does not follow {at} at {self._offset}")
+        self._blocks.append(block)
+        self._offset += block.length
+        self._count(first, block.last_entry_id, size)
+
+    def _fill_blocks(self, batch: EntryBatch, sums: Sequence[int]) -> None:
+        """Cut a batch into blocks; `sums[i]` are the payload bytes before its entry `i`, the last one all of them."""
+        room = self._layout.block_bytes - v2.BLOCK_HEADER_BYTES - v2.PAD_BYTES_MIN
+        at, count = 0, len(batch.payloads)
+
+        def framed(end: int) -> int:
+            """Bytes of the entries before `end` in a block: asked for where a block ends, not for each entry."""
+            return framed_bytes(sums[end], end)
+
+        while at < count:
+            block = self._open
+            if block is not None and block.ledger_id != batch.ledger_id:
+                self._close_block()
+                block = None
+            if block is None:
+                block = self._open = OpenBlock(batch.ledger_id, batch.first_entry_id + at, [])
+            # As many entries as fit; one that is larger than a whole block gets a block of its own.
+            end = bisect_right(range(count + 1), framed(at) + room - block.entry_bytes, key=framed) - 1
+            if end <= at and not block.payloads:
+                end = at + 1
+            if end > at:
+                block.payloads += batch.payloads[at:end]
+                block.entry_bytes += framed(end) - framed(at)
+                at = end
+            if at < count:
+                self._close_block()
+
+    def _close_block(self) -> None:
+        if self._open is not None:
+            self._closed.append(self._open)
+            self._closed_bytes += self._open.length
+            self._open = None
+
+    def finish_blocks(self) -> None:
+        """No more entries: the open block is closed as it is."""
+        self._close_block()
+
+    def planned(self) -> tuple[int, int]:
+        """Return how many bytes and parts the object will have if no more entries come."""
+        count, size = self.part_count, 0
+        for block in self._closed:
+            size += block.length
+            if size >= self._layout.part_bytes:
+                count, size = count + 1, 0
+        return self._offset + self._closed_bytes, count + bool(size)
+
+    def cut_part(self, *, last: bool = False) -> CutPart:
+        """Make the next part of the blocks that are full (there must be one); `last` takes them all."""
+        count, size = 0, 0
+        while count < len(self._closed) and (last or size < self._layout.part_bytes):
+            size += self._closed[count].length
+            count += 1
+        blocks, self._closed = self._closed[:count], self._closed[count:]
+        self._closed_bytes -= size
+        self.part_count += 1
+        before = v2.PREAMBLE if self.part_count == 1 and self._layout.preamble_bytes else b""
+        pieces: list[bytes] = []
+        for block in blocks:  # one after the other: all that is done with its entries is done while they are at hand
+            piece = b"".join((before, *block.encode()))
+            at, before = len(before), b""
+            length = len(piece) - at
+            self._blocks.append(self._describe(block, length, *checksums(piece, at, length, self._chunk_bytes)))
+            self._offset += length
+            pieces.append(piece)
+        return CutPart(self.part_count, tuple(pieces), tuple(self._blocks[-len(blocks) :]))
+
+    def _describe(self, block: OpenBlock, length: int, crc32c: int, chunks: bytes) -> BlockInfo:
+        return BlockInfo(
+            ledger_id=block.ledger_id,
+            first_entry_id=block.first_entry_id,
+            entry_count=len(block.payloads),
+            offset=self._offset,
+            length=length,
+            crc32c=crc32c,
+            sparse=sparse_positions(map(len, block.payloads), block.head_bytes, self._chunk_bytes),
+            head_bytes=block.head_bytes,
+            pad_bytes=block.pad_bytes,
+            chunks=chunks,
+            **block_times(block.payloads)._asdict(),
+        )
+
+    @property
+    def range(self) -> SegmentRange:
+        """The entries taken so far; only of a segment that holds any."""
+        assert self.begin is not None  # noqa: S101 - a segment is opened with its first entry at hand
+        assert self.end is not None  # noqa: S101
+        return SegmentRange(self.begin, self.end)
+
+    @property
+    def object_bytes(self) -> int:
+        """Length of the data object, once the last part has been cut."""
+        return self._offset
+
+    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
+        """Return what the segment holds of each ledger; `info` tells what is known of the whole ledger."""
+        parts = []
+        for ledger_id, sums in sorted(self._ledgers.items()):
+            known = info(ledger_id)
+            closed = known is not None and known.closed
+            parts.append(
+                LedgerPart(
+                    ledger_id=ledger_id,
+                    first_entry_id=sums.first_entry_id,
+                    last_entry_id=sums.last_entry_id,
+                    payload_bytes=sums.payload_bytes,
+                    closed=closed,
+                    ledger_entries=known.entries if known and closed else sums.last_entry_id + 1,
+                    ledger_bytes=known.size_bytes if known and closed else 0,
+                    closed_ms=known.closed_at_ms if known else 0,
+                    created_ms=known.created_ms if known else None,
+                )
+            )
+        return tuple(parts)
+
+    @property
+    def blocks(self) -> tuple[BlockInfo, ...]:
+        """All blocks, once the last part has been cut."""
+        return tuple(self._blocks)

@@ -1,0 +1,1 @@
+"""What an owner writes under its claim, each write fenced by the epoch."""

@@ -1,0 +1,109 @@
+"""Transactions of a topic's owner: each checks the epoch's version, so a deposed owner changes nothing (P4).
+
+An answer that was lost is read back; never guessed (architecture section 6, 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.byte_budget import Backoff, until_answered
+from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore, Step
+
+
+log = structlog.get_logger(__name__)
+
+_HINT = (
+    "it is tried again and read back; if it stays so while ZooKeeper answers others, jute.maxbuffer of its servers may "
+    "be smaller than the transaction"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Proof of ownership: the epoch, and the version of its node that every commit checks.
+
+    `node` is where the epoch is kept; without it, it is that of the topic's owner.
+    """
+
+    topic: TopicName
+    epoch: int
+    epoch_version: int
+    node: str = ""
+
+    @property
+    def path(self) -> str:
+        """Where the epoch is kept."""
+        return self.node or paths.epoch(self.topic)
+
+
+class Fence:
+    """Carries out an owner's transactions under one claim."""
+
+    def __init__(self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics) -> None:
+        self.store = store
+        self.claim = claim
+        self._clock = clock
+        self._metrics = metrics
+
+    async def settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
+        """Carry out the steps under the epoch until the outcome is known. Raises Fenced, Conflict, NotFound.
+
+        `recorded` reads back whether they were carried out; it decides after a lost answer, and after a conflict
+        that an earlier try of the same steps may have caused.
+        """
+        fence = Check(self.claim.path, self.claim.epoch_version)
+        backoff = Backoff(self._clock)
+        unknown = False
+        while True:
+            try:
+                await self.store.transact([fence, *steps])
+            except OutcomeUnknown as error:
+                self._metrics.metadata_commits.labels(outcome="unknown").inc()
+                unknown = True
+                log.warning("metadata.commit_unknown", topic=str(self.claim.topic), error=str(error), hint=_HINT)
+                await backoff.wait(error)
+                continue
+            except Transient as error:
+                self._metrics.metadata_commits.labels(outcome="error").inc()
+                await backoff.wait(error)
+                continue
+            except (Conflict, NotFound) as error:
+                if unknown and await until_answered(self._clock, recorded):
+                    self._metrics.metadata_commits.labels(outcome="ok").inc()
+                    return
+                self._metrics.metadata_commits.labels(outcome="conflict").inc()
+                await self._judge(error)
+            self._metrics.metadata_commits.labels(outcome="ok").inc()
+            return
+
+    async def _judge(self, error: Conflict | NotFound) -> None:
+        """Raise Fenced when the epoch moved on, else the conflict itself."""
+
+        async def ours() -> bool:
+            try:
+                node = await self.store.get(self.claim.path)
+            except NotFound:
+                return False
+            return node.version == self.claim.epoch_version
+
+        if await until_answered(self._clock, ours):
+            raise error
+        self._metrics.fenced_writes.inc()
+        raise Fenced(
+            f"somebody else has taken over {self.claim.topic} (epoch {self.claim.epoch} is over)",
+            hint="nothing to do: who was deposed stops working on the topic and changes nothing",
+        ) from error

@@ -1,0 +1,307 @@
+"""The head of a topic: a small object in the bucket that says how far the topic is, whatever the metadata say later.
+
+It is put after a segment was verified and before the transaction that commits it, and read once under each claim before
+the first commit or deletion, and again if a topic wakes with a map that is behind what it was. One that is ahead of the
+map by more than what is at hand was put by owners whose records are gone: the metadata went back. One of another
+deployment means that somebody else writes the topic. A topic without a head is adopted: versions before had none. One
+that is there and cannot be read is neither: what it says is not known, so nothing is committed before an operator has
+said that the metadata are right.
+
+A put that is late, or of a deposed owner, replaces no newer head where the store knows conditional writes. Where it
+does not, an older head than the map is in order, and hides old metadata. What a head is ahead by may have been given up
+meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import google_crc32c
+import structlog
+
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, Denied, NoSpace, NotFound, Transient
+from offloaderd.core.model import OffloadMethod
+from offloaderd.core.refusals import RefusalKind
+from offloaderd.format import head as head_format
+from offloaderd.format.head import HeadSegment, TopicHead
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects import keys
+from offloaderd.objects import lookup as look
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.multipart import md5
+from offloaderd.objects.whole import read_sure
+from offloaderd.segment.claim.fence import Fence
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.failures import METADATA, error_class
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from uuid import UUID
+
+    from offloaderd.core.model import Position
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.places import Place
+    from offloaderd.objects.whole import Get
+    from offloaderd.segment.claim.fence import Claim
+    from offloaderd.segment.context import OffloadContext
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+
+class HeadKeeper:
+    """Reads and puts one topic's head under one claim. `epoch` is the owner's, None for the driver of a job."""
+
+    def __init__(self, context: OffloadContext, identity: TopicIdentity, *, epoch: int | None) -> None:
+        self._context = context
+        self._identity = identity
+        self._topic = identity.topic
+        self._epoch = epoch
+        self._clock = context.upload_context.clock
+        self._lock = asyncio.Lock()
+        self._checked = False
+        self._seen: Position | None = None
+        """How far the map was last."""
+        self._known_epoch = 0
+        self._put: tuple[object, ...] = ()
+        self._etags: dict[tuple[str, str], str] = {}
+        """Of the heads as they were read or put last, by bucket and key; "" where there is none."""
+
+    def take_up(self, topic_map: TopicMap) -> None:
+        """Work begins, or goes on after a sleep, with this map: one that is behind what it was is compared anew."""
+        if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
+            self._checked = False
+            self._identity.checked.clear()
+        self._seen = topic_map.offloaded
+
+    async def check(self, topic_map: TopicMap, committing: UUID | None = None) -> None:
+        """Compare the heads that there are with the map; once under a claim.
+
+        `committing` is the segment whose commit comes next. Raises IdentityRefused, Fenced.
+        """
+        async with self._lock:
+            if self._checked:
+                return
+            for place in self._context.places:
+                found = await self._read(place)
+                if found is not None:
+                    await self._compare(found, topic_map, committing)
+            self._checked = True
+        for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT, RefusalKind.HEAD_UNREADABLE):
+            await self._identity.clear(kind, about="head ")
+        self._identity.checked.set()
+
+    async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
+        """Put the head of the map that a commit makes. Raises IdentityRefused, Fenced."""
+        await self.check(before, segment.segment_id)
+        newest, self._seen = after.segments[-1], after.offloaded
+        history = after.history_end if after.unfinished is not None else None
+        value = TopicHead(
+            managed_ledger=self._topic.managed_ledger,
+            cluster=self._context.cluster,
+            epoch=self._told_epoch,
+            newest=_described(newest),
+            history=_described(after.find(history)) if history is not None else None,
+            deployment_id=self._context.deployment_id,
+            put_ms=self._clock.wall_ms(),
+        )
+        told = (value.newest, value.history, value.epoch)
+        if told == self._put:
+            return
+        home = self._context.places.home
+        ours = self._context.places.find(newest.bucket, newest.prefix) if not newest.foreign else None
+        await self._replace(ours or home, value, before, segment.segment_id)
+        self._put = told
+
+    @property
+    def _told_epoch(self) -> int:
+        """The owner's epoch; of a job, which has none, the highest that a head has told."""
+        return self._known_epoch if self._epoch is None else self._epoch
+
+    async def _replace(self, place: Place, value: TopicHead, before: TopicMap, committing: UUID) -> None:
+        """Put a head in place of the one that is known: what is late then, or of a deposed owner, replaces no other.
+
+        One that has come in between is compared as well. Raises IdentityRefused, Fenced.
+        """
+        store, key = self._context.upload_context.objects.at(place.bucket), self._key(place)
+        labels = keys.segment_metadata(self._context.cluster, self._context.deployment_id)
+        etag: str | None = self._etags.get((place.bucket, key), "")
+        while True:
+            put = partial(store.put, key, head_format.encode_head(value), metadata=labels, if_etag=etag)
+            try:
+                self._etags[place.bucket, key] = (await self._persist(put)).etag
+                return
+            except Conflict:
+                known = etag
+            info = await self._persist(lambda: look.head(store, key))
+            found, etag = await self._read(place), info.etag if info is not None else ""
+            if found == value:  # an earlier try
+                self._etags[place.bucket, key] = etag
+                return
+            if found is not None:
+                await self._compare(found, before, committing)
+                value = replace(
+                    value,
+                    newest=await self._newer(value.newest, found.newest),
+                    history=await self._newer(value.history, found.history),
+                    epoch=self._told_epoch,
+                )
+            if etag == known:
+                etag = None  # the store's condition failed for nothing
+
+    async def _newer(self, ours: HeadSegment | None, theirs: HeadSegment | None) -> HeadSegment | None:
+        """Return which of two is the newest segment: an owner and a job each commit to a map that they have read.
+
+        What the other is about to commit counts as well: its head is put already, and not again after its commit.
+        """
+        if ours is None or theirs is None or theirs.end <= ours.end or theirs.segment_id == ours.segment_id:
+            return ours
+        if await self._persist(lambda: self._is_recorded(theirs.segment_id), METADATA):
+            return theirs
+        current = await self._persist(lambda: catalog.load(self._context.metadata, self._topic), METADATA)
+        return theirs if _holds(current, theirs) else ours
+
+    def _key(self, place: Place) -> str:
+        return keys.head(place.prefix, self._context.cluster, self._topic.managed_ledger)
+
+    async def _read(self, place: Place) -> TopicHead | None:
+        """Return the head in a place; None when there is none, or an operator does without the one that is damaged.
+
+        Raises IdentityRefused for one that stays unreadable: nobody knows what it said.
+        """
+        key = self._key(place)
+        get, damaged = partial(self._context.upload_context.objects.at(place.bucket).get, key, 0), b""
+
+        async def take(get: Get) -> TopicHead:
+            nonlocal damaged
+            damaged = await get(None)
+            return head_format.decode_head(damaged, key=key)
+
+        try:
+            found = await self._persist(lambda: read_sure(take, get))
+        except BucketMissing:
+            raise
+        except NotFound:
+            self._etags[place.bucket, key] = ""
+            return None
+        except CorruptData as error:
+            self._etags[place.bucket, key] = md5(damaged)
+            await self._identity.stop(
+                RefusalKind.HEAD_UNREADABLE,
+                f"what says in the bucket how far the topic is, and whose it is, cannot be read: {error}",
+                f"head of {len(damaged)} bytes in {place}, CRC-32C {google_crc32c.value(damaged):08x}",
+            )
+            return None
+        self._etags[place.bucket, key] = md5(damaged)  # where the store has others, the first put says so
+        return found if found.managed_ledger == self._topic.managed_ledger else None
+
+    async def _compare(self, found: TopicHead, topic_map: TopicMap, committing: UUID | None) -> None:
+        """Raise IdentityRefused for a head that does not go with the map."""
+        ours = self._context.deployment_id
+        if ours and found.deployment_id and found.deployment_id != ours:
+            await self._identity.stop(
+                RefusalKind.OTHER_DEPLOYMENT,
+                f"deployment {found.deployment_id} commits segments of this topic below the same prefix, this one is "
+                f"{ours}",
+                f"head of deployment {found.deployment_id}",
+            )
+        self._known_epoch = max(self._known_epoch, found.epoch)
+        evidence = f"head of epoch {found.epoch}"
+        stands = any(one.evidence == evidence for one in self._identity.refusals)
+        if self._epoch is not None and (found.epoch > self._epoch or stands):
+            await self._identity.stop(
+                RefusalKind.METADATA_WENT_BACK,
+                f"an owner of epoch {found.epoch} has committed segments of this topic, and the metadata were at "
+                "a lower one",
+                evidence,
+            )
+        for head, end in ((found.newest, topic_map.offloaded), (found.history, topic_map.history_end)):
+            if head is not None and await self._is_ahead(head, end, topic_map, committing):
+                await self._identity.stop(
+                    RefusalKind.METADATA_WENT_BACK,
+                    f"segment {head.segment_id} was committed up to {head.end}, and the metadata say that the topic "
+                    f"is offloaded up to {end or 'nothing'}",
+                    f"head at segment {head.segment_id}",
+                )
+
+    async def _is_ahead(
+        self, head: HeadSegment, end: Position | None, topic_map: TopicMap, committing: UUID | None
+    ) -> bool:
+        """Whether a segment was committed that the map lacks, and that is neither being written nor given up."""
+        if (end is not None and head.end <= end) or head.segment_id == committing or _holds(topic_map, head):
+            return False
+        if await self._persist(lambda: self._is_recorded(head.segment_id), METADATA):
+            return False
+        where = SegmentKeys(head.prefix, head.segment_id, head.begin.ledger_id if head.ledger_based else None)
+        objects = self._context.upload_context.objects.at(head.bucket)
+        if await self._persist(lambda: look.head(objects, where.manifest)) is None:
+            return False
+        # A job may have committed it since the map was read.
+        return not _holds(
+            await self._persist(lambda: catalog.load(self._context.metadata, self._topic), METADATA), head
+        )
+
+    async def _is_recorded(self, segment_id: UUID) -> bool:
+        """Whether a segment is an attempt of the owner or of a job, or is on the trash list."""
+        store, topic = self._context.metadata, self._topic
+        for path in (paths.trash_record(topic, segment_id), paths.history_job_attempt(topic, segment_id)):
+            if await nodes.node(store, path) is not None:
+                return True
+        for path in (paths.attempt(topic), paths.history_attempt(topic), paths.rollback_attempt(topic)):
+            node = await nodes.node(store, path)
+            if node is not None and attempt_record.decode(node.value, path=path).segment_id == segment_id:
+                return True
+        return False
+
+    async def _persist(self, request: Callable[[], Awaitable[T]], what: str = "") -> T:
+        """Try a request until it is answered; without `what` it is one to the store."""
+        backoff, failure_tracker, failure = Backoff(self._clock), self._identity.failure_tracker, what or object()
+        try:
+            while True:
+                try:
+                    return await request()
+                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                    kind = error_class(error)
+                    self._context.upload_context.metrics.upload_retries.labels(**{"class": kind}).inc()
+                    log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
+                    if failure_tracker is not None:
+                        failure_tracker.met(error, failure)
+                    await backoff.wait(error)
+        finally:
+            if failure_tracker is not None:
+                failure_tracker.over(failure)
+
+
+def identity_of(context: OffloadContext, claim: Claim) -> TopicIdentity:
+    """Return a topic's refusals under the claim of a job's driver, who keeps no head yet."""
+    clock, metrics = context.upload_context.clock, context.upload_context.metrics
+    return TopicIdentity(Fence(context.metadata, claim, clock=clock, metrics=metrics), clock=clock, metrics=metrics)
+
+
+def head_of(context: OffloadContext, claim: Claim) -> HeadKeeper:
+    """Return what keeps a topic's head under the claim of a job's driver."""
+    return HeadKeeper(context, identity_of(context, claim), epoch=None)
+
+
+def _holds(topic_map: TopicMap, head: HeadSegment) -> bool:
+    return any(one.segment_id == head.segment_id for one in topic_map.segments)
+
+
+def _described(segment: CommittedSegment | None) -> HeadSegment | None:
+    if segment is None:
+        return None
+    return HeadSegment(
+        segment_id=segment.segment_id,
+        begin=segment.begin,
+        end=segment.end,
+        bucket=segment.bucket,
+        prefix=segment.prefix,
+        ledger_based=segment.method is OffloadMethod.LEDGER_BASED,
+    )

@@ -1,0 +1,345 @@
+"""What is recorded of a topic, beside what has been seen of its ledgers: one writer at a time brings the former up.
+
+The map and the chain meet here: ends of ledgers are recorded as soon as all before them is offloaded, losses as soon
+as they are noticed, so that a restart knows what a vanished ledger means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError
+from offloaderd.core.model import START, LedgerEnd, Position, SegmentRange
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.metadata import paths
+from offloaderd.metadata.history import HistoryRanges
+from offloaderd.metadata.port import Replace
+from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map import removal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import LedgerInfo, Loss
+    from offloaderd.format.values import LedgerPart
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.records.history import HistoryPlan
+    from offloaderd.metadata.topic_map.map import Edit, TopicMap
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+
+log = structlog.get_logger(__name__)
+
+CHANGES_MAX = 10
+"""How often a change is made anew while somebody else changes the map."""
+
+
+class HistoryGap(OffloaderError):
+    """History and the live segments behind it would not join on to each other: nothing is committed, loudly."""
+
+
+class TopicRecord:
+    """A topic's map under one claim. `begin` is where an earlier owner's unfinished segment began.
+
+    The chain is that of the live edge; history that is offloaded beside it has one of its own (`history/record.py`).
+    """
+
+    def __init__(
+        self, attempts: AttemptLog, topic_map: TopicMap, begin: Position | None, *, clock: Clock, metrics: Metrics
+    ) -> None:
+        resume, plan = topic_map.standing or START, topic_map.history
+        end = plan.end if plan is not None and resume == plan.last else topic_map.ends.get(resume.ledger_id)
+        self.map = topic_map
+        self.chain = LedgerChain(resume, end=end, begin=begin, losses=topic_map.losses)
+        self.history_error: OffloaderError | None = None
+        """What hinders the offloading of history at the moment."""
+        self.history_ranges = HistoryRanges(topic_map.topic)
+        """Into which ranges history is split, as far as it was looked up."""
+        self.trash_due = False
+        """Whether the owner has put something on the trash list since that was emptied last; its watch may be late."""
+        self.fence = attempts.fence
+        self._attempts = attempts
+        self._clock = clock
+        self._metrics = metrics
+        self._writing = asyncio.Lock()  # who writes nodes has to know their versions
+
+    @property
+    def offloaded(self) -> Position | None:
+        """Newest position that is durable in the bucket and committed."""
+        return self.map.offloaded
+
+    def end_is_a_change(self) -> bool:
+        """Say whether the end of the ledger in which the offloading stands is known and not recorded."""
+        return bool(self._end_of_offloaded())
+
+    async def note_end(self) -> None:
+        """Record that end, if all before it is offloaded. Raises Fenced."""
+        await self._change(lambda known: self._attempts.note_ends(known, self._end_of_offloaded()))
+
+    async def note_closed(self, last: Position) -> None:
+        """Record that a ledger ends with the entry at `last`, if it is offloaded up to there. Raises Fenced.
+
+        For a topic without a source, whose pusher may say so only after that entry, or later ledgers, were committed.
+        """
+        ends = {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
+        await self._change(lambda known: self._attempts.note_ends(known, ends))
+
+    def known_ends(
+        self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+    ) -> tuple[tuple[int, LedgerEnd], ...]:
+        """Return how ledgers ended, as far as known: the one that offloading stands in, and those of the next segment.
+
+        `parts` is what that segment holds of each, `infos` what the source last said.
+        """
+        return known_ends(self.chain, self.map.standing, parts, infos)
+
+    def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+        """Return the losses between what is offloaded and the end of the next segment, which holds `parts`.
+
+        A loss at the end of history is known to no segment of it, so live ones keep it for whoever rebuilds the map.
+        """
+        plan = self.map.history
+        tail = [loss for loss in self.map.losses if plan is not None and loss.before == plan.live_begin]
+        return (*tail, *losses_before(self.map, self.map.standing, parts))
+
+    async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
+        """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.
+
+        Raises HistoryTorn when it would not join on to history.
+        """
+
+        async def committed(known: TopicMap) -> TopicMap:
+            self._check_boundary(segment)
+            return await self._attempts.commit(known, segment, ends)
+
+        await self._change(committed)
+        self.chain.forget_before(segment.end)
+
+    def _check_boundary(self, segment: CommittedSegment) -> None:
+        """Raise HistoryTorn for a live segment that begins in history, or certainly leaves something out behind it."""
+        plan = self.map.history
+        if plan is None or any(one.begin >= plan.live_begin for one in self.map.segments):
+            return
+        boundary = self.chain.end_of(plan.boundary)
+        skipped = segment.begin.ledger_id > plan.boundary and boundary is not None and boundary.entries > 0
+        told = any(loss.after == plan.last and loss.before == segment.begin for loss in self.map.losses)
+        if segment.begin < plan.live_begin or segment.begin.entry_id or (skipped and not told):
+            raise HistoryGap(
+                f"segment {segment.segment_id} of {self.map.topic} begins with {segment.begin}, and history ends with "
+                f"{plan.last} before {plan.live_begin}",
+                hint="a defect: nothing is committed; report it with the topic's nodes in the metadata store",
+            )
+
+    async def adopt(self, segment: CommittedSegment, end: LedgerEnd) -> None:
+        """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryTorn."""
+
+        async def adopted(known: TopicMap) -> TopicMap:
+            self._check_boundary(segment)
+            return await self._attempts.change(
+                known, lambda before: before.with_commit(segment, {segment.end.ledger_id: end})
+            )
+
+        await self._change(adopted)
+        self.chain.forget_before(segment.end)
+
+    async def commit_history(
+        self,
+        attempts: AttemptLog,
+        segment: CommittedSegment,
+        ends: Mapping[int, LedgerEnd],
+        along: Sequence[Step],
+        plan: HistoryPlan | None = None,
+    ) -> None:
+        """Make a segment of history part of the topic; steps that go `along` with it are carried out as well.
+
+        The plan becomes `plan` with it, if there is one. Raises Fenced, Conflict and HistoryTorn.
+        """
+        async with self._writing:
+            self._check_joint(segment, ends)
+            changes = [self._planned(plan)] if plan is not None else []
+            after = await attempts.commit(self.map, segment, ends, [*changes, *along])
+            if plan is not None:
+                after = replace(after, history=plan, history_version=self.map.history_version + 1)
+            self.map = after
+
+    def _planned(self, plan: HistoryPlan) -> Replace:
+        return Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
+
+    def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
+        """Raise HistoryTorn for a segment that does not join on to what is offloaded of history, or to its end."""
+        plan, before = self.map.history, self.map.history_end
+        assert plan is not None  # noqa: S101 - else there is no segment of it
+        _, after = self.map.with_commit(segment, ends)
+        if before is None:
+            front = any(loss.after == START and loss.before == segment.begin for loss in self.map.losses)
+            joined = front or segment.begin == Position(plan.first, 0)
+        else:
+            joined = after.joined(before, segment.begin)
+        last = ends.get(plan.last.ledger_id)
+        ended = last is None or last.entries == plan.last.entry_id + 1
+        if not joined or not ended or segment.end > plan.last:
+            raise HistoryGap(
+                f"segment {segment.segment_id} of {self.map.topic} ({segment.range}) does not join on to "
+                f"{before or 'the begin'} of a history that ends with {plan.last}",
+                hint="a ledger of the source is not as long as it was, or a defect; nothing is committed",
+            )
+
+    async def change_plan(self, plan: HistoryPlan, steps: Sequence[Step] = ()) -> None:
+        """Record another state of the plan, and carry out steps that go along with it. Raises Fenced, Conflict."""
+        async with self._writing:
+            after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
+            written = [self._planned(plan), *steps]
+            self.map = await self._attempts.change(self.map, lambda _: (written, after))
+
+    async def exchange(self, attempts: AttemptLog, whole: CommittedSegment) -> None:
+        """Put a ledger's object in the place of its slices of segments. Raises Fenced, Conflict."""
+        async with self._writing:
+            self.map = await attempts.exchange(self.map, whole)
+
+    async def _edit(self, edit: Edit) -> None:
+        await self._change(lambda known: self._attempts.change(known, edit))
+
+    async def _change(self, make: Callable[[TopicMap], Awaitable[TopicMap]]) -> None:
+        """Bring the map up to what `make` does with it. Raises Fenced, Conflict, NotFound, what `make` raises.
+
+        A job that rewrites segments changes contexts as well: after a conflict what it has left is read, and the
+        change made with that.
+        """
+        async with self._writing:
+            for tries in range(1, CHANGES_MAX + 1):
+                before = self.map
+                try:
+                    self.map = await make(before)
+                except Fenced:
+                    raise
+                except (Conflict, NotFound):
+                    self.map = await self._loaded()
+                    if self.map == before or tries == CHANGES_MAX:
+                        raise
+                else:
+                    return
+
+    async def _loaded(self) -> TopicMap:
+        store, topic = self.fence.store, self.map.topic
+        return await until_answered(self._clock, lambda: catalog.load(store, topic))
+
+    async def reload(self) -> None:
+        """Take in what somebody else has committed of history, or said of its plan. Raises CorruptData."""
+        async with self._writing:
+            self.map = await self._loaded()
+
+    async def lost(self, loss: Loss) -> None:
+        """Record, count and tell what was deleted before it was offloaded. Raises IdentityRefused, Fenced.
+
+        Not by metadata that went back: the bucket may have what these do not know.
+        """
+        await self._attempts.check_head(self.map)
+        async with self._writing:
+            self.map = await self._attempts.note_loss(self.map, loss._replace(noticed_ms=self._clock.wall_ms()))
+        self.chain.accept(loss)
+        self._metrics.source_losses.labels(kind="certain" if loss.certain else "possible").inc()
+        self._metrics.source_lost_entries.inc(loss.entries)
+        if loss.certain:
+            log.error(
+                "topic.entries_lost",
+                topic=str(self.map.topic),
+                range=str(loss),
+                entries_at_least=loss.entries,
+                hint="the source deleted them before they were offloaded; keep more there, or look what was late",
+            )
+        else:
+            log.warning(
+                "topic.entries_maybe_lost",
+                topic=str(self.map.topic),
+                range=str(loss),
+                reason="a ledger that was open when it was last seen, or that nobody saw, is gone from the source",
+                hint="nothing, if the topic was deleted or its ledgers were empty; else as topic.entries_lost",
+            )
+
+    async def mark_deleted(self, ledger_ids: Iterable[int]) -> None:
+        """Record that ledgers are deleted, as many at a time as go into a transaction. Raises Fenced.
+
+        See `removal.mark_deleted`; what was marked before an error stays so.
+        """
+        now_ms = self._clock.wall_ms()
+        for some in removal.batches(self.map, ledger_ids):
+            await self._edit(partial(removal.mark_deleted, ledger_ids=some, now_ms=now_ms))
+
+    async def note_source_deleted(self, ledger_ids: Iterable[int]) -> None:
+        """Record that the source has no copy of ledgers any more, or is about to delete it. Raises Fenced."""
+        for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
+            await self._edit(partial(removal.note_source_deleted, ledger_ids=some))
+
+    async def note_created(self, created: Mapping[int, int]) -> None:
+        """Record when ledgers were made, in place of what was recorded. Raises Fenced."""
+        change_signal = {one: at for one, at in created.items() if self.map.created.get(one) != at}
+        for some in removal.batches(self.map, change_signal):
+            await self._edit(partial(removal.note_created, created={one: change_signal[one] for one in some}))
+
+    async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
+        """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
+
+        Raises Fenced, Conflict.
+        """
+        removed = False
+
+        async def without(known: TopicMap) -> TopicMap:
+            nonlocal removed
+            removed = segment in known.segments[:1] and known.unfinished is None
+            edit = partial(removal.without_oldest, segment=segment, reason=reason, now_ms=self._clock.wall_ms())
+            return await self._attempts.change(known, edit) if removed else known
+
+        await self._change(without)
+        self.trash_due |= removed
+        return removed
+
+    def trimmed(self) -> list[int]:
+        """Return the ledgers of the map that the source had and has no more: those before the first that it lists."""
+        listed = self.chain.ledgers
+        first = min(listed, default=0)
+        return [ledger_id for ledger_id in self.map.ends if ledger_id < first and ledger_id in self.map.contexts]
+
+    def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
+        offloaded, plan = self.offloaded, self.map.unfinished
+        if offloaded is not None and plan is not None and offloaded < plan.live_begin:
+            return {}  # whoever commits history records it
+        end = self.chain.end_of(offloaded.ledger_id) if offloaded is not None else None
+        if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
+            return {}
+        return {offloaded.ledger_id: end} if end.adds_to(self.map.ends.get(offloaded.ledger_id)) else {}
+
+
+def known_ends(
+    chain: LedgerChain, standing: Position | None, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
+) -> tuple[tuple[int, LedgerEnd], ...]:
+    """Return how ledgers ended, as far as known: that in which `standing` lies, and those of the segment behind it."""
+    held = {part.ledger_id: part.last_entry_id + 1 for part in parts}
+    before = {standing.ledger_id} if standing is not None else set()
+    ends = []
+    for ledger_id in sorted(held.keys() | before):
+        end, info = chain.end_of(ledger_id), infos.get(ledger_id)
+        if end is None and info is not None and info.closed:
+            end = LedgerEnd(info.entries, None)
+        if end is not None and end.entries >= held.get(ledger_id, 0):
+            ends.append((ledger_id, end))
+    return tuple(ends)
+
+
+def losses_before(topic_map: TopicMap, standing: Position | None, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
+    """Return the losses between `standing` and the end of the segment behind it, which holds `parts`."""
+    since, end = standing or START, Position(parts[-1].ledger_id, parts[-1].last_entry_id)
+    ranges = [
+        SegmentRange(Position(part.ledger_id, part.first_entry_id), Position(part.ledger_id, part.last_entry_id))
+        for part in parts
+    ]
+    left = [loss.without(ranges) for loss in topic_map.losses]
+    return tuple(loss for loss in left if loss is not None and since <= loss.after and loss.before <= end)

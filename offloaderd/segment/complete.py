@@ -1,0 +1,184 @@
+"""From the last part to objects that may be committed: complete, index, verify, manifest, in this order.
+
+A reader trusts a segment only once it is committed, so each step may be repeated or abandoned without harm. The
+manifest comes last, since a rebuild believes it: what lies beside it was verified, and proven where it replaces others.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import OffloadMethod
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.values import SegmentManifest
+from offloaderd.format.verify import check_block
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.upload import SegmentFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.core.traces import SegmentTrace
+    from offloaderd.format.values import BlockInfo, LedgerPart
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.upload import SegmentUpload
+
+    Prove = Callable[[SegmentManifest], Awaitable[None]]
+
+
+class SegmentCompletion:
+    """Finishes one segment's objects. All that it writes follows from the attempt's record and the blocks."""
+
+    def __init__(self, context: OffloadContext, topic: TopicName, upload: SegmentUpload, trace: SegmentTrace) -> None:
+        self._context = context
+        self._topic = topic
+        self._upload = upload
+        self._trace = trace
+
+    async def finish(
+        self, attempt: Attempt, blocks: tuple[BlockInfo, ...], prove: Prove | None = None, *, draft: bool = False
+    ) -> CommittedSegment:
+        """Make the three objects complete and verified; returns what is to be committed.
+
+        The attempt has to be recorded with its seal. `prove` is given what the objects hold before the manifest is put,
+        and raises SegmentFailed. With `draft` the manifest is left to who commits the segment, and a draft of it put.
+        Raises SegmentFailed, InvalidInput for a contradiction.
+        """
+        index, described = self._describe(attempt, blocks)
+        data_key, index_key = attempt.keys.data, attempt.keys.index
+        with self._stage("commit", described.data_bytes), self._trace.step("complete"):
+            await self._upload.complete(described.data_bytes)
+            await self._upload.put(ObjectKind.INDEX, index, lambda data: same_bytes(index_key, data, index))
+        with self._stage("verify", described.data_bytes), self._trace.step("verify"):
+            await self._upload.verify(data_key, described.data_bytes)
+            if self._context.upload_context.limits.readback or not self._upload.proven:
+                await self._read_back(data_key, described)
+            if prove is not None:
+                await prove(described)
+            await put_manifest(self._upload, attempt, described, ObjectKind.DRAFT if draft else ObjectKind.MANIFEST)
+        if not draft:
+            self._context.pasts.note(described)
+        return CommittedSegment.described(described, bucket=attempt.bucket, prefix=attempt.keys.prefix)
+
+    def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
+        """Return the index and the manifest of a sealed attempt."""
+        seal, layout = attempt.seal, attempt.layout
+        assert seal is not None  # noqa: S101 - nothing is completed before it is sealed
+        assert layout is not None  # noqa: S101 - only an attempt with its layout is gone on with
+        if isinstance(layout, LedgerLayout):
+            entries = v1.index_entries(blocks, dense=layout.dense_index)
+            index = v1.encode_index(seal.data_bytes, layout.metadata, entries)
+        else:
+            index = v2.encode_index(seal.data_bytes, index_groups(seal.ledgers, blocks))
+        described = SegmentManifest(
+            segment_id=attempt.segment_id,
+            managed_ledger=self._topic.managed_ledger,
+            cluster=self._context.cluster,
+            epoch=seal.epoch,
+            assigned_ms=attempt.assigned_ms,
+            sealed_ms=seal.sealed_ms,
+            data_bytes=seal.data_bytes,
+            preamble_bytes=layout.preamble_bytes,
+            index_bytes=len(index),
+            index_crc32c=google_crc32c.value(index),
+            ledgers=seal.ledgers,
+            blocks=blocks,
+            software_version=seal.software_version,
+            losses=seal.losses,
+            ends=seal.ends,
+            past=seal.past,
+            replaces=seal.replaces,
+            method=OffloadMethod.STREAMING if attempt.ledger_id is None else OffloadMethod.LEDGER_BASED,
+            chunk_bytes=self._context.chunk_bytes if any(block.chunks for block in blocks) else 0,
+        )
+        return index, described
+
+    @contextmanager
+    def _stage(self, name: str, object_bytes: int) -> Iterator[None]:
+        """Show a segment's bytes in a stage of the pipeline while it is there."""
+        gauge = self._context.upload_context.metrics.pipeline_bytes.labels(stage=name)
+        gauge.inc(object_bytes)
+        try:
+            yield
+        finally:
+            gauge.dec(object_bytes)
+
+    async def _read_back(self, key: str, described: SegmentManifest) -> None:
+        """Read every block again and compare its checksum, a block at a time; a second time if it differs."""
+        for block in described.blocks:
+            if await self._flaw(key, block) and (flaw := await self._flaw(key, block)):
+                raise SegmentFailed(f"what was stored reads back differently: {flaw}") from flaw
+
+    async def _flaw(self, key: str, block: BlockInfo) -> CorruptData | None:
+        """Read a block; returns how it differs from what was cut. One read alone may be damaged on its way."""
+        data = await self._upload.fetch(key, block.offset, block.length)
+        try:
+            check_block(data, block, key=key)
+        except CorruptData as error:
+            return error
+        return None
+
+
+async def put_manifest(
+    upload: SegmentUpload, attempt: Attempt, described: SegmentManifest, kind: ObjectKind = ObjectKind.MANIFEST
+) -> None:
+    """Put a segment's manifest, or the draft of it, and read it back. Raises SegmentFailed."""
+    key, encoded = attempt.keys.of(kind), manifest.encode(described)
+    await upload.put(kind, encoded, lambda data: same_manifest(key, data, encoded))
+
+
+def same_bytes(key: str, found: bytes, sent: bytes) -> None:
+    """Raise SegmentFailed unless an object reads back as it was sent."""
+    if found != sent:
+        raise SegmentFailed(f"{key} reads back with other bytes than were sent")
+
+
+def same_manifest(key: str, found: bytes, sent: bytes) -> None:
+    """Raise SegmentFailed unless a manifest reads back with all that was said in it.
+
+    Only who has cut a block itself knows its chunks, so a deposed owner that puts its manifest meanwhile says the same
+    with chunks of other blocks.
+    """
+    if found == sent:
+        return
+    expected = manifest.decode(sent, key=key)
+    try:
+        held = manifest.decode(found, key=key, data_bytes=expected.data_bytes)
+    except CorruptData as error:
+        raise SegmentFailed(f"the manifest that was stored reads back differently: {error}") from error
+    if without_chunks(held) != without_chunks(expected):
+        raise SegmentFailed(f"{key} reads back with something else than was sent")
+
+
+def without_chunks(described: SegmentManifest) -> SegmentManifest:
+    """Return a manifest without what readers of less than a block go by; older versions had other sparse positions."""
+    blocks = tuple(replace(block, chunks=b"", sparse=()) for block in described.blocks)
+    return replace(described, chunk_bytes=0, blocks=blocks)
+
+
+def index_groups(ledgers: tuple[LedgerPart, ...], blocks: tuple[BlockInfo, ...]) -> list[v2.LedgerIndex]:
+    """Group the blocks by ledger as PIP-76's index has them; `part_id` counts blocks of the object from 1."""
+    entries: dict[int, list[v2.IndexEntry]] = {part.ledger_id: [] for part in ledgers}
+    for number, block in enumerate(blocks, start=1):
+        entries[block.ledger_id].append(v2.IndexEntry(block.first_entry_id, number, block.offset))
+    return [v2.LedgerIndex(part.ledger_id, ledger_message(part), tuple(entries[part.ledger_id])) for part in ledgers]
+
+
+def ledger_message(part: LedgerPart) -> bytes:
+    """Pulsar's LedgerInfo for the index: whole ledger when it is closed, else up to the segment's last entry."""
+    message = LedgerInfoMessage(ledgerId=part.ledger_id, entries=part.ledger_entries, timestamp=part.closed_ms)
+    if part.ledger_bytes:
+        message.size = part.ledger_bytes
+    return message.SerializeToString(deterministic=True)

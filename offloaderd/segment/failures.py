@@ -1,0 +1,160 @@
+"""What a topic's requests are failing with at the moment: why it stalls, and since when.
+
+A request that is tried again is one trouble for as long as it fails, whatever else works meanwhile: a part that cannot
+be stored holds up its segment, however well its neighbours fare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import (
+    BucketMissing,
+    Denied,
+    Expired,
+    IdentityRefused,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Throttled,
+    Transient,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import TopicName
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
+
+METADATA = "metadata"
+ELSEWHERE = frozenset({"", "source", "adoption", METADATA})
+"""What fails by these names says nothing of requests to the store that are tried again."""
+
+STALLED_TRIES = 5
+"""After so many failures in a row of something that may pass, a topic counts as stalled."""
+
+
+_CLASSES: tuple[tuple[type[OffloaderError], str], ...] = (
+    (Throttled, "throttled"),
+    (Transient, "transient"),
+    (Expired, "expired"),
+    (Denied, "denied"),
+    (NoSpace, "no_space"),
+    (BucketMissing, "bucket_missing"),
+    (NotFound, "not_found"),
+    (IdentityRefused, "identity"),
+)
+"""The first that fits counts: narrower ones stand before wider ones."""
+
+
+def error_class(error: OffloaderError) -> str:
+    """Name the class of an error for metric labels: bounded, and what an operator acts on."""
+    return next((name for kind, name in _CLASSES if isinstance(error, kind)), "other")
+
+
+@dataclass(slots=True)
+class Failure:
+    """One request that fails and is tried again; `since_ms` is wall time, to be shown."""
+
+    error: OffloaderError
+    since_ms: int
+    since_s: float
+    tries: int = 1
+
+    @property
+    def stalls(self) -> bool:
+        """Whether the topic counts as stalled by it: at once, unless it may pass by itself."""
+        return self.tries >= STALLED_TRIES or not isinstance(self.error, Transient)
+
+
+class FailureTracker:
+    """All that fails of a topic; `changed` is called whenever that is another than before."""
+
+    def __init__(self, topic: TopicName, clock: Clock, changed: Callable[[], None]) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._changed = changed
+        self._failing: dict[Hashable, Failure] = {}
+        self._told = False
+
+    @property
+    def worst(self) -> Failure | None:
+        """What fails for the longest, of that which stalls the topic if anything does."""
+        return min(self._failing.values(), key=lambda one: (not one.stalls, one.since_s), default=None)
+
+    @property
+    def stalled(self) -> Failure | None:
+        """What stalls the topic, None while it runs."""
+        worst = self.worst
+        return worst if worst is not None and worst.stalls else None
+
+    @property
+    def outage(self) -> Failure | None:
+        """What stalls the topic at the store: requests that are being tried again until they work."""
+        stalling = [one for what, one in self._failing.items() if what not in ELSEWHERE and one.stalls]
+        return min(stalling, key=lambda one: one.since_s, default=None)
+
+    @property
+    def error(self) -> OffloaderError | None:
+        """What fails at the moment, whether or not it stalls the topic."""
+        return self.worst.error if self.worst is not None else None
+
+    @property
+    def count(self) -> int:
+        """How often that failed in a row."""
+        return self.worst.tries if self.worst is not None else 0
+
+    def met(self, error: OffloaderError, what: Hashable = "") -> None:
+        """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works.
+
+        The ledger source is "source"; everything else that has a name is a request to the store.
+        """
+        known = self._failing.get(what)
+        if known is None:
+            self._failing[what] = Failure(error, self._clock.wall_ms(), self._clock.monotonic())
+        else:
+            known.error = error
+            known.tries += 1
+        self._tell()
+        self._changed()
+
+    def over(self, what: Hashable = "") -> None:
+        """Note that `what` worked, or is not wanted any more."""
+        ended = [self._failing.pop(one, None) for one in (what, "")]
+        if any(ended):
+            self._tell(ended=next(filter(None, ended)))
+            self._changed()
+
+    async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable, *passes: type[OffloaderError]) -> T:
+        """Ask until the answer is not Transient, nor what else `passes`; what hinders it is over with the answer."""
+        try:
+            return await until_answered(
+                self._clock, ask, passes=(Transient, *passes), met=lambda error: self.met(error, what)
+            )
+        finally:
+            self.over(what)
+
+    def _tell(self, *, ended: Failure | None = None) -> None:
+        """Log when a stall begins and when it ends."""
+        stalled = self.stalled
+        if stalled is not None and not self._told:
+            self._told = True
+            log.error(
+                "topic.stalled",
+                topic=str(self._topic),
+                error_class=error_class(stalled.error),
+                error=str(stalled.error),
+                since_ms=stalled.since_ms,
+            )
+        elif stalled is None and self._told and ended is not None:
+            self._told = False
+            lasted_s = round(self._clock.monotonic() - ended.since_s, 3)
+            log.info("topic.recovered", topic=str(self._topic), stalled_s=lasted_s)

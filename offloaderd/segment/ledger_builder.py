@@ -1,0 +1,128 @@
+"""A whole ledger on its way into one object as Pulsar writes it (PIP-17, V1): entries in, parts out; pure, no I/O.
+
+The object's blocks are large (64 MiB by default) and written as a row of runs, so that neither writer nor reader has to
+hold one: a part holds whole runs, the manifest has a checksum for each. Where a block ends follows from what is left of
+the ledger (`v1.block_length`), so entries and bytes of the ledger have to be known before its first byte is written;
+if they turn out to be others the object is refused, while Pulsar's writer would cut the ledger short.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
+from offloaderd.core.errors import InvalidInput
+from offloaderd.format.chunks import CHUNK_BYTES
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.segment.builder import OpenBlock, SegmentBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import EntryBatch, LedgerInfo
+    from offloaderd.format.layout import LedgerLayout
+    from offloaderd.format.values import BlockInfo, LedgerPart
+
+
+@dataclass(slots=True)
+class _Run(OpenBlock):
+    """Entries of one V1 block; the first run of a block has its header, with the block's length."""
+
+    block_bytes: int = 0
+
+    def encode(self) -> list[bytes]:
+        """Return its chunks, to be joined once."""
+        header = v1.encode_header(v1.BlockHeader(self.block_bytes, self.first_entry_id)) if self.head_bytes else b""
+        return [header, *frame(self.first_entry_id, self.payloads), padding(self.pad_bytes)]
+
+
+class LedgerBuilder(SegmentBuilder):
+    """Takes the entries of one closed ledger from entry 0 to its last, gives parts."""
+
+    def __init__(
+        self, segment_id: UUID, layout: LedgerLayout, *, assigned_ms: int, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        super().__init__(segment_id, layout, assigned_ms=assigned_ms, chunk_bytes=chunk_bytes)
+        self._ledger = layout
+        self._entries_left = layout.entries
+        self._bytes_left = layout.payload_bytes
+        self._room = 0  # what is left of the V1 block that is being written
+
+    def _fill_blocks(self, batch: EntryBatch, sums: Sequence[int]) -> None:
+        sums = [framed_bytes(payload_bytes, entries) for entries, payload_bytes in enumerate(sums)]
+        at, count = 0, len(batch.payloads)
+        while at < count:
+            run = self._open
+            if run is None:
+                first_framed = sums[at + 1] - sums[at]
+                run = self._open = self._new_run(batch.ledger_id, batch.first_entry_id + at, first_framed)
+            limit = min(self._room, self._ledger.run_bytes - run.entry_bytes)
+            end = bisect_right(sums, sums[at] + limit) - 1
+            if end <= at and not run.payloads:
+                end = at + 1
+            if end > at:
+                run.payloads += batch.payloads[at:end]
+                run.entry_bytes += sums[end] - sums[at]
+                self._went_in(end - at, sums[end] - sums[at])
+                at = end
+            if at < count:
+                self._close_block(filled=sums[at + 1] - sums[at] > self._room)
+
+    def _new_run(self, ledger_id: int, first_entry_id: int, first_framed: int) -> _Run:
+        if self._room:
+            return _Run(ledger_id, first_entry_id, [], head_bytes=0, pad_bytes=0)
+        block_bytes = max(self._next_block_bytes(), v1.BLOCK_HEADER_BYTES + first_framed)
+        self._room = block_bytes - v1.BLOCK_HEADER_BYTES
+        return _Run(ledger_id, first_entry_id, [], pad_bytes=0, block_bytes=block_bytes)
+
+    def _next_block_bytes(self) -> int:
+        return v1.block_length(
+            block_bytes_max=self._ledger.block_bytes,
+            entries_left=self._entries_left,
+            payload_bytes_left=self._bytes_left,
+        )
+
+    def _went_in(self, entries: int, size_bytes: int) -> None:
+        """Count entries off; raises InvalidInput when the ledger has more than was said."""
+        self._room -= size_bytes
+        self._entries_left -= entries
+        self._bytes_left -= size_bytes - entries * ENTRY_OVERHEAD_BYTES
+        if min(self._room, self._entries_left, self._bytes_left) < 0:
+            raise InvalidInput(f"the ledger has more than {self._said}")
+
+    @property
+    def _said(self) -> str:
+        return f"the {self._ledger.entries} entries of {self._ledger.payload_bytes} bytes that it was said to have"
+
+    def _close_block(self, *, filled: bool = False) -> None:
+        """End the open run; of a block that is `filled`, because the next entry does not fit, the rest is padding."""
+        if self._open is not None and filled:
+            self._open.pad_bytes, self._room = self._room, 0
+        super()._close_block()
+
+    def finish_blocks(self) -> None:
+        """No more entries. Raises InvalidInput when the ledger has less than was said."""
+        if self._entries_left or self._bytes_left:
+            raise InvalidInput(f"the ledger has less than {self._said}")
+        super().finish_blocks()
+
+    def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
+        """Return what the segment holds: all of a ledger, closed, whatever the source can still tell of it."""
+        (part,) = super().ledgers(info)
+        whole = self._ledger
+        return (replace(part, closed=True, ledger_entries=whole.entries, ledger_bytes=whole.payload_bytes),)
+
+    def _restore(self, block: BlockInfo) -> None:
+        super()._restore(block)
+        if block.head_bytes:
+            alone = block.length if block.entry_count == 1 else 0
+            self._room = max(self._next_block_bytes(), alone) - block.head_bytes
+        elif not self._room:
+            raise InvalidInput(f"a run from entry {block.first_entry_id} lies in no block")
+        self._went_in(block.entry_count, block.length - block.head_bytes - block.pad_bytes)
+        if block.pad_bytes not in {0, self._room}:
+            raise InvalidInput(f"a run from entry {block.first_entry_id} has {block.pad_bytes} bytes of padding")
+        self._room -= block.pad_bytes

@@ -1,0 +1,95 @@
+"""How a closed ledger is cut that is to lie in an object of its own (PIP-17), whoever writes it."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import NotFound
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.segment.builder import PART_COUNT_MAX
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import LedgerInfo, Position, TopicName
+    from offloaderd.format.layout import SegmentLayout
+    from offloaderd.ledgers.port import LedgerDescriber
+    from offloaderd.metadata.records.history import HistoryPlan
+    from offloaderd.segment.context import OffloadContext
+
+COUNT_BYTES = 1 << 20
+
+PARTS_MAX = PART_COUNT_MAX - 1000
+"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCut:
+    """How ledgers are written as a whole: settings in bytes."""
+
+    block_bytes: int
+    part_bytes: int
+    run_bytes: int
+    dense_index: bool = False
+
+    def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
+        """Say how a ledger is cut; a long one into longer parts."""
+        return LedgerLayout(
+            block_bytes=self.block_bytes,
+            part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
+            run_bytes=self.run_bytes,
+            dense_index=self.dense_index,
+            entries=entries,
+            payload_bytes=payload_bytes,
+            metadata=metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLedgers(LedgerCut):
+    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
+
+    describer: LedgerDescriber
+
+
+async def ledger_layout(
+    context: OffloadContext, topic: TopicName, info: LedgerInfo, *, count: bool = False
+) -> LedgerLayout:
+    """Look a closed ledger up at the source. Raises NotFound, Transient, InvalidInput.
+
+    Its length is that of its last entry; where that once proved wrong (`count`) all entries are read.
+    """
+    ledgers, source = context.ledgers, context.source
+    assert ledgers is not None  # noqa: S101 - else no ledger is written as a whole
+    assert source is not None  # noqa: S101 - as above
+    if count:
+        payload_bytes = 0
+        entries = source.read(topic, info.ledger_id, 0, info.entries - 1, batch_bytes=COUNT_BYTES)
+        async with aclosing(entries) as batches:
+            async for batch in batches:
+                payload_bytes += batch.payload_bytes()
+    else:
+        payload_bytes = await source.length_at(topic, info.ledger_id, info.entries - 1)
+    metadata = await ledgers.describer.described(topic, info.ledger_id)
+    return ledgers.layout(entries=info.entries, payload_bytes=payload_bytes, metadata=metadata)
+
+
+async def layout_in_history(
+    context: OffloadContext,
+    topic: TopicName,
+    plan: HistoryPlan,
+    begin: Position,
+    info: LedgerInfo | None,
+    *,
+    count: bool,
+) -> LedgerLayout | SegmentLayout:
+    """Say how what begins there is cut, by the method of the plan; `info` is what the source has of its ledger.
+
+    A ledger that is being deleted goes as it comes, if at all. Raises Transient, InvalidInput.
+    """
+    if context.ledgers is None or info is None or not plan.goes_whole(begin):
+        return context.layout
+    try:
+        return await ledger_layout(context, topic, info, count=count)
+    except NotFound:
+        return context.layout

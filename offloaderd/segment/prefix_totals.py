@@ -1,0 +1,141 @@
+"""What lay before a segment, for its manifest: the number of entries, their greatest time and message index.
+
+It continues what the manifest of the segment directly before says (FORMAT.md, 4.4). A daemon remembers what
+it has written; the first segment after a claim has that manifest read once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.limits import Bounded
+from offloaderd.core.model import Position
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.values import Past
+from offloaderd.objects.whole import apart
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.format.values import BlockInfo, SegmentManifest
+    from offloaderd.metadata.topic_map.map import TopicMap
+
+REMEMBERED_MAX = 20_000
+"""Segments; some 300 bytes each."""
+
+log = structlog.get_logger(__name__)
+
+
+def past_behind(manifest: SegmentManifest) -> Past | None:
+    """Return what lies before a segment that directly follows this one; None when its manifest does not say.
+
+    Without the times of all its blocks, nothing is known of times before its end.
+    """
+    return None if manifest.past is None else _past_over(manifest.past, manifest.blocks, manifest.range.end)
+
+
+def past_within(manifest: SegmentManifest, ledger_id: int) -> Past | None:
+    """Return what lies before a ledger that begins in this segment; None when its manifest does not say."""
+    before = [block for block in manifest.blocks if block.ledger_id < ledger_id]
+    return None if manifest.past is None else _past_over(manifest.past, before, Position(ledger_id, 0))
+
+
+def _past_over(past: Past, blocks: Sequence[BlockInfo], end: Position) -> Past:
+    """Return what lies behind blocks, which follow on `past`; `end` is the last position about which less is known."""
+    surveys = [block.survey for block in blocks]
+    entries = past.entries + sum(block.entry_count for block in blocks)
+    if None in surveys:
+        return Past(entries, end)
+    known = [survey for survey in surveys if survey is not None]
+    return Past(
+        entries,
+        past.since,
+        _greatest([past.time_max, *(survey.time_max for survey in known)]),
+        _greatest([past.index_max, *(survey.index_max for survey in known)]),
+    )
+
+
+def _greatest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def past_of(topic_map: TopicMap, begin: Position, infos: Mapping[int, LedgerInfo], behind: Past | None) -> Past:
+    """Return what lies before the segment that begins at `begin`.
+
+    `behind` is what the manifest of the segment before says, None if it says nothing or there is none; `infos` is what
+    the source last said of the topic's ledgers. A gap before the segment begins a new row: something may turn up in it.
+    """
+    number = bisect_left(topic_map.segments, begin, key=lambda one: one.begin)
+    if not number:
+        return Past(_between(infos, None, begin), begin)
+    before = topic_map.segments[number - 1]
+    gap = _between(infos, before.end, begin)
+    if behind is None:
+        kept = sum(one.entries for one in topic_map.segments[:number])
+        return Past(_between(infos, None, topic_map.segments[0].begin) + kept + gap, begin)
+    lost = any(before.end <= loss.after and loss.before <= begin for loss in topic_map.losses)
+    if gap or lost or behind.since == before.end:
+        return Past(behind.entries + gap, begin)
+    return behind
+
+
+def _between(infos: Mapping[int, LedgerInfo], after: Position | None, begin: Position) -> int:
+    """Count the entries that the source has between a segment's end (None: the topic's front) and the next's begin."""
+    count = 0
+    for ledger_id, info in infos.items():
+        first = 0
+        if after is not None and ledger_id <= after.ledger_id:
+            first = after.entry_id + 1 if ledger_id == after.ledger_id else info.entries
+        if ledger_id < begin.ledger_id:
+            count += max(0, info.entries - first)
+        elif ledger_id == begin.ledger_id:
+            count += max(0, begin.entry_id - first)
+    return count
+
+
+class Pasts:
+    """Remembers what segments say of what lies behind them, so that their manifests need not be read."""
+
+    def __init__(self) -> None:
+        self._behind: Bounded[UUID, Past | None] = Bounded(REMEMBERED_MAX)
+
+    def note(self, manifest: SegmentManifest) -> None:
+        """A segment has, or will have, this manifest."""
+        self._behind[manifest.segment_id] = past_behind(manifest)
+
+    async def before(
+        self,
+        topic_map: TopicMap,
+        begin: Position,
+        infos: Mapping[int, LedgerInfo],
+        fetch: Callable[[str, str], Awaitable[bytes | None]],
+    ) -> Past:
+        """Return what lies before the segment that begins at `begin`. Raises what `fetch` (of bucket and key) raises.
+
+        The manifest of the segment before may be missing (None) or damaged: that is no reason to stop.
+        """
+        number = bisect_left(topic_map.segments, begin, key=lambda one: one.begin)
+        if not number:
+            return past_of(topic_map, begin, infos, None)
+        before = topic_map.segments[number - 1]
+        if before.foreign:
+            return past_of(topic_map, begin, infos, None)
+        if before.segment_id not in self._behind:
+            key = before.keys.manifest
+            data = await fetch(before.bucket, key)
+            try:
+                decode = partial(manifest_format.decode, key=key, data_bytes=before.object_bytes)
+                described = None if data is None else await apart(decode, data)
+            except CorruptData:
+                described = None
+            if described is None:
+                log.warning("segment.past_unknown", topic=str(topic_map.topic), key=key)
+            self._behind[before.segment_id] = None if described is None else past_behind(described)
+        return past_of(topic_map, begin, infos, self._behind[before.segment_id])

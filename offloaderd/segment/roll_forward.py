@@ -1,0 +1,148 @@
+"""An attempt whose segment is finished although its record does not say so: metadata that went back, for one.
+
+Where a segment ends is recorded before anything under its key can be complete, so a readable manifest beside a record
+without a seal was written by an owner whose records are gone: by all that is known the segment was committed, reported
+durable, and perhaps deleted at its source. It is committed again, from what its manifest says and after all of it was
+read back. What cannot be proven so stops the topic; it is never given up, for that would delete it.
+
+A record that is sealed is left to the usual way for as long as that needs no entries; if it needs some, the manifest
+spares reading them again from a source that may have them no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import OffloadMethod
+from offloaderd.core.refusals import RefusalKind
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.verify import check_block, check_index
+from offloaderd.metadata.records.attempt import Seal, StoredPart
+from offloaderd.objects.whole import apart
+from offloaderd.segment.upload import SegmentFailed, SegmentUpload
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import Loss, TopicName
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.refusals import TopicIdentity
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.failures import FailureTracker
+
+log = structlog.get_logger(__name__)
+
+
+async def as_finished(
+    context: OffloadContext,
+    topic: TopicName,
+    found: Attempt,
+    *,
+    failure_tracker: FailureTracker,
+    identity: TopicIdentity,
+) -> Attempt:
+    """Return an attempt with the end and the blocks that its manifest says if there is one, else as it is recorded.
+
+    Only in memory: whoever reads the record finds it as it was, and does the same. Raises IdentityRefused for a
+    finished segment that cannot be proven, Fenced, CorruptData.
+    """
+    if found.whole or found.layout is None:
+        return found
+    upload = SegmentUpload(
+        context.upload_context, found.bucket, found.keys, failure_tracker=failure_tracker, labels=lambda _: {}
+    )
+    try:
+        described = await _proven(context, topic, found, upload)
+    except (SegmentFailed, CorruptData) as error:
+        if found.seal is None:
+            await identity.stop(
+                RefusalKind.METADATA_WENT_BACK,
+                f"segment {found.segment_id} that begins at {found.begin} has a manifest in the bucket, its record in "
+                f"the metadata says that it was never finished, and it cannot be verified: {error}",
+                f"segment {found.segment_id}",
+            )
+        return found
+    if described is None or (found.seal is not None and not _agrees(found.seal, described)):
+        return found
+    await identity.clear(RefusalKind.METADATA_WENT_BACK, about=f"segment {found.segment_id}")
+    log.warning(
+        "segment.rolled_forward",
+        topic=str(topic),
+        segment_id=str(found.segment_id),
+        range=str(described.range),
+        sealed=found.seal is not None,
+        hint="its record is older than its objects: the metadata may have been restored from a backup"
+        if found.seal is None
+        else "",
+    )
+    return _with_manifest(found, described, chunk_bytes=context.chunk_bytes)
+
+
+def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
+    """Return the losses that the manifest of a proven attempt tells of and the map does not."""
+    known = {(one.after, one.before) for one in topic_map.losses}
+    told = found.seal.losses if found.proven and found.seal is not None else ()
+    return [one for one in told if (one.after, one.before) not in known]
+
+
+async def _proven(
+    context: OffloadContext, topic: TopicName, found: Attempt, upload: SegmentUpload
+) -> SegmentManifest | None:
+    """Return the manifest under the attempt's key, all of whose segment was read; None when there is none.
+
+    Raises SegmentFailed, CorruptData for what is not this attempt's segment, or not whole.
+    """
+    data_key, index_key, manifest_key = found.keys.all
+    data = await upload.find(found.bucket, manifest_key)
+    if data is None:
+        return None
+    described = await apart(partial(manifest.decode, key=manifest_key), data)
+    whole = described.method is OffloadMethod.LEDGER_BASED
+    ours = (
+        found.segment_id,
+        topic.managed_ledger,
+        context.cluster,
+        found.begin,
+        isinstance(found.layout, LedgerLayout),
+    )
+    theirs = (described.segment_id, described.managed_ledger, described.cluster, described.range.begin, whole)
+    if ours != theirs:
+        raise SegmentFailed(f"{manifest_key} describes segment {theirs}, not {ours}")
+    await upload.verify(data_key, described.data_bytes)
+    check_index(await upload.find(found.bucket, index_key) or b"", described, key=index_key)
+    for block in described.blocks:
+        check_block(await upload.fetch(data_key, block.offset, block.length), block, key=data_key)
+    return described
+
+
+def _agrees(seal: Seal, described: SegmentManifest) -> bool:
+    """Whether a manifest is the one that a seal decided on."""
+    theirs = (described.data_bytes, described.sealed_ms, described.epoch, described.ledgers)
+    return (seal.data_bytes, seal.sealed_ms, seal.epoch, seal.ledgers) == theirs
+
+
+def _with_manifest(found: Attempt, described: SegmentManifest, *, chunk_bytes: int) -> Attempt:
+    """Return the attempt as one that is sealed, with all of its blocks in one part that is stored."""
+    seal = Seal(
+        sealed_ms=described.sealed_ms,
+        epoch=described.epoch,
+        software_version=described.software_version,
+        data_bytes=described.data_bytes,
+        part_count=1,
+        ledgers=described.ledgers,
+        losses=described.losses,
+        ends=described.ends,
+        past=described.past,
+        replaces=described.replaces,
+    )
+    blocks = described.blocks
+    if described.chunk_bytes != chunk_bytes:
+        blocks = tuple(replace(block, chunks=b"") for block in blocks)
+    part = StoredPart("", described.data_bytes, blocks, b"")
+    return replace(found, seal=seal, parts=(part,), proven=True)

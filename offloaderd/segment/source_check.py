@@ -1,0 +1,302 @@
+"""Whether what the source says of one topic belongs to what was offloaded of it.
+
+Ledgers are known by their numbers, which mean something only inside one history. A source that is another one, whose
+list ends before what is offloaded, or whose ledgers of known numbers were made at another time or are shorter, is of
+another history: it is refused (`segment/claim/refusals.py`) before anything is concluded from its list. Nothing is
+offloaded from it, followed, granted or deleted, until it fits again or an operator has accepted what was found.
+
+What is looked at: the list, at each look; each ledger of it that is offloaded, for as far as the list says something of
+it; and the ledger in which the offloading stands, as its store has it, once open and once closed.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import IdentityRefused, NotFound
+from offloaderd.core.model import Position
+from offloaderd.core.refusals import RefusalKind
+from offloaderd.ledgers.known_source import Finding
+from offloaderd.metadata import identity as stored_identity
+from offloaderd.metadata.records.identity import hint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.model import LedgerInfo, TopicName
+    from offloaderd.ledgers.known_source import KnownSource
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.refusals import TopicIdentity
+    from offloaderd.segment.claim.topic_record import TopicRecord
+    from offloaderd.segment.context import OffloadContext
+
+    Listing = Callable[[], Awaitable[Sequence[LedgerInfo]]]
+    """Returns a topic's ledgers as the source lists them. Raises what the source does, and IdentityRefused."""
+    Stop = Callable[[RefusalKind, str, str], Awaitable[None]]
+    """Raises IdentityRefused for a finding, unless an operator has accepted it."""
+
+log = structlog.get_logger(__name__)
+
+SETTLE_S = 60.0
+"""How often a ledger is looked at that the list calls closed and its store does not yet."""
+NAMED_MAX = 5
+"""Ledgers that a refusal names."""
+_LEDGER = re.compile(r"ledger (\d+)")
+
+
+def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo]) -> list[Finding]:
+    """Return which ledgers are not those that were offloaded up to `taken`: made at another time, or shorter."""
+    replaced, shorter = [], []
+    for info in infos:
+        created_ms = topic_map.created.get(info.ledger_id)
+        if None not in {created_ms, info.created_ms} and created_ms != info.created_ms:
+            replaced.append(f"ledger {info.ledger_id} was created at {info.created_ms} ms instead of {created_ms}")
+        beyond = Position(info.ledger_id, info.entries)
+        held = beyond <= taken and beyond.ledger_id == taken.ledger_id
+        if info.closed and (held or topic_map.find(beyond) is not None):
+            shorter.append(f"ledger {info.ledger_id} is closed with {info.entries} entries, and more are offloaded")
+    kinds = ((RefusalKind.LEDGER_REPLACED, replaced), (RefusalKind.LEDGER_SHORTER, shorter))
+    return [Finding(kind, _some(found), _some(found)) for kind, found in kinds if found]
+
+
+def sharing_nothing(
+    known: KnownSource, topic_map: TopicMap, infos: Sequence[LedgerInfo], seen: Collection[int] = ()
+) -> Finding | None:
+    """Return that a list has no ledger that is offloaded or was `seen`, of a source that is not on record."""
+    ours = {*topic_map.contexts, *seen}
+    if known.trusted or not infos or not topic_map.contexts or any(info.ledger_id in ours for info in infos):
+        return None
+    found = f"the list has ledgers {infos[0].ledger_id} to {infos[-1].ledger_id} and none that is offloaded"
+    return Finding(RefusalKind.UNKNOWN_SOURCE, found, f"no shared ledger, offloaded up to {topic_map.offloaded}")
+
+
+async def list_behind(
+    known: KnownSource | None, topic: TopicName, standing: Position, infos: Sequence[LedgerInfo]
+) -> tuple[bool, Finding | None]:
+    """Say whether a list goes on to where the offloading stands, and what is wrong if it ends before.
+
+    A topic always lists its newest ledger. What can be read may end before it, and an empty list says nothing.
+    """
+    newest = max((info.ledger_id for info in infos), default=-1)
+    if newest < standing.ledger_id and known is not None:
+        listed = await known.newest(topic)
+        newest = newest if listed is None else listed
+    if newest >= standing.ledger_id or newest < 0:
+        return newest >= 0, None
+    found = f"the list ends with ledger {newest}, and entries up to {standing} were offloaded or read"
+    return False, Finding(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing.ledger_id}")
+
+
+def listing(context: OffloadContext, identity: TopicIdentity, topic_map: TopicMap) -> Listing:
+    """Return how a topic's ledgers are listed by an owner that has yet to take the topic up: what is wrong is recorded.
+
+    That it is in order again is found once the topic was taken up.
+    """
+    return partial(_listed, context, topic_map, identity.stop)
+
+
+def listing_of_job(context: OffloadContext, topic_map: TopicMap) -> Listing:
+    """Return how a job lists a topic's ledgers: it records nothing, as it may be the job's settings that are wrong."""
+
+    async def stop(kind: RefusalKind, found: str, evidence: str) -> None:
+        record = (await stored_identity.load(context.metadata, topic_map.topic)).record
+        if not record.accepts(kind, evidence):
+            raise IdentityRefused(f"{kind}: {found}", hint=hint(kind))
+
+    return partial(_listed, context, topic_map, stop)
+
+
+async def _listed(context: OffloadContext, topic_map: TopicMap, stop: Stop) -> Sequence[LedgerInfo]:
+    source, known, topic = context.source, context.known_source, topic_map.topic
+    assert source is not None  # noqa: S101 - nobody lists the ledgers of none
+    finding = await known.check(topic) if known is not None else None
+    if finding is not None:
+        await stop(*finding)
+    infos, standing = await source.ledgers(topic), topic_map.offloaded
+    if known is None or standing is None:
+        return infos
+    unknown = sharing_nothing(known, topic_map, infos)
+    _, behind = await list_behind(known, topic, standing, infos)
+    for finding in (unknown, behind, *differing(topic_map, standing, infos)):
+        if finding is not None:
+            await stop(*finding)
+    return infos
+
+
+def _some(found: Sequence[str]) -> str:
+    more = len(found) - NAMED_MAX
+    return "; ".join(found[:NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+
+
+class SourceCheck:
+    """The check of one topic under one claim. `known` is None for a source that does not say which it is.
+
+    `taken` is the newest entry that is in the open segment or committed.
+    """
+
+    def __init__(
+        self,
+        known: KnownSource | None,
+        identity: TopicIdentity,
+        record: TopicRecord,
+        taken: Callable[[], Position],
+        clock: Clock,
+    ) -> None:
+        self._known = known
+        self._identity = identity
+        self._record = record
+        self._taken = taken
+        self._clock = clock
+        self._proved = False
+        """Whether the source's list had something of what is offloaded, under this claim."""
+        self._inspected: dict[tuple[int, bool], float] = {}
+        """Which ledgers were inspected, open or closed, and when they are again (monotonic)."""
+
+    @property
+    def _topic(self) -> TopicName:
+        return self._record.map.topic
+
+    async def source(self) -> None:
+        """Raise IdentityRefused if the source is another one, and Transient if nobody can say."""
+        if self._known is None:
+            return
+        finding = await self._known.check(self._topic)
+        if finding is None:
+            await self._passed(RefusalKind.OTHER_SOURCE)
+        else:
+            await self._identity.stop(*finding)
+
+    async def ledgers(self, source: LedgerSource) -> list[LedgerInfo]:
+        """Return the topic's ledgers as the source lists them, if that belongs to what was offloaded.
+
+        Raises IdentityRefused for what is of another history, NotFound when there is no such topic, Transient,
+        CorruptData and Fenced.
+        """
+        await self.source()
+        infos = list(await source.ledgers(self._topic))
+        await self._look(infos)
+        return infos
+
+    async def _look(self, infos: Sequence[LedgerInfo]) -> None:
+        if self._record.map.offloaded is None:
+            return
+        await self._check_shared(infos)
+        await self._check_newest(infos)
+        seen = self._record.chain.ledgers
+        fresh = [info for info in infos if seen.get(info.ledger_id) is not info]
+        await self._check_ledgers(fresh)
+        await self._inspect(infos)
+        await self._adopt(fresh)
+        listed = {info.ledger_id for info in infos}
+        for one in self._identity.refusals:
+            named = set(map(int, _LEDGER.findall(one.evidence)))
+            if one.kind in {RefusalKind.LEDGER_REPLACED, RefusalKind.LEDGER_SHORTER} and named <= listed:
+                await self._identity.clear(RefusalKind(one.kind))
+
+    async def ledger(self, ledger_id: int) -> None:
+        """Check one ledger as its store has it, before its deletion is granted. Raises as `ledgers` does."""
+        if self._known is not None:
+            await self._check_ledgers([await self._known.inspected(self._topic, ledger_id)])
+
+    def believes(self, listed: Collection[int] | None) -> bool:
+        """Say whether the absence of ledgers from a list tells that they were deleted; None: the topic is not there.
+
+        It does in a source that is known to be the one they were offloaded from; else only if the list has a ledger
+        that was offloaded, or that was seen under this claim. That a topic is not there says as much once its list was
+        believed.
+        """
+        if self._known is not None and self._known.trusted:
+            return True
+        if listed is None:
+            return self._known is None or self._proved
+        ours = self._record.map.contexts, self._record.chain.ledgers
+        return any(ledger_id in known for ledger_id in listed for known in ours)
+
+    async def _check_shared(self, infos: Sequence[LedgerInfo]) -> None:
+        """See by what is offloaded that an unknown source is the right one, and note which it is.
+
+        Raises IdentityRefused if its list shares nothing with what is offloaded.
+        """
+        known, contexts = self._known, self._record.map.contexts
+        if any(info.ledger_id in contexts for info in infos):
+            self._proved = True
+            if known is not None and not known.trusted:
+                await known.confirm()
+            await self._passed(RefusalKind.UNKNOWN_SOURCE)
+            return
+        if known is None or not infos or not contexts:
+            return
+        finding = sharing_nothing(known, self._record.map, infos, self._record.chain.ledgers)
+        if finding is None:
+            await self._passed(RefusalKind.UNKNOWN_SOURCE)
+        else:
+            await self._identity.stop(*finding)
+
+    async def _check_newest(self, infos: Sequence[LedgerInfo]) -> None:
+        """Raise IdentityRefused for a list that ends before what is offloaded."""
+        goes_on, behind = await list_behind(self._known, self._topic, self._taken(), infos)
+        if goes_on:
+            await self._passed(RefusalKind.LIST_BEHIND)
+        if behind is not None:
+            await self._identity.stop(*behind)
+
+    async def _check_ledgers(self, infos: Iterable[LedgerInfo]) -> None:
+        """Raise IdentityRefused for ledgers that are not those that were offloaded."""
+        infos = list(infos)
+        for finding in differing(self._record.map, self._taken(), infos):
+            await self._identity.stop(*finding)
+            if finding.kind is RefusalKind.LEDGER_REPLACED:
+                await self._record.note_created(_created(infos))
+
+    async def _inspect(self, infos: Sequence[LedgerInfo]) -> None:
+        """Look at the ledger in which the offloading stands as its store has it: once open, and once closed."""
+        standing, known = self._taken().ledger_id, self._known
+        waiting = {ledger_id for (ledger_id, _), due_s in self._inspected.items() if due_s < inf}
+        present = [info for info in infos if info.ledger_id == standing or info.ledger_id in waiting]
+        kept = {info.ledger_id for info in present}
+        self._inspected = {key: due_s for key, due_s in self._inspected.items() if key[0] in kept}
+        for info in present:
+            key, now_s = (info.ledger_id, info.closed), self._clock.monotonic()
+            enough = not info.closed and info.created_ms is not None
+            if known is None or enough or now_s < self._inspected.get(key, 0.0):
+                continue
+            self._inspected[key] = inf
+            try:
+                stored = await known.inspected(self._topic, info.ledger_id)
+            except NotFound:
+                continue
+            await self._check_ledgers([stored])
+            await self._adopt([stored])
+            if info.closed and not stored.closed:
+                self._inspected[key] = now_s + SETTLE_S
+            elif info.closed and stored.entries > info.entries:
+                log.error(
+                    "source.ledger_longer_than_listed",
+                    topic=str(self._topic),
+                    ledger_id=info.ledger_id,
+                    listed=info.entries,
+                    stored=stored.entries,
+                    hint="whoever recovered it saved entries that were never confirmed; the topic's list leaves them "
+                    "out, and so does what is offloaded: read them from BookKeeper if they are wanted",
+                )
+
+    async def _adopt(self, infos: Iterable[LedgerInfo]) -> None:
+        """Note when ledgers were made of which that was not known."""
+        known = self._record.map
+        missing = [one for one in infos if one.ledger_id in known.contexts and one.ledger_id not in known.created]
+        await self._record.note_created(_created(missing))
+
+    async def _passed(self, kind: RefusalKind) -> None:
+        if any(one.kind == kind for one in self._identity.refusals):
+            await self._identity.clear(kind)
+
+
+def _created(infos: Iterable[LedgerInfo]) -> dict[int, int]:
+    return {info.ledger_id: info.created_ms for info in infos if info.created_ms is not None}

@@ -1,0 +1,399 @@
+"""Moves one segment's bytes into the bucket: multipart upload, index, manifest, verification.
+
+Parts go side by side under a limit per topic and one byte budget over all. Every request is tried until it is through
+or cannot be; what ends a segment (its upload is gone, or a stored object is not what was sent) is SegmentFailed. A
+lost answer is settled by reading back. An upload of an earlier owner is gone on with: a part that is stored already is
+told by its MD5 and not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import (
+    BucketMissing,
+    Denied,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Transient,
+)
+from offloaderd.core.pace import Pace
+from offloaderd.core.traces import NO_TRACES
+from offloaderd.objects import lookup as look
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.multipart import combined_etag, md5
+from offloaderd.objects.port import PartInfo
+from offloaderd.objects.whole import apart
+from offloaderd.segment.failures import error_class
+from offloaderd.segment.feed import Reservation
+from offloaderd.topic.outage.reachability import StoreReach
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from offloaderd.core.byte_budget import ByteBudget
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.traces import Traces
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
+    from offloaderd.segment.builder import CutPart
+    from offloaderd.segment.failures import FailureTracker
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+PUTS_MAX = 3
+"""How often an index or a manifest is put that does not read back as it was sent."""
+
+
+class SegmentFailed(OffloaderError):
+    """This attempt cannot become a segment: give it up and begin again at the same position under a new id."""
+
+
+@dataclass(slots=True, kw_only=True)
+class UploadLimits:
+    """How much may be on its way, and how far a finished segment is checked before it is committed.
+
+    They may be changed; an open segment keeps its number of parts.
+    """
+
+    parts_in_flight_max: int
+    readback: bool
+
+    def follow(self, limits: UploadLimits) -> None:
+        """Take over other limits."""
+        self.parts_in_flight_max, self.readback = limits.parts_in_flight_max, limits.readback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadContext:
+    """What all uploads of a daemon share."""
+
+    objects: SegmentStore
+    budget: ByteBudget
+    limits: UploadLimits
+    clock: Clock
+    metrics: Metrics
+    pace: Pace = field(default_factory=Pace)
+    reach: StoreReach = field(default_factory=StoreReach)
+    traces: Traces = NO_TRACES
+
+
+def _is_md5(etag: str) -> bool:
+    """Whether an ETag can be the MD5 of what it stands for; of an object that is encrypted with a key it is not."""
+    return re.fullmatch("[0-9a-f]{32}", etag) is not None
+
+
+def _as_cut(part: CutPart) -> PartInfo:
+    """What a store that does not encrypt says of a part."""
+    return PartInfo(part_number=part.part_number, etag=md5(*part.pieces), size_bytes=part.size_bytes)
+
+
+class SegmentUpload:
+    """One multipart upload from its creation to verified objects."""
+
+    def __init__(
+        self,
+        upload_context: UploadContext,
+        bucket: str,
+        where: SegmentKeys,
+        *,
+        failure_tracker: FailureTracker,
+        labels: Callable[[ObjectKind], dict[str, str]],
+    ) -> None:
+        self._up = upload_context
+        self._objects = upload_context.objects.at(bucket)
+        self._segment_id = where.segment_id
+        self._failure_tracker = failure_tracker
+        self._labels = labels
+        self._where = where
+        self._key = where.data
+        self._parts: dict[int, PartInfo] = {}
+        self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, to be compared once they are cut again
+        self._completed = False  # by an earlier owner
+        self._opaque = False  # its ETag tells nothing of its bytes, nor do those of the parts
+        self._doubt = False  # about how many uploads there are, or what completed the one that there was
+        self._slots = asyncio.Semaphore(upload_context.limits.parts_in_flight_max)
+        self.upload_id = ""
+        self.proven = True
+        """Whether it is certain that the object was completed from the parts; False: only reading it can tell."""
+        self.stored_count = 0
+        """How many parts an earlier owner stored, from the first one on."""
+
+    async def open(self, *, began_before: bool = False) -> str:
+        """Create the multipart upload and return its id; one that a lost answer left behind is taken up.
+
+        `began_before` says that an earlier owner may have created one.
+        """
+        if began_before and await self._persist(self._head) is not None:
+            raise SegmentFailed(f"{self._key} is complete, and no upload of it is on record: the metadata went back")
+        asked = self._doubt = began_before
+
+        async def once() -> str:
+            nonlocal asked
+            if asked:
+                self._doubt = True
+                async for upload in self._objects.list_uploads(self._key):
+                    if upload.key == self._key:
+                        return upload.upload_id
+            asked = True
+            return await self._objects.create_upload(self._key, metadata=self._labels(ObjectKind.DATA))
+
+        self.upload_id = await self._persist(once)
+        return self.upload_id
+
+    async def resume(self, attempt: Attempt, *, trusted: bool) -> None:
+        """Take up the upload of an earlier owner. Raises SegmentFailed when it is not as its record says.
+
+        The recorded parts count as sent if they are `trusted`; else they too have to be cut again and compared.
+        """
+        self.upload_id = attempt.upload_id
+        recorded = {
+            number: PartInfo(part_number=number, etag=part.etag, size_bytes=part.size_bytes)
+            for number, part in enumerate(attempt.parts, start=1)
+        }
+        if attempt.proven:
+            self._completed, self._parts, self.stored_count = True, recorded, len(recorded)
+            return
+        listed = await self._persist(self._list)
+        if listed is None:
+            if attempt.seal is None:
+                raise SegmentFailed(f"upload {self.upload_id} of {self._key} is gone")
+            self._completed = self._doubt = True
+            self._opaque = (await self._check_size(attempt.seal.data_bytes)).etag_opaque
+            listed = recorded
+        for number, part in recorded.items():
+            if listed.get(number) != part:
+                raise SegmentFailed(
+                    f"part {number} of {self._key} is recorded as {part}, the store has {listed.get(number)}"
+                )
+        self._parts = recorded if trusted else {}
+        self._listed = {number: part for number, part in listed.items() if number not in self._parts}
+        self.stored_count = next(number for number in count() if number + 1 not in listed)
+
+    async def _list(self) -> dict[int, PartInfo] | None:
+        """Return the stored parts, None when there is no such upload any more."""
+        try:
+            found = await self._objects.list_parts(self._key, self.upload_id)
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
+        return {part.part_number: part for part in found}
+
+    async def reserve(self, part_bytes: int, held: Reservation | None = None) -> Reservation:
+        """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends.
+
+        `held` is what was reserved to read the part's entries.
+        """
+        await self._slots.acquire()
+        try:
+            if held is not None:
+                return await held.moved(part_bytes)
+            return await Reservation.of(self._up.budget, part_bytes, self._segment_id)
+        except asyncio.CancelledError:
+            self._slots.release()
+            raise
+
+    def unreserve(self, reservation: Reservation) -> None:
+        """Give back what `reserve` took for one part."""
+        self._slots.release()
+        reservation.release()
+
+    async def send(self, part: CutPart) -> PartInfo:
+        """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
+        size = part.size_bytes
+        metrics = self._up.metrics
+        metrics.pipeline_bytes.labels(stage="transfer").inc(size)
+        metrics.inflight_parts.inc()
+        started = self._up.clock.monotonic()
+        try:
+            info = self._kept(part)
+            if info is None:
+                info = await self._persist(self._sending(part), paced=True)
+                metrics.upload_parts.labels(outcome="ok").inc()
+                metrics.upload_bytes.inc(size)
+                metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started)
+                metrics.upload_last_success_timestamp_seconds.set(self._up.clock.wall_ms() / 1000)
+            else:
+                metrics.upload_parts.labels(outcome="kept").inc()
+            self._parts[part.part_number] = info
+        except SegmentFailed:
+            metrics.upload_parts.labels(outcome="failed").inc()
+            raise
+        else:
+            return info
+        finally:
+            metrics.inflight_parts.dec()
+            metrics.pipeline_bytes.labels(stage="transfer").dec(size)
+
+    def _sending(self, part: CutPart) -> Callable[[], Awaitable[PartInfo]]:
+        """Return what sends a part, each time that it is called; after a lost answer it looks for the part first.
+
+        A store that refuses a part without reading it hangs up, and its refusal is lost on the way: that the upload is
+        gone is known from the look alone.
+        """
+        number, lost = part.part_number, False
+
+        async def once() -> PartInfo:
+            nonlocal lost
+            if lost:
+                stored = {one.part_number: one for one in await self._objects.list_parts(self._key, self.upload_id)}
+                if stored.get(number) == _as_cut(part):
+                    return stored[number]
+            try:
+                return await self._objects.upload_part(self._key, self.upload_id, number, part.pieces)
+            except OutcomeUnknown:
+                lost = True
+                raise
+
+        return once
+
+    def _kept(self, part: CutPart) -> PartInfo | None:
+        """Return a part as it is stored if it needs not be sent."""
+        listed = self._listed.pop(part.part_number, None)
+        if listed is None and not self._completed:
+            return None
+        cut = _as_cut(part)
+        if self._completed and (listed is None or self._opaque or not _is_md5(listed.etag)):
+            return listed or cut  # the object as a whole is compared in the end
+        if listed == cut:
+            return listed
+        if self._completed:
+            raise SegmentFailed(f"part {part.part_number} of {self._key} was completed with other bytes")
+        self._up.metrics.upload_parts.labels(outcome="replaced").inc()
+        return None
+
+    async def complete(self, object_bytes: int) -> None:
+        """Make the data object visible. An upload that is gone may be one whose completion was never answered."""
+        parts = [self._parts[number] for number in sorted(self._parts)]
+
+        async def once() -> None:
+            try:
+                await self._objects.complete_upload(self._key, self.upload_id, parts)
+            except NotFound:
+                self._doubt = True
+                if await self._head() is None:
+                    raise
+
+        if not self._completed:
+            await self._persist(once)
+        stored = await self._check_size(object_bytes)
+        if self._doubt:
+            self._check_etag(stored, parts)
+            await self._persist(self._abort_strays)
+
+    async def _check_size(self, object_bytes: int) -> ObjectInfo:
+        """Compare the data object's size with what was sent; returns what the store says of it."""
+        stored = await self._persist(self._head)
+        if stored is None or stored.size_bytes != object_bytes:
+            found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
+            raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
+        return stored
+
+    def _check_etag(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
+        """Compare the data object's ETag with that of the parts, where the one follows from the other."""
+        etag, told = stored.etag, not stored.etag_opaque
+        self.proven = told and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
+        if self.proven and etag != (wanted := combined_etag(parts)):
+            raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
+
+    async def _abort_strays(self) -> None:
+        """End uploads of this segment that a lost answer left behind, or an owner that went away."""
+        async for upload in self._objects.list_uploads(self._key):
+            if upload.key == self._key:
+                await self._objects.abort_upload(self._key, upload.upload_id)
+
+    async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
+        """Store the index or the manifest and read it back; the same bytes again if they are not what was sent.
+
+        One differing read alone may have been damaged on its way, one PUT in the store: neither is worth giving up a
+        finished segment for. Raises what `check` raises for the last of `PUTS_MAX` tries.
+        """
+        key, labels = self._where.of(kind), self._labels(kind)
+        for tries in range(1, PUTS_MAX + 1):
+            await self._persist(lambda: self._objects.put(key, data, metadata=labels))
+            try:
+                await apart(check, await self._persist(lambda: self._objects.get(key)))
+            except SegmentFailed as error:
+                if tries == PUTS_MAX:
+                    raise
+                log.warning("upload.put_again", key=key, error=str(error), tries=tries)
+            else:
+                break
+        self._up.metrics.verified_bytes.inc(len(data))
+
+    async def verify(self, key: str, data_bytes: int) -> None:
+        """Compare the size of what is stored with that of what was sent."""
+        stored = await self._persist(lambda: self._head(key))
+        if stored is None or stored.size_bytes != data_bytes:
+            found = stored.size_bytes if stored is not None else "no"
+            raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
+        self._up.metrics.verified_bytes.inc(data_bytes)
+
+    async def fetch(self, key: str, first: int, length: int) -> bytes:
+        """Read back a part of an object that was just written."""
+        return await self._persist(lambda: self._objects.get(key, first, length))
+
+    async def find(self, bucket: str, key: str) -> bytes | None:
+        """Read a small object of any segment, None when there is none, or its bucket is out of reach."""
+        try:
+            store = self._up.objects.at(bucket)
+        except BucketMissing:
+            return None
+
+        async def get() -> bytes | None:
+            try:
+                return await store.get(key)
+            except BucketMissing:
+                raise
+            except NotFound:
+                return None
+
+        return await self._persist(get)
+
+    async def _head(self, key: str = "") -> ObjectInfo | None:
+        return await look.head(self._objects, key or self._key)
+
+    async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
+        """Try a request until it works; raises SegmentFailed when trying again cannot help.
+
+        One that is `paced` has its place among the parts on their way for each try, and gives it back between them.
+        """
+        backoff, what, pace = Backoff(self._up.clock), object(), self._up.pace
+        try:
+            while True:
+                mark = pace.mark()
+                try:
+                    if paced:
+                        async with pace.one_part():
+                            mark = pace.mark()
+                            result = await request()
+                        pace.worked(mark)
+                    else:
+                        result = await request()
+                    self._up.reach.worked(self._up.clock)
+                    return result
+                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                    kind = error_class(error)
+                    self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
+                    pace.failed(error, mark)
+                    self._failure_tracker.met(error, what)
+                    tries = backoff.tries
+                    log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=tries)
+                    await backoff.wait(error)
+                except (NotFound, InvalidInput) as error:
+                    raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot go on: {error}") from error
+        finally:
+            self._failure_tracker.over(what)

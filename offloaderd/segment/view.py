@@ -1,0 +1,73 @@
+"""What a segment's writer may know of its topic: a look that does not change while it is decided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from offloaderd.core.model import START
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.segment.roll import RollPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from offloaderd.core.model import Position
+
+
+class Requested(NamedTuple):
+    """What somebody wants of a topic at the moment."""
+
+    stopping: bool = False
+    """Whether its owner is to leave it; what is not stored is left to the next one."""
+    seal_to: Position | None = None
+    """The entry up to which everything is to be committed soon."""
+    memory: bool = False
+    """Whether memory is short, which a commit may free."""
+
+
+_ANY = RollPolicy(segment_bytes_max=0, segment_age_max_s=0.0)
+_NO_LEDGERS = LedgerChain(START, end=None)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic as it is when the writer looks at it; what is behind its references may go on meanwhile."""
+
+    requested: Requested
+    policy: RollPolicy = _ANY
+    chain: LedgerChain = _NO_LEDGERS
+    """What is known of its ledgers. Only read by whoever has a view."""
+    adoptable: Collection[int] = ()
+    """The ledgers that brokers have offloaded themselves, and that are to be adopted."""
+    whole_ledgers: bool = False
+    """Whether a ledger can be offloaded as a whole."""
+    more_may_come: bool = False
+    """Whether there are, or may be, entries behind the cursor that were there before this owner."""
+    waiting: bool = False
+    """Whether the next entry is in memory."""
+    buffer_bytes: int = 0
+    """Memory that its entries take."""
+    may_stop: bool = False
+    """Whether stopping is asked for, and loses nothing that was accepted."""
+
+
+class Views(Protocol):
+    """Who makes views."""
+
+    def at(self, cursor: Position) -> TopicView:
+        """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
+        ...
+
+
+class NoViews:
+    """Of a segment that depends on nothing but its entries."""
+
+    _view = TopicView(Requested())
+
+    def at(self, cursor: Position) -> TopicView:
+        """Return the same always."""
+        return self._view
+
+
+NO_VIEWS = NoViews()

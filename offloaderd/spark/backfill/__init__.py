@@ -1,0 +1,1 @@
+"""Backfill of history: the driver."""

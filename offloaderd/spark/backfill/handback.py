@@ -1,0 +1,118 @@
+"""How what a job has not offloaded becomes the daemon's: the takeover (`takeover.py`) the other way round.
+
+A job writes many segments side by side and a daemon one after the other, so what was begun does not change hands: what
+is whole and comes next is committed, the rest goes to the trash. It is written anew, so nothing goes that the source
+has no more: then the history stays the job's, whose next run commits it. One write of the plan, under the driver's
+claim, names the daemon as its worker. The topic's owner follows the plan, and goes on with the ranges as they are
+split, into whole ledgers where the job had split it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.model import Loss
+from offloaderd.history.plan import left_of
+from offloaderd.ledgers.chain import Run
+from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.segment.upload import SegmentFailed
+from offloaderd.spark.backfill.eligible import enabled_map, plan_for_job
+from offloaderd.spark.backfill.plan import aim_of
+from offloaderd.spark.backfill.record import JobRecord
+from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.job import PATIENCE_S, BackfillFailed
+from offloaderd.upkeep.gc.disabled import only_here
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import OffloadMethod, TopicName
+    from offloaderd.history.plan import Left
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.spark.jobs.stores import Stores
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedBack:
+    """What became of a history: segments that were whole, those that were begun in vain, what the daemon has left."""
+
+    method: OffloadMethod
+    committed: int
+    discarded: int
+    left: Left
+
+
+async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
+    """Depose whoever drives a topic's backfill, and leave what is not offloaded to the topic's daemon.
+
+    Raises BackfillFailed for a history that is not a job's, and for one of which something is in the bucket alone and
+    cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryTorn.
+    """
+    context, clock = stores.context, stores.context.upload_context.clock
+    plan_for_job(await enabled_map(context.metadata, topic))
+    aim = await aim_of(stores, topic, 0)
+    me = f"hand-back-{clock.uuid().hex[:8]}"
+    async with backfill_lease.claimed(context.metadata, topic, me, clock, depose=True) as claim:
+        record = await JobRecord.open(context, stores.source, claim, me=me, patience_s=PATIENCE_S)
+        await record.split(aim)
+        begun = [one async for one in record.left_behind()]
+        rest = [
+            (attempts, attempt)
+            for attempts, attempt in sorted(begun, key=lambda one: one[1].begin)
+            if not await _commit_next(record, attempts, attempt)
+        ]
+        for _, attempt in rest:
+            await _check_at_source(stores, record, attempt)
+        for attempts, attempt in rest:
+            await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
+        committed = len(begun) - len(rest)
+        if record.next_after(record.standing) is None:
+            await record.finish()
+        else:
+            await record.hand_back()
+    left = left_of(record.history.map)
+    log.info("backfill.handed_back", topic=str(topic), entries_left=left.entries, committed=committed)
+    return HandedBack(method=record.plan.method, committed=committed, discarded=len(rest), left=left)
+
+
+async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) -> None:
+    """Raise BackfillFailed for a segment of which something is stored that the topic's daemon could not write anew.
+
+    The job goes on with what is stored in part, and ends it where the source has no more.
+    """
+    whole = attempt.status is AttemptStatus.OFFLOADED
+    if not (whole or attempt.parts):
+        return
+    if why := await only_here(stores.source, record.claim.topic, attempt):
+        raise BackfillFailed(
+            f"segment {attempt.segment_id} from {attempt.begin} on is {'whole' if whole else 'in part'} in the bucket, "
+            f"and {why}; {'what lies before it is not offloaded yet' if whole else 'it is not committed yet'}",
+            hint="run the backfill again, which writes what lies before it and commits it; then give back what is left",
+        )
+
+
+async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
+    """Commit a segment that is whole and comes next, also behind what the source has lost; say whether it was.
+
+    Raises Fenced, HistoryTorn.
+    """
+    if attempt.status is not AttemptStatus.OFFLOADED:
+        return False
+    step = record.next_after(record.standing)
+    if isinstance(step, Loss) and step.before <= attempt.begin:
+        await record.look()
+        step = record.next_after(record.standing)
+        if isinstance(step, Loss) and step.before <= attempt.begin:
+            await record.lost(step)
+            step = record.next_after(record.standing)
+    if not isinstance(step, Run) or step.first != attempt.begin:
+        return False
+    try:
+        await record.commit(attempt, attempts)
+    except SegmentFailed:
+        return False
+    return True

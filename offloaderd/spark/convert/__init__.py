@@ -1,0 +1,1 @@
+"""Conversion of stored segments: the driver."""

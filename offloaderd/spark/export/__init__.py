@@ -1,0 +1,1 @@
+"""Export of segments as Parquet or Iceberg."""

@@ -1,0 +1,144 @@
+"""What an export has committed: the positions up to which a target holds all, kept with the data itself.
+
+A target has one record of all positions, that of the newest commit. Where every commit is kept, as in a table, each has
+only the positions that it moved, from where and to where: from the newest record any of them can be found back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql.types import DataType, StructType
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import CorruptData, InvalidConfig
+from offloaderd.spark.export.schema import widened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION = 2
+"""Version 1 also had the files of the round."""
+DIGITS = 10
+VALUE = "value"
+"""What a source says of the type of its values, as Spark writes it in a table's definition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What a target holds. `source` says of what; `staging` is the folder to which the last round was written."""
+
+    number: int
+    source: dict[str, str]
+    positions: dict[str, str]
+    staging: str = ""
+    rows: int = 0
+
+    def is_same(self, other: Commit) -> bool:
+        """Say whether it is the same commit, whatever its source has gained since."""
+        return (self.number, self.staging) == (other.number, other.staging)
+
+    def encode(self) -> str:
+        """Return the record."""
+        return json.dumps({"version": VERSION, **{name: getattr(self, name) for name in self.__slots__}}, indent=1)
+
+    def encode_move(self, last: Commit) -> str:
+        """Return what a commit has changed since the one before it."""
+        moved = {
+            name: [last.positions.get(name), at]
+            for name, at in self.positions.items()
+            if last.positions.get(name) != at
+        }
+        step = {"version": VERSION, "number": self.number, "staging": self.staging, "rows": self.rows, "moved": moved}
+        return json.dumps(step)
+
+    def checked(self, source: Mapping[str, str], target: str) -> Commit:
+        """Return itself if it is of this source, which may have gained fields since. Raises InvalidConfig."""
+        if self.source == source:
+            return self
+        old, new = self.source.get(VALUE), source.get(VALUE)
+        if old is None or new is None or {**self.source, VALUE: ""} != {**source, VALUE: ""}:
+            told = ", ".join(f"{name} {value}" for name, value in self.source.items())
+            raise InvalidConfig(f"{target} is an export of something else: {told}", hint="name another target")
+        wide = widened(DataType.fromDDL(old), DataType.fromDDL(new)).simpleString()
+        return replace(self, source={**self.source, VALUE: wide})
+
+    def next_name(self) -> str:
+        """Return a new name for what is written of the round after this one."""
+        return f"{self.number + 1:0{DIGITS}}-{SystemClock().uuid()}"
+
+
+def decode(text: str, path: str) -> Commit:
+    """Read a record. Raises CorruptData."""
+    try:
+        found = json.loads(text)
+        if (version := found.pop("version")) > VERSION:
+            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found=f"version {version}")
+        found.pop("files", None)
+        return Commit(**found)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What one commit has changed: `moved` has the positions before (None: there was none) and after it."""
+
+    number: int
+    staging: str
+    rows: int
+    moved: dict[str, tuple[str | None, str]]
+
+    def undone(self, positions: Mapping[str, str]) -> dict[str, str]:
+        """Return the positions as they were before it."""
+        earlier = {**positions, **{name: before for name, (before, _) in self.moved.items()}}
+        return {name: at for name, at in earlier.items() if at is not None}
+
+
+def decode_move(text: str, path: str) -> Move | Commit:
+    """Read what a commit has changed; one of an earlier release has all positions. Raises CorruptData."""
+    try:
+        found = json.loads(text)
+        if "moved" not in found:
+            return decode(text, path)
+        if found.pop("version") != VERSION:
+            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found="a later one")
+        moved = {name: (before, after) for name, (before, after) in found.pop("moved").items()}
+        return Move(**found, moved=moved)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
+
+
+class ExportTarget(Protocol):
+    """Where an export goes: takes the files of a round together with the positions up to which they go."""
+
+    target: str
+    """What people call it."""
+
+    def last(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, number 0 for none; changes nothing.
+
+        Raises InvalidConfig for what holds something else, CorruptData, and OffloaderError when it cannot be read.
+        """
+        ...
+
+    def recover(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, with all that a crash has left of it finished or cleared. Raises as `last`."""
+        ...
+
+    def named(self, columns: StructType) -> StructType:
+        """Return the columns of the next round by what they are called in the target, in the same order."""
+        ...
+
+    def staging(self, last: Commit) -> str:
+        """Return the URL of a new folder for the files of the round after a commit."""
+        ...
+
+    def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
+        """Make what is in staging part of the target, with the positions up to which it goes.
+
+        Raises Conflict when another export has committed since.
+        """
+        ...

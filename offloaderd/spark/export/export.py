@@ -1,0 +1,205 @@
+"""Committed segments as Parquet or an Iceberg table, by day, each entry once: run again, it goes on where it ended.
+
+    with spark_session("export") as spark:
+        export(spark, {"topic": "orders", "config": "offloaderd.toml"}, "/archive/orders")
+        export(spark, {"topic": "orders", ...}, IcebergTable(folder="/archive/tables", name="shop.orders"))
+
+Rows are those of `format("offload")`, in a folder or partition for each day (UTC) in which they were written; those
+without a time are in `day=__HIVE_DEFAULT_PARTITION__`, of a table in the partition without a day. A round is what fits
+into `round_bytes` of segments, and is committed with the positions up to which it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Observation, functions
+
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.daemon.log.log import quieted
+from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.spark.errors import from_spark
+from offloaderd.spark.export.commit import VALUE
+from offloaderd.spark.export.folder import ExportFolder
+from offloaderd.spark.export.iceberg import opened as open_table
+from offloaderd.spark.files import check_scheme
+from offloaderd.spark.scan.options import Start, parse
+from offloaderd.spark.scan.positions import position
+from offloaderd.spark.scan.snapshot import check_topics
+from offloaderd.spark.scan.stores import HeldStores
+from offloaderd.spark.session import check_libraries
+from offloaderd.spark.source.admission import Step, advance
+from offloaderd.spark.source.offsets import furthest, look
+from offloaderd.spark.source.source import FORMAT, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from offloaderd.spark.export.commit import Commit, ExportTarget
+    from offloaderd.spark.export.iceberg import IcebergTable
+    from offloaderd.spark.scan.options import SourceOptions
+
+GIB = 1024**3
+ROUND_BYTES = 4 * GIB
+"""What is written, or to be repeated after a crash, at a time."""
+
+DAY = "date_from_unix_date(int(unix_millis(time) div 86400000))"
+"""The day in UTC, whatever the session's time zone is."""
+
+TIMES = "spark.sql.parquet.outputTimestampType"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round that was committed: rows, bytes of segments, and up to which positions all is exported now."""
+
+    number: int
+    rows: int
+    segment_bytes: int
+    positions: Mapping[str, str]
+    undated: int = 0
+    """Rows without a time: of no day."""
+
+
+def export(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    target: str | IcebergTable,
+    *,
+    round_bytes: int = ROUND_BYTES,
+    told: Callable[[Round], None] = lambda _: None,
+) -> list[Round]:
+    """Export what is committed now and not exported yet; returns the rounds, none when there is nothing new.
+
+    `options` are those of the data source, `target` a folder for Parquet files or a table of Iceberg. Raises
+    InvalidConfig, Conflict when another export of the target runs, what the data source raises, and OffloaderError with
+    what Spark says of a failed round, of which nothing is left.
+    """
+    parsed = _parsed(options)
+    own = _own_session(spark)
+    with _opened(spark, target, parsed) as opened, HeldStores(parsed) as held:
+        last = opened.recover(_source(parsed))
+        known = KnownOutcomes()
+        found = held.run(lambda stores: look(parsed, stores, known))
+        goal = furthest(found, parsed.wanted)
+        rounds: list[Round] = []
+        step = Step({})
+        while True:
+            step = advance(found, last.positions, parsed.wanted, target=goal, room=round_bytes, turn=step.turn)
+            if not step.object_bytes:
+                return rounds
+            last, undated = _one_round(own, options, opened, last, step)
+            rounds.append(
+                Round(
+                    number=last.number,
+                    rows=last.rows,
+                    segment_bytes=step.object_bytes,
+                    positions={name: str(position(last.positions, name)) for name in last.positions},
+                    undated=undated,
+                )
+            )
+            told(rounds[-1])
+            found = held.run(lambda stores: look(parsed, stores, known))
+
+
+def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
+    """Raise what is wrong with an export as far as that can be said without Spark, which takes its time to start.
+
+    Raises InvalidConfig, NotFound when there is no such topic, and what the metadata store raises.
+    """
+    parsed = _parsed(options)
+    if not isinstance(target, str):
+        check_libraries("iceberg")
+    elif "://" in target:
+        check_scheme(target.partition("://")[0], target)
+    asyncio.run(check_topics(parsed))
+
+
+def pending(spark: SparkSession, options: Mapping[str, str], target: str | IcebergTable) -> int:
+    """Return how many bytes of segments an export would read now; nothing is changed. Raises as `export`."""
+    parsed = _parsed(options)
+    with _opened(spark, target, parsed) as opened:
+        last = opened.last(_source(parsed))
+    with HeldStores(parsed) as held:
+        found = held.run(lambda stores: look(parsed, stores))
+    return advance(found, last.positions, parsed.wanted).object_bytes
+
+
+def _parsed(options: Mapping[str, str]) -> SourceOptions:
+    """Read the options of an export. Raises InvalidConfig."""
+    quieted()
+    parsed = parse(options)
+    for given, name, hint in (
+        (parsed.step is not None, "offsets", "an export knows itself where it ended; start and end bound it"),
+        (parsed.start is Start.LATEST, "start=latest", "write start=LEDGER:ENTRY"),
+        (parsed.trigger_bytes is not None, "max_bytes_per_trigger", "round_bytes limits what an export takes"),
+    ):
+        if given:
+            raise InvalidConfig(f"{name}: not for an export", hint=hint)
+    return parsed
+
+
+@contextmanager
+def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOptions) -> Iterator[ExportTarget]:
+    if isinstance(target, str):
+        yield ExportFolder(spark, target)
+        return
+    with open_table(spark, target, options.columns) as table:
+        yield table
+
+
+def _own_session(spark: SparkSession) -> SparkSession:
+    """Return a session with the settings of another and some of its own: what runs beside it does not notice them."""
+    java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
+    own = type(spark)(spark.sparkContext, java.cloneSession())
+    own.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
+    register(own)
+    return own
+
+
+def _source(options: SourceOptions) -> dict[str, str]:
+    """Return what a target is an export of: it takes nothing else.
+
+    So bounds belong to it that what is exported later could not make up for; the end is none of them.
+    """
+    wanted = options.wanted
+    bounds = {"start": wanted.first, "start_time": wanted.since_ms, "end_time": wanted.until_ms}
+    return {
+        "cluster": options.settings.daemon.cluster,
+        "topic": options.topic.text,
+        "rows": "messages" if options.messages else "entries",
+        **({"transactions": "all"} if options.transactions is Transactions.ALL else {}),
+        **{name: str(value) for name, value in bounds.items() if value is not None},
+        **({VALUE: options.columns["value"].dataType.simpleString()} if options.values else {}),
+    }
+
+
+def _one_round(
+    spark: SparkSession, options: Mapping[str, str], target: ExportTarget, last: Commit, made: Step
+) -> tuple[Commit, int]:
+    """Write and commit what the next step has; returns that, and how many rows have no time."""
+    moved = [name for name, at in made.offset.items() if made.start.get(name) != at]
+    start = {name: made.start[name] for name in moved if name in made.start}
+    step = json.dumps({"start": start, "end": {name: made.offset[name] for name in moved}})
+    staging = target.staging(last)
+    with from_spark(f"round {last.number + 1} failed, and nothing of it was added: "):
+        found = spark.read.format(FORMAT).options(**{**options, "offsets": step}).load()
+        counted = Observation()
+        undated = functions.count_if(functions.isnull("time")).alias("undated")
+        found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
+        columns = target.named(found.schema)
+        named = [
+            functions.col(old).cast(new.dataType).alias(new.name)
+            for old, new in zip(found.columns, columns, strict=True)
+        ]
+        found = found.select(*named, functions.expr(DAY).alias("day"))
+        found.write.partitionBy("day").parquet(staging)
+        counts = counted.get
+    return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]

@@ -1,0 +1,344 @@
+"""The target of an export: a table of Apache Iceberg, partitioned by the day of `time`.
+
+    LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    what Spark wrote in a round; stays where it is
+
+A round is committed by one snapshot of the table, whose summary has the positions that it moved under
+`offloaderd.commit`: data and positions are there together, or neither. The same transaction puts the record of all
+positions into the table's properties. A rollback of the table takes the positions back with the data, as the snapshots
+that were left say; what others do to the table (compaction, deletions) leaves them as they are.
+
+The catalogue may be any that pyiceberg knows; a folder has one of its own, a file of SQLite. It decides which of two
+exports was first: the other is told so, and what it wrote is deleted with the next commit, like what a crash has left.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export.commit import DIGITS, Commit, Move, decode, decode_move
+from offloaderd.spark.export.schema import renamed
+from offloaderd.spark.files import SparkFiles
+from offloaderd.spark.session import check_libraries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+COMMIT = "offloaderd.commit"
+"""Property of the table: the record of the last commit; of a snapshot: what its commit has moved."""
+
+SEQUENCE = "offloaderd.sequence"
+"""Property of the table: the sequence number of the snapshot of that commit, which tells a rollback from an expiry."""
+
+OWN_CATALOG = "catalog.db"
+COMMIT_TRIES = 10
+"""How often a commit is tried while others, who are no exports, commit to the same table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergTable:
+    """A table by its name (`NAMESPACE.TABLE`): in a folder's own catalogue, or in one that pyiceberg is set up for."""
+
+    name: str
+    folder: str | None = None
+    catalog: str | None = None
+
+    def __str__(self) -> str:
+        """What people call it."""
+        return f"table {self.name} in {self.folder or f'catalogue {self.catalog}'}"
+
+
+class ExportTable:
+    """A target. Opened with `opened`."""
+
+    def __init__(self, spark: SparkSession, where: IcebergTable, columns: StructType, catalog: Catalog | None) -> None:
+        self._spark = spark
+        self._where = where
+        self._columns = columns
+        self._named: StructType | None = None
+        self._catalog = catalog
+        self.target = str(where)
+
+    def last(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, number 0 for none; changes nothing.
+
+        Raises InvalidConfig for a table of something else, CorruptData, and OffloaderError when it cannot be read.
+        """
+        table = self._found()
+        nothing = Commit(number=0, source=source, positions={})
+        return nothing if table is None else self._last_of(table).checked(source, self.target)
+
+    def recover(self, source: dict[str, str]) -> Commit:
+        """Return the last commit, with nothing left of others with its number. Raises as `last`."""
+        if self._found() is None:
+            self._create(Commit(number=0, source=source, positions={}))
+        last = self.last(source)
+        self._clear(last)
+        return last
+
+    def named(self, columns: StructType) -> StructType:
+        """Return the columns by what they are called in the table, where somebody may have renamed some."""
+        self._named = self._now_named(self._loaded(), columns)
+        return self._named
+
+    def _now_named(self, table: Table, columns: StructType) -> StructType:
+        from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
+
+        before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
+        return renamed(columns, index_by_name(table.schema()), before)
+
+    def staging(self, last: Commit) -> str:
+        """Return the URL of a new folder for the round after a commit."""
+        return self._files(self._loaded()).url(f"data/{last.next_name()}")
+
+    def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
+        """Make what is in staging part of the table, with the positions up to which it goes.
+
+        Raises Conflict when another export has committed since, OffloaderError when the catalogue refuses.
+        """
+        name = staging.rpartition("/")[2]
+        made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=name, rows=rows)
+        files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet_by_day(f"data/{name}")]
+        tries = 0
+        while not (now := self._last_of(table := self._loaded())).is_same(made):
+            if not now.is_same(last):
+                raise Conflict(
+                    f"another export has committed to {self.target} meanwhile",
+                    hint="nothing of this round was added; run one export of a target at a time",
+                )
+            if tries == COMMIT_TRIES:
+                raise Conflict(f"others commit to {self.target} all the time", hint="run it again: nothing was added")
+            self._try(table, last, made, files)
+            tries += 1
+        self._clear(made)
+        return made
+
+    def _try(self, table: Table, last: Commit, made: Commit, files: list[str]) -> None:
+        """Commit, unless the table has changed since it was loaded; the caller looks at what came of it."""
+        from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - optional
+        from pyiceberg.table import TableProperties  # noqa: PLC0415
+
+        # The library would go on by itself, behind whatever another export has committed: all would be there twice.
+        once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+        table.metadata = table.metadata.model_copy(update={"properties": once})
+        number = getattr(table.metadata, "last_sequence_number", 0) + 1
+        names = self._now_named(table, self._columns)
+        if self._named not in {None, names}:
+            raise Conflict(
+                f"columns of {self.target} were renamed while a round was written",
+                hint="run it again: nothing was added",
+            )
+        try:
+            transaction = table.transaction()
+            with transaction.update_schema() as schema:
+                schema.union_by_name(to_arrow_schema(names, timezone="UTC"))
+            transaction.set_properties({COMMIT: made.encode(), SEQUENCE: str(number)})
+            moved = {COMMIT: made.encode_move(last)}
+            transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
+            transaction.commit_transaction()
+        except CommitFailedException:
+            return
+        except Exception as error:
+            # Else it was done, and the answer lost; or another was first.
+            if self._last_of(self._loaded()).is_same(last):
+                raise OffloaderError(
+                    f"{self.target}: cannot commit: {type(error).__name__} {error}",
+                    hint="run it again: a request that was carried out after all is found, nothing is added twice",
+                ) from error
+
+    def _last_of(self, table: Table) -> Commit:
+        """Return the last commit that the table's newest snapshot holds. Raises InvalidConfig for a table without any.
+
+        Raises OffloaderError for a table that was rolled back to where nobody knows it any more.
+        """
+        said = table.properties.get(COMMIT)
+        if said is None:
+            raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
+        newest = decode(said, self.target)
+        if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
+            return newest if there.staging == newest.staging else self._found_back(table, newest, there)
+        oldest = list(_ancestors(table, table.current_snapshot()))[-1:]
+        if oldest and int(table.properties.get(SEQUENCE, 0)) >= (oldest[0].sequence_number or 0):
+            raise self._unknown()
+        return newest
+
+    def _found_back(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
+        """Return the commit of a snapshot, found back from the newest by what came between. Raises OffloaderError."""
+        if isinstance(there, Commit):
+            return there
+        positions = newest.positions
+        for left in table.snapshots():
+            behind = list(self._moves(table, left))
+            if not behind or behind[0].staging != newest.staging:
+                continue
+            for move in behind:
+                if move.staging == there.staging:
+                    return replace(
+                        newest, number=there.number, positions=positions, staging=there.staging, rows=there.rows
+                    )
+                if isinstance(move, Commit):
+                    break
+                positions = move.undone(positions)
+            break
+        raise self._unknown()
+
+    def _moves(self, table: Table, newest: Snapshot | None) -> Iterator[Move | Commit]:
+        """Yield what exports have committed in a snapshot and those before it, newest first, as far as is known."""
+        for one in _ancestors(table, newest):
+            if one.summary is not None and COMMIT in one.summary.additional_properties:
+                yield decode_move(one.summary.additional_properties[COMMIT], self.target)
+
+    def _unknown(self) -> OffloaderError:
+        return OffloaderError(
+            f"{self.target} was rolled back, and up to where its snapshot has all is not known any more: those "
+            "before it, or those that it was rolled back from, have expired",
+            hint="roll forward to the newest snapshot of an export, or export to another table",
+        )
+
+    def _clear(self, made: Commit) -> None:
+        """Delete what was written for a round and not committed; never what some snapshot may refer to."""
+        if not made.number:
+            return
+        table = self._loaded()
+        files = self._files(table)
+        records = [one.summary.additional_properties.get(COMMIT) for one in table.snapshots() if one.summary]
+        kept = {made.staging} | {decode_move(one, self.target).staging for one in records if one is not None}
+        for name in files.names("data"):
+            if name.startswith(f"{made.number:0{DIGITS}}-") and name not in kept:
+                files.delete(f"data/{name}")
+
+    def _files(self, table: Table) -> SparkFiles:
+        return SparkFiles(self._spark, table.location())
+
+    def _found(self) -> Table | None:
+        """Return the table; None when it is not there."""
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - optional
+
+        if self._catalog is None:
+            return None
+        with _told(self.target):
+            try:
+                return self._catalog.load_table(self._where.name)
+            except NoSuchTableError:
+                return None
+
+    def _loaded(self) -> Table:
+        table = self._found()
+        if table is None:
+            raise OffloaderError(f"{self.target} was dropped meanwhile", hint="run it again to export all of it")
+        return table
+
+    def _create(self, nothing: Commit) -> None:
+        """Make the table, with the record of an export that holds nothing yet."""
+        from pyiceberg.catalog import Catalog  # noqa: PLC0415 - optional
+        from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
+        from pyiceberg.transforms import DayTransform  # noqa: PLC0415
+
+        if self._catalog is None:
+            self._catalog = _own_catalog(self._where)
+        properties = {COMMIT: nothing.encode(), SEQUENCE: "0"}
+        with _told(self.target):
+            self._catalog.create_namespace_if_not_exists(Catalog.namespace_from(self._where.name))
+            try:
+                with (
+                    self._catalog.create_table_transaction(
+                        self._where.name, schema=to_arrow_schema(self._columns, timezone="UTC"), properties=properties
+                    ) as transaction,
+                    transaction.update_spec() as spec,
+                ):
+                    spec.add_field("time", DayTransform(), "day")
+            except TableAlreadyExistsError:
+                return  # another export was first, and is told from its commits
+
+    def close(self) -> None:
+        """Leave the catalogue."""
+        if self._catalog is not None:
+            self._catalog.close()
+
+
+def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
+    """Yield a snapshot and those before it, as far as they are kept."""
+    while newest is not None:
+        yield newest
+        newest = table.snapshot_by_id(newest.parent_snapshot_id) if newest.parent_snapshot_id is not None else None
+
+
+@contextmanager
+def opened(spark: SparkSession, where: IcebergTable, columns: StructType) -> Iterator[ExportTable]:
+    """Have a table as a target; nothing is made before the first commit.
+
+    Raises InvalidConfig when pyiceberg is missing or not set up for the catalogue, and for a folder of something else.
+    """
+    check_libraries("iceberg")
+    found = ExportTable(spark, where, columns, _catalog(where))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _catalog(where: IcebergTable) -> Catalog | None:
+    """Return the catalogue, None for a folder that has none yet. Raises InvalidConfig."""
+    parts = where.name.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise InvalidConfig(f"{where.name!r} names no table", hint="write NAMESPACE.TABLE")
+    if where.catalog is not None:
+        from pyiceberg.catalog import load_catalog  # noqa: PLC0415 - optional
+
+        try:
+            return load_catalog(where.catalog)
+        except Exception as error:
+            raise InvalidConfig(
+                f"catalogue {where.catalog}: {error}",
+                hint="say where it is in .pyiceberg.yaml or by PYICEBERG_CATALOG__NAME__URI, as pyiceberg's pages tell",
+            ) from error
+    folder = _local(where)
+    if (folder / OWN_CATALOG).is_file():
+        return _own_catalog(where)
+    strangers = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    if strangers:
+        raise InvalidConfig(f"{folder} holds {strangers[0]}, and is no export", hint="name an empty folder")
+    return None
+
+
+def _local(where: IcebergTable) -> Path:
+    """Return the folder of a catalogue of its own. Raises InvalidConfig for one on another machine."""
+    folder = (where.folder or "").removeprefix("file://")
+    if "://" in folder:
+        raise InvalidConfig(
+            f"{folder} cannot have a catalogue of its own, which is a file on this machine",
+            hint="name a local folder, or a catalogue that others can reach (--catalog)",
+        )
+    return Path(folder).absolute()
+
+
+def _own_catalog(where: IcebergTable) -> Catalog:
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - optional
+
+    folder = _local(where)
+    with _told(str(where)):
+        folder.mkdir(parents=True, exist_ok=True)
+        return SqlCatalog("offloaderd", uri=f"sqlite:///{folder / OWN_CATALOG}", warehouse=folder.as_uri())
+
+
+@contextmanager
+def _told(target: str) -> Iterator[None]:
+    """Give what a catalogue's library raises the name of the target."""
+    try:
+        yield
+    except OffloaderError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__} {error}"
+        raise OffloaderError(f"{target}: {told}", hint="is the catalogue there, with a right to write?") from error

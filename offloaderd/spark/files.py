@@ -1,0 +1,186 @@
+"""Folders and files as Spark sees them, below one path or URL: whatever file system it has the jars for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+from offloaderd.core.errors import InvalidConfig, OffloaderError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+
+LOCAL = "file"
+RENAMES_NEW = "hdfs"
+"""Whose name nodes rename to where nothing is, in one step, by what their interface promises."""
+
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+
+
+class SparkFiles:
+    """What lies below a root. Paths are relative to it, with slashes. All methods raise OffloaderError."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        """Find the file system. Raises InvalidConfig for one that Spark has not."""
+        context: Any = spark.sparkContext  # Spark has no other way to its file systems than the Java inside of it
+        self._jvm: Any = context._jvm  # noqa: SLF001
+        self._gateway: Any = context._gateway  # noqa: SLF001
+        self._path: Any = self._jvm.org.apache.hadoop.fs.Path
+        self._root: Any = self._path(root)
+        try:
+            hadoop: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
+            self._files: Any = self._root.getFileSystem(hadoop)
+            self._root = self._files.makeQualified(self._root)
+            self._context: Any = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._root.toUri(), hadoop)
+        except Py4JJavaError as error:
+            raise InvalidConfig(
+                f"cannot export to {root}: {_said(error)}",
+                hint="name a folder that Spark can write to; schemes such as s3a:// need their jars (--packages)",
+            ) from error
+        self.root = str(self._root.toString())
+        self.scheme = str(self._root.toUri().getScheme())
+        self._local = Path(str(self._root.toUri().getPath())) if self.scheme == LOCAL else None
+
+    def url(self, path: str) -> str:
+        """Return where a path is, for Spark."""
+        return f"{self.root}/{path}"
+
+    def names(self, path: str) -> Iterator[str]:
+        """Yield the names in a folder; none for one that is not there."""
+        at = self._at(path)
+        if self._call("look", lambda: self._files.exists(at)):
+            for one in self._call("list", lambda: self._files.listStatus(at)):
+                yield str(one.getPath().getName())
+
+    def parquet_by_day(self, path: str) -> list[str]:
+        """Return what Spark has written there by day: DAY/NAME of each file, in order."""
+        return [
+            f"{day}/{name}"
+            for day in sorted(self.names(path))
+            if day.startswith("day=")
+            for name in sorted(self.names(f"{path}/{day}"))
+            if name.endswith(".parquet")
+        ]
+
+    def make(self, path: str) -> None:
+        """Make a folder and those above it, as far as they are not there."""
+        self._call("mkdir", lambda: self._files.mkdirs(self._at(path)))
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all that is in it; what others write there at this moment may stay."""
+        with suppress(Py4JJavaError):
+            self._files.delete(self._at(path), True)
+
+    def put_new(self, here: str, there: str) -> bool:
+        """Have a file under a name that nothing has yet, in one step; returns whether that was so.
+
+        Raises InvalidConfig where the file system has no such step.
+        """
+        if self._local is not None:
+            return link_new(self._local / here, self._local / there)
+        return self._renamed(here, there, taken="FileAlreadyExists")
+
+    def move(self, here: str, there: str) -> bool:
+        """Move a folder with all that is in it to where nothing is, in one step; returns whether it was there."""
+        if self._local is not None:
+            return move_new(self._local / here, self._local / there)
+        return self._renamed(here, there, taken="FileNotFound")
+
+    def _renamed(self, here: str, there: str, *, taken: str) -> bool:
+        """Rename by Hadoop, which replaces nothing; returns whether it did, and not whether it raised `taken`."""
+        kind = self._jvm.org.apache.hadoop.fs.Options.Rename
+        none = self._gateway.new_array(kind, 1)
+        none[0] = getattr(kind, "NONE")  # noqa: B009 - a field of an enum in Java
+        try:
+            self._context.rename(self._at(here), self._at(there), none)
+        except Py4JJavaError as error:
+            if taken in error.java_exception.getClass().getName():
+                return False
+            raise OffloaderError(f"{self.root}: cannot rename {here} to {there}: {_said(error)}") from error
+        return True
+
+    def read(self, path: str) -> str:
+        """Return a text."""
+
+        def read() -> bytes:
+            stream = self._files.open(self._at(path))
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+        return str(self._call("read", read), "utf-8")
+
+    def write(self, path: str, text: str) -> None:
+        """Write a text to a new file."""
+
+        def write() -> None:
+            stream = self._files.create(self._at(path), False)
+            try:
+                stream.write(bytearray(text.encode()))
+                stream.hsync()
+            finally:
+                stream.close()
+
+        self._call("write", write)
+
+    def _at(self, path: str) -> Any:  # noqa: ANN401 - Java's path
+        return self._path(self._root, path) if path else self._root
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever Java gives
+        try:
+            return call()
+        except Py4JJavaError as error:
+            raise OffloaderError(f"{self.root}: cannot {what}: {_said(error)}") from error
+
+
+def check_scheme(scheme: str, target: str) -> None:
+    """Raise InvalidConfig for a file system on which of two exports both could be told that they have committed."""
+    if scheme not in {LOCAL, RENAMES_NEW}:
+        raise InvalidConfig(
+            f"cannot export Parquet files to {target}: on {scheme}:// two exports could commit the same round",
+            hint="export a table there (--format iceberg --catalog NAME), or use a stream with a sink of Spark's; "
+            "Parquet files go to folders of this machine, to mounts that have hard links, and to hdfs://",
+        )
+
+
+def link_new(here: Path, there: Path) -> bool:
+    """Give a file a second name that nothing has yet; returns whether that was so. Of many who try one is told so.
+
+    Raises InvalidConfig where there are no hard links, OffloaderError.
+    """
+    try:
+        os.link(here, there)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LINKS:
+            raise InvalidConfig(
+                f"cannot export Parquet files to {there.parent}: its file system has no hard links ({error.strerror})",
+                hint="name a folder of a file system that has them, or export a table (--format iceberg)",
+            ) from error
+        raise OffloaderError(f"{there}: cannot commit: {error.strerror}") from error
+    return True
+
+
+def move_new(here: Path, there: Path) -> bool:
+    """Move a folder to where no other is; returns whether it was there to be moved. Raises OffloaderError."""
+    try:
+        here.rename(there)  # which replaces no folder that has something in it
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise OffloaderError(f"{here}: cannot be moved to {there}: {error.strerror}") from error
+    return True
+
+
+def _said(error: Py4JJavaError) -> str:
+    return str(error.java_exception.getMessage() or error.java_exception.getClass().getName())

@@ -1,0 +1,1 @@
+"""What the jobs of backfill and conversion share, and their executors' work."""

@@ -1,0 +1,114 @@
+"""Has segments written by Spark: a job of one partition for each, named in Spark's own pages.
+
+One partition a job, and not all in one: so no more run side by side than the limits were divided by, whatever the
+cluster grows to; one that fails is given to another executor without ending the rest; and the oldest goes first, for
+that is the order in which they are committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.log import log
+from offloaderd.daemon.tracing import opened_traces
+from offloaderd.spark.errors import gist
+from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
+from offloaderd.spark.jobs.rewrite_job import RewriteTask
+from offloaderd.spark.jobs.rewrite_task import rewrite_segment
+from offloaderd.spark.jobs.stores import Share, open_context, open_stores
+from offloaderd.spark.jobs.write_task import write_segment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from pyspark.sql import SparkSession
+
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.segment.context import OffloadContext
+
+Task: TypeAlias = SegmentTask | RewriteTask
+
+ERROR_CHARS_MAX = 300
+
+
+class SparkRunner:
+    """A Runner over a Spark session; use it as a context manager."""
+
+    def __init__(self, session: SparkSession, settings: Settings, share: Share, *, group: str) -> None:
+        self._context = session.sparkContext
+        self._settings = settings
+        self._share = share
+        self._group = group
+        self._threads = ThreadPoolExecutor(share.slots, thread_name_prefix="backfill")
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Have Spark stop what still runs."""
+        self._context.cancelJobGroup(self._group)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def run(self, task: Task) -> Written:
+        """Have a segment written by an executor; see Runner."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
+
+    def _job(self, task: Task) -> Written:
+        """Run a job of one partition; blocks."""
+        context = self._context
+        context.setJobGroup(self._group, f"{task.claim.topic} {task.begin} to {task.end}", interruptOnCancel=True)
+        try:
+            found: list[Written] = (
+                context.parallelize([(self._settings, self._share, task)], 1).mapPartitions(on_executor).collect()
+            )
+        except Exception as error:
+            said = gist(str(error) or type(error).__name__)[:ERROR_CHARS_MAX]
+            raise Transient(f"the executor failed: {said}") from error
+        return found[0]
+
+
+def on_executor(tasks: Iterable[tuple[Settings, Share, Task]]) -> Iterator[Written]:
+    """Write the segments of a partition; runs in an executor's Python."""
+    from pyspark import TaskContext  # noqa: PLC0415 - optional, and takes a second
+
+    log.configure("warning")
+    context = TaskContext.get()
+    tried_before = context is not None and context.attemptNumber() > 0
+    for settings, share, task in tasks:
+        yield asyncio.run(execute(settings, share, task, again=tried_before))
+
+
+async def execute(settings: Settings, share: Share, task: Task, *, again: bool = False) -> Written:
+    """Write one segment with an executor's share of all limits; `again` says that Spark has tried it before."""
+    own, rate = share.of_one(settings), share.upload_bytes_per_s / share.slots
+    task, clock = replace(task, again=task.again or again), SystemClock()
+    try:
+        if isinstance(task, RewriteTask):
+            async with (
+                open_context(own, clock, upload_bytes_per_s=rate, rewriting=True) as (context, _),
+                traced(own, context) as to,
+            ):
+                return await rewrite_segment(to, task)
+        async with open_stores(own, clock, upload_bytes_per_s=rate) as stores, traced(own, stores.context) as to:
+            return await write_segment(to, stores.source, task)
+    except OffloaderError as error:
+        return Written(outcome=Outcome.HINDERED, error=str(error))
+
+
+@asynccontextmanager
+async def traced(settings: Settings, context: OffloadContext) -> AsyncIterator[OffloadContext]:
+    """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
+    async with opened_traces(settings, context.upload_context.metrics) as traces:
+        yield contexts.traced(context, traces)

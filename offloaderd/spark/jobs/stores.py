@@ -1,0 +1,170 @@
+"""What driver and executors work with, opened by the daemon's own settings; each has sessions of its own.
+
+Limits hold over all executors together: each is given its share of what bookies and bucket are to bear, and a fixed
+amount of memory for parts on their way, whatever the size of its segment.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.byte_budget import ByteBudget, until_answered
+from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
+from offloaderd.core.limits import TokenBucket
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.pace import Pace
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
+from offloaderd.daemon.adapters.stores import bucket_store, check_places, metadata_store
+from offloaderd.daemon.composition import context as contexts
+from offloaderd.ledgers.embedded.reader import EmbeddedReader
+from offloaderd.metadata.identity import deployment
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.topic.pool import BufferPool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Hashable
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.segment.context import OffloadContext
+
+PARTS_HELD = 8
+"""Parts for which an executor has memory: those on their way, and the one that is being read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of `slots` executors may use of limits that hold for all; rates in a second, 0 for none."""
+
+    slots: int = 1
+    source_bytes_per_s: float = 0
+    source_requests_per_s: float = 0
+    upload_bytes_per_s: float = 0
+
+    def in_slots(self, slots: int) -> Share:
+        """Return the same for so many executors."""
+        return replace(self, slots=slots)
+
+    def of_one(self, settings: Settings) -> Settings:
+        """Return the settings of one executor."""
+        bookkeeper, part_bytes = settings.bookkeeper, settings.offload.part_bytes
+        bytes_per_s = self.source_bytes_per_s or bookkeeper.bytes_per_s
+        requests_per_s = self.source_requests_per_s or bookkeeper.requests_per_s
+        return settings.model_copy(
+            update={
+                "bookkeeper": bookkeeper.model_copy(
+                    update={
+                        "bytes_per_s": share(bytes_per_s, self.slots),
+                        "requests_per_s": share(requests_per_s, self.slots),
+                        "topic_bytes_per_s": 0,
+                        "topic_requests_per_s": 0,
+                    }
+                ),
+                "memory": settings.memory.model_copy(update={"upload_bytes": PARTS_HELD * part_bytes}),
+                "spill": settings.spill.model_copy(update={"directory": None}),
+            }
+        )
+
+
+def share(limit: float, slots: int) -> int:
+    """Return one executor's part of a limit; 0 stays none, and anything else stays something."""
+    return max(1, int(limit / slots)) if limit else 0
+
+
+class RatedPace(Pace):
+    """Places for parts that are taken at a rate: each counts as a whole part."""
+
+    def __init__(self, ceiling: int, *, bytes_per_s: float, part_bytes: int, clock: Clock) -> None:
+        super().__init__(ceiling)
+        self._bucket = TokenBucket(bytes_per_s, clock)
+        self._part_bytes = part_bytes
+        self._clock = clock
+
+    async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
+        """Take a place at the rate, waiting for one's turn."""
+        if wait_s := self._bucket.take(self._part_bytes):
+            await self._clock.sleep(wait_s)
+        await super().acquire(wanted, holder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """Everything that is open."""
+
+    context: OffloadContext
+    source: LedgerSource
+    book: PolicyResolver
+
+
+@asynccontextmanager
+async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0) -> AsyncIterator[Stores]:
+    """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient when something is away."""
+    async with open_context(settings, clock, upload_bytes_per_s=upload_bytes_per_s) as (context, book):
+        if context.source is None:
+            raise InvalidConfig(
+                "ledgers.kind is none: there is nothing to read history from", hint="set it to bookkeeper or embedded"
+            )
+        yield Stores(context=context, source=context.source, book=book)
+
+
+@asynccontextmanager
+async def open_context(
+    settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0, rewriting: bool = False
+) -> AsyncIterator[tuple[OffloadContext, PolicyResolver]]:
+    """Open the same, and no ledgers where there are none; raises the same.
+
+    For `rewriting` what is stored already the embedded store is not opened, which knows nothing of a ledger but its
+    entries.
+    """
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        metadata = await stack.enter_async_context(metadata_store(settings))
+        objects = bucket_store(settings, clock, metrics)
+        await stack.enter_async_context(objects)
+        try:
+            await check_places(settings, objects)
+        except (Denied, BucketMissing) as error:
+            raise InvalidConfig(error.message, hint=error.hint) from error
+        ledgers = await _ledgers(stack, settings, clock, metrics, rewriting=rewriting)
+        memory = settings.memory
+        context = contexts.context(
+            settings,
+            metadata,
+            objects,
+            ledgers,
+            BufferPool(memory.buffer_bytes),
+            ByteBudget(memory.upload_bytes),
+            clock=clock,
+            metrics=metrics,
+        )
+        ours = await until_answered(clock, lambda: deployment(metadata))
+        context = replace(
+            context,
+            deployment_id=str(ours.deployment_id) if ours is not None else "",
+            known_source=contexts.known_source(settings, metadata, ledgers, clock),
+        )
+        if upload_bytes_per_s:
+            pace = RatedPace(
+                settings.upload.concurrency_max,
+                bytes_per_s=upload_bytes_per_s,
+                part_bytes=settings.offload.part_bytes,
+                clock=clock,
+            )
+            context = replace(context, upload_context=replace(context.upload_context, pace=pace))
+        yield context, PolicyResolver(metadata, wiring.policy_levels(settings))
+
+
+async def _ledgers(
+    stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics, *, rewriting: bool
+) -> Ledgers:
+    """Open the ledgers to read them: of the embedded store, its daemon stays the owner."""
+    if settings.ledgers.kind == "embedded" and rewriting:
+        return Ledgers()
+    if settings.ledgers.kind != "embedded":
+        return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
+    reader = await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock))
+    return Ledgers(source=reader, origin=reader, describer=reader)

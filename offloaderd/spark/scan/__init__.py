@@ -1,0 +1,1 @@
+"""Which segments a query reads, and the rows of them."""

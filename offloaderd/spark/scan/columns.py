@@ -1,0 +1,222 @@
+"""Entries or messages turned into Arrow batches, with the columns that a query gave (`schema.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.format.pulsar.entry_time import read_heads, time_of
+from offloaderd.format.pulsar.messages import MessageState
+from offloaderd.spark.scan.messages import BatchRows
+from offloaderd.spark.scan.share import Condition, Unread
+from offloaderd.spark.values.decode import ValueDecoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from offloaderd.core.model import EntryBatch, Position, TopicName
+    from offloaderd.format.pulsar.messages import Message
+    from offloaderd.spark.scan.messages import Row
+    from offloaderd.spark.values.schema import ValueSchema
+
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""
+LONG_MAX = 2**63 - 1
+
+MALFORMED = "malformed"
+"""The state of a message whose value does not fit the schema, where such are not the end of the query."""
+
+
+class BrokenValue(Unread):
+    """A value of the query does not fit the schema that was given; the message names its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Entries that could not be read: from which on, how many (None: nobody knows), and why."""
+
+    first: Position
+    entries: int | None
+    reason: str
+
+
+class Columns:
+    """Makes the batches of one query."""
+
+    def __init__(
+        self, schema: StructType, *, values: ValueSchema | None = None, skip: frozenset[Condition] = frozenset()
+    ) -> None:
+        self._arrow = to_arrow_schema(schema, timezone="UTC")
+        self._headed = not {"time", "broker_timestamp", "index"}.isdisjoint(schema.names)
+        self._decoder = ValueDecoder(values) if values is not None and "value" in schema.names else None
+        self._malformed = Condition.MALFORMED in skip
+
+    def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> pa.RecordBatch | None:
+        """Return the rows of a batch's entries, of those alone that are `kept`; None for no row."""
+        ids: Sequence[int] = range(batch.first_entry_id, batch.last_entry_id + 1)
+        payloads: Sequence[bytes] = batch.payloads
+        if kept is not None:
+            ids, payloads = _kept(ids, kept), _kept(payloads, kept)
+        if not payloads:
+            return None
+        makers: dict[str, Callable[[], Any]] = {
+            "entry_id": lambda: np.fromiter(ids, np.int64, len(payloads)),
+            "payload": lambda: payloads,
+        }
+        if self._headed:
+            makers |= _of_heads(payloads)
+        return self._batch(len(payloads), {"topic": str(topic), "ledger_id": batch.ledger_id}, makers)
+
+    def skipped(self, topic: TopicName, skip: Skip) -> pa.RecordBatch:
+        """Return the row that stands for entries that were left out."""
+        same = {
+            "topic": str(topic),
+            "ledger_id": skip.first.ledger_id,
+            "entry_id": skip.first.entry_id,
+            "skipped": skip.entries,
+            "reason": skip.reason,
+        }
+        return self._batch(1, same, {})
+
+    def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row | BatchRows]) -> pa.RecordBatch:
+        """Return rows of messages. Raises BrokenValue, unless it skips those; with values by a schema no BatchRows."""
+        makers: dict[str, Callable[[], Any]] = {
+            name: partial(_listed, rows, of_row, of_batch) for name, (of_row, of_batch) in _OF_MESSAGES.items()
+        }
+        if self._decoder is not None:
+            alone = [row.message for row in rows if not isinstance(row, BatchRows)]
+            makers |= self._decoded(topic, alone, self._decoder)
+        count = sum(row.messages if isinstance(row, BatchRows) else 1 for row in rows)
+        return self._batch(count, {"topic": str(topic), "ledger_id": ledger_id}, makers)
+
+    def _decoded(
+        self, topic: TopicName, messages: Sequence[Message], decoder: ValueDecoder
+    ) -> dict[str, Callable[[], Any]]:
+        """Return what makes the columns that depend on what values hold."""
+        plain = [None if one.tombstone or one.state is not MessageState.PLAIN else one for one in messages]
+        values, wrong = decoder.array(plain, self._arrow.field("value").type)
+        if wrong and not self._malformed:
+            at, why = min(wrong.items())
+            inside = f":{messages[at].batch_index}" if messages[at].batch_index >= 0 else ""
+            raise BrokenValue(
+                Condition.MALFORMED,
+                f"{topic}, message {messages[at].position}{inside}: its value does not fit the schema: {why}",
+                hint="give all versions of the schema (`pulsar-admin schemas get --all-version`) and run it again: a "
+                "stream goes on from its checkpoint here; skip=malformed leaves such values null and says why",
+            )
+        return {
+            "value": lambda: values,
+            "state": lambda: [MALFORMED if at in wrong else one.state.value for at, one in enumerate(messages)],
+            "reason": lambda: [wrong.get(at, one.reason) or None for at, one in enumerate(messages)],
+        }
+
+    def _batch(self, count: int, same: dict[str, Any], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
+        """Put a batch together: columns with one value for all rows, those that are made, and the others empty."""
+        arrays = []
+        for field in self._arrow:
+            if field.name in makers:
+                made = makers[field.name]()
+                arrays.append(made if isinstance(made, pa.Array) else pa.array(made, type=field.type))
+            elif same.get(field.name) is not None:
+                arrays.append(pa.repeat(pa.scalar(same[field.name], type=field.type), count))
+            else:
+                arrays.append(pa.nulls(count, type=field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def _listed(
+    rows: Sequence[Row | BatchRows], of_row: Callable[[Row], Any], of_batch: Callable[[BatchRows], list[Any]]
+) -> list[Any]:
+    """Return one column of rows, those of a batch together."""
+    found: list[Any] = []
+    for row in rows:
+        if isinstance(row, BatchRows):
+            found += of_batch(row)
+        else:
+            found.append(of_row(row))
+    return found
+
+
+def _same(of: Callable[[BatchRows], Any]) -> Callable[[BatchRows], list[Any]]:
+    """Return what gives the same value for all messages of a batch."""
+    return lambda rows: [of(rows)] * rows.messages
+
+
+def _sent(one: Message, value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
+    """Return what a producer said of a message; nothing is known of what is none."""
+    return None if one.state is MessageState.RAW else value
+
+
+def _nothing(_: object) -> None:
+    """Return what a plain message has of columns for others."""
+
+
+_OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[Any]]]] = {
+    "entry_id": (lambda row: row.message.position.entry_id, _same(lambda rows: rows.batch.whole.position.entry_id)),
+    "payload": (lambda row: row.payload, lambda rows: [rows.payload] + [None] * (rows.messages - 1)),
+    "time": (lambda row: _time(row.time_ms), _same(lambda rows: _time(rows.time_ms))),
+    "broker_timestamp": (
+        lambda row: _time(row.message.broker_ms),
+        _same(lambda rows: _time(rows.batch.whole.broker_ms)),
+    ),
+    "index": (lambda row: _long(row.message.index), lambda rows: list(map(_long, rows.batch.indexes))),
+    "batch_index": (
+        lambda row: row.message.batch_index if row.message.batch_index >= 0 else None,
+        lambda rows: list(range(rows.messages)),
+    ),
+    "key": (lambda row: row.message.key, lambda rows: rows.batch.keys),
+    "properties": (lambda row: list(dict(row.message.properties).items()), lambda rows: rows.batch.properties),
+    "publish_time": (lambda row: _time(row.message.publish_ms), _same(lambda rows: _time(rows.batch.whole.publish_ms))),
+    "event_time": (lambda row: _time(row.message.event_ms), lambda rows: list(map(_time, rows.batch.event_ms))),
+    "producer": (lambda row: _sent(row.message, row.message.producer), _same(lambda rows: rows.batch.whole.producer)),
+    "sequence_id": (
+        lambda row: _sent(row.message, _long(row.message.sequence_id)),
+        lambda rows: list(map(_long, rows.batch.sequence_ids)),
+    ),
+    "value": (lambda row: None if row.message.tombstone else row.message.data, lambda rows: rows.batch.values),
+    "state": (lambda row: row.message.state.value, _same(lambda rows: rows.batch.whole.state.value)),
+    "chunk_id": (lambda row: row.message.chunk.index if row.message.chunk else None, _same(_nothing)),
+    "num_chunks": (lambda row: row.message.chunk.count if row.message.chunk else None, _same(_nothing)),
+    "chunk_uuid": (lambda row: row.message.chunk.message if row.message.chunk else None, _same(_nothing)),
+    "transaction_id": (lambda row: str(row.message.transaction) if row.message.transaction else None, _same(_nothing)),
+    "transaction_state": (lambda row: row.transaction_state, _same(_nothing)),
+    "reason": (lambda row: row.message.reason or None, _same(_nothing)),
+}
+"""How a column is made of a message alone, and of the messages of a plain batch together."""
+
+
+def _kept(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
+    return [value for value, keep in zip(values, kept, strict=True) if keep]
+
+
+def _of_heads(payloads: Sequence[bytes]) -> dict[str, Callable[[], Any]]:
+    """Return what makes the columns that brokers' heads tell, which are read together where all are alike."""
+    count = len(payloads)
+    together = read_heads(payloads)
+    if together is not None and len(together.times) == count and len(together.indexes) in {0, count}:
+        times = [_time(one) for one in together.times]
+        indexes = [_long(one) for one in together.indexes] or [None] * count
+        return {"time": lambda: times, "broker_timestamp": lambda: times, "index": lambda: indexes}
+    heads = [broker_entry.read_head(payload) or broker_entry.BrokerEntry() for payload in payloads]
+    return {
+        "time": lambda: [_time(time_of(payload).time_ms) for payload in payloads],
+        "broker_timestamp": lambda: [_time(head.broker_timestamp) for head in heads],
+        "index": lambda: [_long(head.index) for head in heads],
+    }
+
+
+def _time(time_ms: int | None) -> int | None:
+    """Return microseconds since 1970."""
+    return None if time_ms is None or time_ms > TIME_MS_MAX else time_ms * 1000
+
+
+def _long(number: int | None) -> int | None:
+    return None if number is None or number > LONG_MAX else number

@@ -1,0 +1,59 @@
+"""Where the entries of a segment lie, whoever wrote it: blocks of the manifest, or places that a broker's index names.
+
+A broker's index (PIP-17) says at which entries reading can begin, not how many bytes lie between them: that is taken
+in proportion, which shares an object out evenly enough, and each entry to exactly one share.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.spark.scan.query import Extent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.port import SegmentStore
+
+MIB = 1024 * 1024
+READ_AHEAD_BYTES = 8 * MIB
+CACHE_BYTES = 16 * MIB
+TABLES_BYTES = 16 * MIB
+"""What a task holds in memory, whatever the size of segments; one block of what comes next may come on top."""
+
+
+@asynccontextmanager
+async def segment_reader(objects: SegmentStore) -> AsyncIterator[SegmentReader]:
+    """Have a reader with the memory that one task may take."""
+    options = SegmentOptions(cache_bytes=CACHE_BYTES, tables_bytes=TABLES_BYTES, read_ahead_bytes=READ_AHEAD_BYTES)
+    async with SegmentReader(objects, clock=SystemClock(), metrics=Metrics(), options=options) as reader:
+        yield reader
+
+
+async def extents_of(reader: SegmentReader, topic: TopicName, segment: CommittedSegment) -> list[Extent]:
+    """Return what the map has of a segment, extent by extent in order. Raises what reading its tables raises."""
+    if segment.foreign:
+        return await _places(reader, segment)
+    kept = {one.ledger_id: one for one in segment.slices}
+    async with reader.table(topic, segment) as table:
+        return [
+            Extent(block.ledger_id, block.first_entry_id, block.last_entry_id, block.offset, block.survey, number)
+            for number, block in enumerate(table.manifest.blocks)
+            if block.ledger_id in kept
+        ]
+
+
+async def _places(reader: SegmentReader, segment: CommittedSegment) -> list[Extent]:
+    only = segment.slices[0]
+    firsts = await reader.known_places(segment)
+    lasts = [*(first - 1 for first in firsts[1:]), only.last_entry_id]
+    return [
+        Extent(only.ledger_id, first, last, first * segment.object_bytes // only.entries, None, number)
+        for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+    ]

@@ -1,0 +1,195 @@
+"""What holds entries now whose segment is gone: asked by the task that meets the gap, of the map as it is by then.
+
+A segment that was merged, converted or rolled back is deleted a while after others have taken its place, and one that
+retention takes is deleted too. Neither is damage: the positions are what a query is about. Damage is what the map still
+names and the bucket lacks. A map that is not known is no answer either: then the query fails, whatever it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import BucketMissing, NotFound, OffloaderError
+from offloaderd.core.model import Position
+from offloaderd.core.read_errors import MapUnknown
+from offloaderd.spark.scan.origin import unpacked
+from offloaderd.spark.scan.share import Condition, broken, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.read.segments.reader import Pace, SegmentReader
+    from offloaderd.spark.scan.share import BrokenSegment, Part
+    from offloaderd.spark.scan.snapshot import Snapshot
+
+    Current = Callable[[TopicName], Awaitable[Snapshot | None]]
+    """Returns what there is of a topic now, None for nothing. Raises what the stores raise."""
+
+
+async def asked(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
+    """Take a new snapshot of one topic, from where the query has its own. Raises what the stores raise."""
+    from offloaderd.core.names.patterns import of_topic  # noqa: PLC0415 - for the few tasks that have to ask
+    from offloaderd.spark.scan import snapshot as source_snapshot  # noqa: PLC0415
+    from offloaderd.spark.scan.stores import known_to  # noqa: PLC0415
+
+    settings, metadata = unpacked(origin)
+    try:
+        async with known_to(settings, metadata, objects) as stores:
+            (found,) = await source_snapshot.of(settings, stores, of_topic(topic), lenient=True)
+    except BucketMissing:
+        raise
+    except NotFound:
+        return None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Entries from one position to another, both inclusive, and the segment that holds them.
+
+    With a `problem` nothing holds them: `segment` is where they were looked for, `condition` is why.
+    """
+
+    segment: CommittedSegment
+    first: Position
+    last: Position
+    problem: OffloaderError | None = None
+    condition: Condition = Condition.DAMAGE
+
+    @property
+    def parts(self) -> list[Part]:
+        """Return the entries ledger by ledger."""
+        return parts_of(self.segment, self.first, self.last)
+
+    def broken(self, topic: TopicName, where: object, error: OffloaderError) -> BrokenSegment:
+        """Return the error for some of its entries."""
+        return broken(topic, self.segment, where, error, self.condition)
+
+
+class LateReader:
+    """Reads entries by their positions, from the segment that had them at the planning, or what has them by now."""
+
+    def __init__(self, reader: SegmentReader, current: Current) -> None:
+        self.segments = reader
+        self._current = current
+        self._known: dict[TopicName, Snapshot] = {}
+
+    async def read(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield every entry of [first, last], once and in order. Raises BrokenSegment, CorruptData."""
+        todo = deque([Run(segment, first, last)])
+        while todo:
+            run = todo.popleft()
+            if run.problem is not None:
+                raise run.broken(topic, f"{run.first}..{run.last}", run.problem)
+            at = run.first
+            try:
+                async with aclosing(self.segments.read(topic, run.segment, run.first, run.last, pace)) as batches:
+                    async for batch in batches:
+                        yield batch
+                        at = Position(batch.ledger_id, batch.last_entry_id + 1)
+            except BucketMissing:
+                raise
+            except NotFound as error:
+                todo.extendleft(reversed(await self.now(topic, Run(run.segment, at, run.last), error)))
+
+    async def now(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
+        """Return what holds the entries of a run whose segment was not found, in order.
+
+        What is left of an earlier answer is tried first, as one merged segment takes the place of many; that nothing
+        holds an entry is said by a new one alone. Raises what the stores raise.
+        """
+        known = self._known.get(topic)
+        if known is not None:
+            found = list(_located(known, run, error))
+            if all(one.problem is None for one in found):
+                return found
+        try:
+            snapshot = await self._current(topic)
+        except OffloaderError as unknown:
+            raise type(unknown)(
+                f"segment {run.segment.segment_id} of {topic} is gone, and what holds its entries now cannot be asked: "
+                f"{unknown.message}",
+                hint="tasks ask it where the driver does, in ZooKeeper or in the bucket; or run the query again",
+            ) from unknown
+        if snapshot is None:
+            gone = NotFound("the topic was deleted while the query ran")
+            return [Run(run.segment, run.first, run.last, gone, Condition.RETENTION)]
+        self._known[topic] = snapshot
+        return list(_located(snapshot, run, error))
+
+
+def _located(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
+    """Yield what holds the entries of a run in a snapshot, in order, and those that nothing holds."""
+    pending: Run | None = None
+    for found in _steps(snapshot, run, error):
+        if pending is None:
+            pending = found
+        elif (found.segment, found.condition, str(found.problem)) == (
+            pending.segment,
+            pending.condition,
+            str(pending.problem),
+        ):
+            pending = Run(pending.segment, pending.first, found.last, pending.problem, pending.condition)
+        else:
+            yield pending
+            pending = found
+    if pending is not None:
+        yield pending
+
+
+def _steps(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
+    """Yield the same, no step longer than a ledger."""
+    segments = snapshot.map.segments
+    for part in run.parts:
+        low = part.first_entry_id
+        while low <= part.last_entry_id:
+            first = Position(part.ledger_id, low)
+            holder = snapshot.map.find(first)
+            if holder is None:
+                slices = (one for held in segments for one in held.slices if one.ledger_id == part.ledger_id)
+                begins = [one.first_entry_id for one in slices]
+                high = min((one - 1 for one in begins if low < one <= part.last_entry_id), default=part.last_entry_id)
+                last = Position(part.ledger_id, high)
+                yield from _nowhere(snapshot, run, first, last)
+            else:
+                held = next(one for one in holder.slices if one.range.begin <= first <= one.range.end)
+                high = min(part.last_entry_id, held.last_entry_id)
+                last = Position(part.ledger_id, high)
+                same = holder.segment_id == run.segment.segment_id and holder.keys == run.segment.keys
+                yield Run(run.segment, first, last, error) if same else Run(holder, first, last)
+            low = high + 1
+
+
+def _nowhere(snapshot: Snapshot, run: Run, first: Position, last: Position) -> Iterator[Run]:
+    """Yield entries of one ledger that no segment has, by what became of them. Raises MapUnknown if nothing says it."""
+    topic_map = snapshot.map
+    floor = topic_map.floor
+    if floor is None and snapshot.rebuilt and topic_map.segments:
+        oldest = topic_map.segments[0].begin
+        floor = Position(oldest.ledger_id, oldest.entry_id - 1)
+    if floor is not None and first <= floor:
+        end = min(last, floor)
+        deleted = NotFound("they were deleted by retention while the query ran", hint="run the query again")
+        yield Run(run.segment, first, end, deleted, Condition.RETENTION)
+        if end < last:
+            yield from _nowhere(snapshot, run, Position(first.ledger_id, end.entry_id + 1), last)
+        return
+    holes = (one for one in snapshot.holes if one.after < first and (one.before is None or last < one.before))
+    hole = next(holes, None)
+    if hole is not None:
+        yield Run(run.segment, first, last, NotFound(hole.reason), hole.condition)
+    elif snapshot.rebuilt:
+        yield Run(run.segment, first, last, NotFound("no manifest in the bucket has them any more"))
+    else:
+        raise MapUnknown(
+            f"{topic_map.topic}: no segment has entries {first}..{last} any more, nor is their deletion on record",
+            hint="the metadata may be an older copy, or another's; nothing is left out on its word",
+        )

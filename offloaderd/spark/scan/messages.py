@@ -1,0 +1,251 @@
+"""Messages out of the entries of a share, each in a row of its own; those in chunks are joined.
+
+Every entry has a row at least, in the task that reads it: a chunk comes as it is, in state `chunk`, except the last of
+a message, whose row has the whole of it. What came before the last chunk may lie in another share, or in blocks that a
+query leaves out; then it is looked for backwards, so a message is the same however the topic was shared out, and
+whatever a query is about. Chunks are joined as by the daemon's ReadMessages: all of one message, in their order, none
+missing and none twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.entry_time import time_of
+from offloaderd.format.pulsar.messages import (
+    CONTENT_BYTES_MAX,
+    Joiner,
+    Message,
+    MessageState,
+    PlainBatch,
+    decode_columns,
+    decode_entry,
+)
+from offloaderd.format.pulsar.transactions import Transactions, TransactionState
+from offloaderd.spark.scan.extents import extents_of
+from offloaderd.spark.scan.late import LateReader, Run
+from offloaderd.spark.scan.share import BrokenSegment, Condition, broken
+from offloaderd.spark.scan.transactions import OutcomeUnknown, PieceOutcomes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.format.pulsar.messages import Chunk
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.spark.scan.query import Extent
+    from offloaderd.spark.scan.share import Piece
+
+ROWS_MAX = 10_000
+BYTES_MAX = 4 * 1024 * 1024
+"""Messages are given out in batches of at most so many rows, and about so many bytes."""
+
+LOOK_BACK_BYTES = 128 * 1024 * 1024
+"""How much of a topic's objects is looked through for what comes before a chunk: as much as a message may be."""
+
+
+class Row(NamedTuple):
+    """A message, the entry if it is the first one of it, the entry's time in milliseconds, the transaction's state."""
+
+    message: Message
+    payload: bytes | None
+    time_ms: int | None
+    transaction_state: TransactionState | None = None
+
+
+class BatchRows(NamedTuple):
+    """The messages of an entry in columns, the entry, its time in milliseconds."""
+
+    batch: PlainBatch
+    payload: bytes
+    time_ms: int | None
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return len(self.batch.values)
+
+
+class Messages:
+    """Unpacks the entries of one share, given in their order. Close it when done with it.
+
+    Of messages in transactions and of markers it gives what a consumer is given, or all of them. `step`: an open
+    transaction is no reason to leave a message out, since nobody comes back for it. `columns`: plain batches come in
+    columns.
+    """
+
+    def __init__(
+        self,
+        reader: LateReader,
+        *,
+        skip: frozenset[Condition] = frozenset(),
+        transactions: Transactions = Transactions.COMMITTED,
+        step: bool = False,
+        columns: bool = False,
+    ) -> None:
+        self._reader = reader
+        self._skip = skip
+        self._everything = transactions is Transactions.ALL
+        self._step = step
+        self._batch_max = ROWS_MAX if columns else 0
+        self._joiner = Joiner()
+        self._outcomes = PieceOutcomes(reader)
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        await self._outcomes.close()
+
+    async def rows(
+        self, piece: Piece, batch: EntryBatch, kept: Sequence[bool] | None
+    ) -> AsyncGenerator[list[Row | BatchRows], None]:
+        """Yield the rows of a batch's entries, of those alone that are `kept`.
+
+        Raises BrokenSegment when chunks or markers are looked for and cannot be read, and OutcomeUnknown, unless it
+        skips that; what the store raises.
+        """
+        rows: list[Row | BatchRows] = []
+        count = size = 0
+        await self._outcomes.take(piece, batch)
+        for at, payload in enumerate(batch.payloads):
+            position = Position(batch.ledger_id, batch.first_entry_id + at)
+            wanted = kept is None or kept[at]
+            messages = decode_columns(position, payload, batch_max=self._batch_max if wanted else 0)
+            if isinstance(messages, PlainBatch):
+                rows.append(BatchRows(messages, payload, time_of(payload).time_ms))
+                count += len(messages.values)
+                size += len(payload) + sum(len(value or b"") for value in messages.values)
+                if count >= ROWS_MAX or size >= BYTES_MAX:
+                    yield rows
+                    rows, count, size = [], 0, 0
+                continue
+            state = None
+            if wanted:
+                try:
+                    state = await self._state(piece, messages[0])
+                except (OutcomeUnknown, BrokenSegment) as error:
+                    if error.condition not in self._skip:
+                        raise
+                    messages = [Message(position=position, state=MessageState.RAW, data=payload, reason=error.message)]
+                wanted = self._is_given(messages[0], state)
+            chunk = messages[0].chunk
+            if chunk is not None and messages[0].state is MessageState.CHUNK:
+                messages = [await self._joined(piece, messages[0], chunk, wanted=wanted)]
+            if not wanted:
+                continue
+            time_ms = time_of(payload).time_ms
+            whole: bytes | None = payload
+            for message in messages:
+                rows.append(Row(message, whole, time_ms, state))
+                size += len(message.data) + len(whole or b"")
+                whole = None
+                count += 1
+                if count >= ROWS_MAX or size >= BYTES_MAX:
+                    yield rows
+                    rows, count, size = [], 0, 0
+        if rows:
+            yield rows
+
+    def _is_given(self, first: Message, state: TransactionState | None) -> bool:
+        """Say whether there are rows of an entry, by its first message and what became of its transaction."""
+        return self._everything or (
+            first.state is not MessageState.MARKER and state in {None, TransactionState.COMMITTED}
+        )
+
+    async def _state(self, piece: Piece, first: Message) -> TransactionState | None:
+        """Return what became of an entry's transaction. Raises OutcomeUnknown, BrokenSegment for one that matters."""
+        if first.transaction is None:
+            return None
+        try:
+            found = await self._outcomes.state(first.position, first.transaction)
+        except BrokenSegment:
+            if not self._everything:
+                raise
+            found = TransactionState.UNKNOWN
+        if self._everything or first.state is MessageState.MARKER:
+            return found
+        if found is TransactionState.UNKNOWN or (found is TransactionState.OPEN and self._step):
+            raise OutcomeUnknown(
+                Condition.UNFINISHED,
+                f"{piece.topic}, message {first.position}: whether its transaction {first.transaction} was committed "
+                f"is not said up to {(piece.after or (piece.segment,))[-1].end}",
+                hint="run the query again when the transaction is over, or read all messages with transactions=all",
+            )
+        return found
+
+    async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, wanted: bool) -> Message:
+        """Return the message that a chunk completes, or the chunk."""
+        given = list(self._joiner.take([last]))  # with chunks that it gives up, which have had their rows
+        if chunk.index != chunk.count - 1 or not wanted:
+            return last
+        if chunk.content_bytes > CONTENT_BYTES_MAX:
+            return replace(last, reason=f"{last.reason}: the whole would be {chunk.content_bytes} bytes")
+        if given[-1].state is not MessageState.CHUNK:
+            return replace(given[-1], chunk=chunk)
+        try:
+            before = await self._before(piece, last.position, chunk)
+        except BrokenSegment as error:
+            if error.condition not in self._skip:
+                raise
+            return replace(last, reason=f"{last.reason}: those before it cannot be read: {error.message}")
+        (*_, found) = Joiner().take([*before, last])
+        return replace(found, chunk=chunk)
+
+    async def _before(self, piece: Piece, at: Position, chunk: Chunk) -> list[Message]:
+        """Return the chunks of a message that lie before a position, from its first on where that is found.
+
+        Raises BrokenSegment, and what the store raises.
+        """
+        found: list[Message] = []
+        room = LOOK_BACK_BYTES
+        todo = [*piece.before, piece.segment]
+        while todo:
+            segment = todo.pop()
+            try:
+                extents = await extents_of(self._reader.segments, piece.topic, segment)
+                ends = [*(one.at for one in extents[1:]), segment.object_bytes]
+                for extent, end in reversed(list(zip(extents, ends, strict=True))):
+                    if (extent.ledger_id, extent.first_entry_id) >= at:
+                        continue
+                    here = [one async for one in self._chunks(piece.topic, segment, extent, at, chunk.message)]
+                    found = [*here, *found]
+                    at = Position(extent.ledger_id, extent.first_entry_id)
+                    room -= end - extent.at
+                    if room <= 0 or any(one.chunk is not None and one.chunk.index == 0 for one in here):
+                        return found
+            except BucketMissing:
+                raise
+            except NotFound as error:
+                todo += await self._instead(piece.topic, segment, at, error)
+            except CorruptData as error:
+                raise broken(piece.topic, segment, f"before {at}", error) from error
+        return found
+
+    async def _instead(
+        self, topic: TopicName, segment: CommittedSegment, at: Position, error: NotFound
+    ) -> list[CommittedSegment]:
+        """Return what holds by now what a segment that is gone had before a position. Raises BrokenSegment."""
+        found = []
+        for run in await self._reader.now(topic, Run(segment, segment.begin, min(segment.end, at)), error):
+            if run.problem is not None:
+                raise run.broken(topic, f"before {at}", run.problem) from error
+            found.append(run.segment)
+        return found
+
+    async def _chunks(
+        self, topic: TopicName, segment: CommittedSegment, extent: Extent, at: Position, name: str
+    ) -> AsyncGenerator[Message, None]:
+        """Yield what an extent has of one message's chunks, before a position."""
+        upto = extent.last_entry_id
+        if extent.ledger_id == at.ledger_id:
+            upto = min(upto, at.entry_id - 1)
+        first, last = Position(extent.ledger_id, extent.first_entry_id), Position(extent.ledger_id, upto)
+        async with aclosing(self._reader.segments.read(topic, segment, first, last)) as batches:
+            async for batch in batches:
+                for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+                    one = decode_entry(Position(batch.ledger_id, entry_id), payload)[0]
+                    if one.state is MessageState.CHUNK and one.chunk is not None and one.chunk.message == name:
+                        yield one

@@ -1,0 +1,216 @@
+"""From a snapshot to shares of even size, each for one task. Costs no request to the bucket but where a query cuts.
+
+A share is a row of pieces; a piece is entries of a segment by their positions, taken as if all were of one size, so
+where blocks lie need not be known to share them out, and whoever cannot read a piece knows what it leaves out. The
+tables of a segment are asked for only when a query wants a part of it, to leave out what lies before and behind that;
+of many such segments the tasks find out themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import BucketMissing, CorruptData, InvalidInput, NotFound
+from offloaderd.core.model import LEDGER_ID_MAX, Position
+from offloaderd.core.read_errors import EntriesDeleted
+from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.spark.scan.extents import extents_of, segment_reader
+from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
+from offloaderd.spark.scan.query import Span
+from offloaderd.spark.scan.share import Missing, Piece, Unread, parts_of
+from offloaderd.spark.scan.snapshot import holes_within
+from offloaderd.spark.scan.transactions import with_held
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.read.segments.reader import SegmentReader
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.query import Wanted
+    from offloaderd.spark.scan.share import Condition, Hole, Share
+    from offloaderd.spark.scan.snapshot import Snapshot
+    from offloaderd.spark.scan.stores import Stores
+
+TABLES_MAX = 1024
+"""Segments that the planning looks into; each is two small requests."""
+
+LOOK_BACK_SEGMENTS = 100
+"""How many segments before its own a task may look into for the chunks of a message."""
+
+LOOK_AHEAD_BYTES = 1024 * 1024 * 1024
+LOOK_AHEAD_SEGMENTS = 100
+"""How much of a topic behind its own segment, and how many segments, a task may look into for a transaction's end."""
+
+CLOCKS_APART_MS = 3_600_000
+"""How wrong the clocks of producers, brokers, daemons and stores may be where one is compared with another."""
+TIME_MS_MAX = 2**63 - 1
+
+
+class HoleInRange(Unread):
+    """Entries of the range are in no segment: lost, or still to come."""
+
+
+async def plan(options: SourceOptions, wanted: Wanted, stores: Stores) -> list[Share]:
+    """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
+    async with segment_reader(stores.objects) as reader:
+        found = await source_snapshot.take(options, stores)
+        return await shares(await with_held(found, reader) if options.holds_back else found, options, wanted, reader)
+
+
+async def shares(
+    snapshots: Sequence[Snapshot],
+    options: SourceOptions,
+    wanted: Wanted,
+    reader: SegmentReader,
+    *,
+    places: dict[TopicName, tuple[Position | None, Position | None]] | None = None,
+) -> list[Share]:
+    """Return what is to be read, in the order of topics and positions, in shares of about `partition_bytes`.
+
+    `places` are the ranges of a stream's step, by topic. Raises HoleInRange and EntriesDeleted for what the
+    query wants and nobody has, unless it skips that; InvalidInput for a range beyond the end.
+    """
+    rows: list[Piece | Missing] = []
+    for snapshot in snapshots:
+        if not wanted.holds_topic(str(snapshot.topic)):
+            continue
+        first, last = places[snapshot.topic] if places is not None else (wanted.first, wanted.last)
+        here = replace(wanted, first=first, last=last)
+        if places is None and len(snapshots) == 1:  # of several topics each has its own positions
+            _check_range(snapshot, here)
+        if snapshot.held is not None:
+            before = snapshot.before(snapshot.held)
+            if before is None or (first is not None and before < first):
+                continue
+            here = replace(here, last=before if last is None else min(last, before))
+        rows += _missing(snapshot, here, options.skipped)
+        pieces = await _pieces(snapshot, here, reader)
+        rows += with_neighbours(pieces, snapshot.map.segments) if options.messages else pieces
+    return shared_out(rows, options.partition_bytes)
+
+
+def _check_range(snapshot: Snapshot, wanted: Wanted) -> None:
+    """Raise what a read over gRPC would raise for positions that are not there."""
+    topic_map = snapshot.map
+    if wanted.first is not None and topic_map.floor is not None and wanted.first <= topic_map.floor:
+        oldest = topic_map.segments[0].begin if topic_map.segments else None
+        hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic"
+        raise EntriesDeleted(f"{snapshot.topic}: position {wanted.first} was deleted by retention", hint=hint)
+    for name, bound in (("start", wanted.first), ("end", wanted.last)):
+        if bound is not None and (topic_map.offloaded is None or bound > topic_map.offloaded):
+            hint = f"offloaded up to {topic_map.offloaded}" if topic_map.offloaded else "nothing is offloaded yet"
+            raise InvalidInput(f"{snapshot.topic}: {name} = {bound} is beyond the end", hint=hint)
+
+
+def _missing(snapshot: Snapshot, wanted: Wanted, skip: frozenset[Condition]) -> list[Missing]:
+    """Return the holes in the range. Raises HoleInRange for one that is not to be skipped."""
+    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(snapshot, wanted, one)]
+    for hole in found:
+        if hole.condition not in skip:
+            onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
+            hint = f"{onwards}read what there is with skip={hole.condition}"
+            raise HoleInRange(hole.condition, f"{snapshot.topic}: {hole.reason}", hint=hint)
+    return [Missing(snapshot.topic, hole) for hole in found]
+
+
+def _may_concern(snapshot: Snapshot, wanted: Wanted, hole: Hole) -> bool:
+    """Say whether entries of a hole may be in ledgers, and of times, that a query is about."""
+    last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
+    return wanted.ledgers.meets(hole.after.ledger_id, last) and _may_be_then(snapshot, wanted.time_span, hole)
+
+
+def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
+    """Say whether entries of a hole may have times of a span.
+
+    They were written after their ledger, or one before it, was made, and before what follows was offloaded.
+    """
+    if times == Span():
+        return True
+    made_ms = snapshot.map.created.get(hole.after.ledger_id)
+    follows = snapshot.map.find(hole.before) if hole.before is not None else None
+    low = 0 if made_ms is None else made_ms - CLOCKS_APART_MS
+    high = TIME_MS_MAX if follows is None or not follows.offloaded_ms else follows.offloaded_ms + CLOCKS_APART_MS
+    return times.meets(low, high)
+
+
+async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> list[Piece]:
+    """Return a piece for each segment that has something of what is wanted, cut as far as that can be known."""
+    topic = snapshot.topic
+    found = [one for one in snapshot.map.segments if wanted.of(one)]
+    cut = [one for one in found if not wanted.takes_all(one)][-TABLES_MAX:]
+    pieces = {one.segment_id: _whole(topic, one, wanted) for one in found}
+    for segment, piece in zip(cut, await each(cut, lambda one: _cut(reader, topic, one, wanted)), strict=True):
+        if piece is None:
+            del pieces[segment.segment_id]
+        else:
+            pieces[segment.segment_id] = piece
+    return list(pieces.values())
+
+
+def _whole(topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece:
+    """Return what may be wanted of a segment as far as the map tells."""
+    parts = wanted.of(segment)
+    first = Position(parts[0].ledger_id, parts[0].first_entry_id)
+    last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
+    entries = sum(one.entries for one in parts_of(segment, first, last))
+    return Piece(topic, segment, first, last, segment.object_bytes * entries // segment.entries)
+
+
+def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
+    """Return the pieces, each with the segments in which chunks of its messages, and outcomes, are looked for."""
+    numbers = {one.segment_id: number for number, one in enumerate(segments)}
+    found = []
+    for piece in pieces:
+        number = first = numbers[piece.segment.segment_id]
+        room = LOOK_BACK_BYTES
+        while first and room > 0 and number - first < LOOK_BACK_SEGMENTS:
+            first -= 1
+            room -= segments[first].object_bytes
+        end, room = number + 1, LOOK_AHEAD_BYTES
+        while end < len(segments) and room > 0 and end - number <= LOOK_AHEAD_SEGMENTS:
+            room -= segments[end].object_bytes
+            end += 1
+        before, after = tuple(segments[first:number]), tuple(segments[number + 1 : end])
+        found.append(replace(piece, before=before, after=after, reaches_end=end == len(segments)))
+    return found
+
+
+async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece | None:
+    """Return what is wanted of a segment by its tables, None for nothing; all of it if they cannot be read."""
+    try:
+        extents = await extents_of(reader, topic, segment)
+    except BucketMissing:
+        raise
+    except (CorruptData, NotFound):
+        return _whole(topic, segment, wanted)  # the task will find what holds it now, say so, or skip it
+    ends = [*(one.at for one in extents[1:]), segment.object_bytes]
+    kept = [(one, end) for one, end in zip(extents, ends, strict=True) if wanted.may_hold(one)]
+    if not kept:
+        return None
+    first = Position(kept[0][0].ledger_id, wanted.bounds(kept[0][0])[0])
+    last = Position(kept[-1][0].ledger_id, wanted.bounds(kept[-1][0])[1])
+    return Piece(topic, segment, first, last, kept[-1][1] - kept[0][0].at)
+
+
+def shared_out(rows: Sequence[Piece | Missing], partition_bytes: int) -> list[Share]:
+    """Cut the row of pieces into shares of about the same size, the nearest to `partition_bytes` not above it."""
+    total = sum(one.object_bytes for one in rows if isinstance(one, Piece))
+    count = max(1, -(-total // partition_bytes))
+    size = max(1, -(-total // count))
+    found: list[Share] = []
+    current: list[Piece | Missing] = []
+    room = size
+    for one in rows:
+        rest: Piece | Missing | None = one
+        while isinstance(rest, Piece) and rest.object_bytes > room and len(found) < count - 1:
+            head, rest = rest.cut(room)
+            found.append((*current, head))
+            current, room = [], size
+        if rest is not None:
+            current.append(rest)
+            room -= rest.object_bytes if isinstance(rest, Piece) else 0
+    return [*found, tuple(current)] if current else found

@@ -1,0 +1,220 @@
+"""Which entries a query is about, and which blocks may hold them: what is outside is never fetched. Pure.
+
+Two kinds of bounds come together. Options are exact: an entry outside of them is no row. Filters of a query only say
+which blocks need not be read, since Spark evaluates them again; so every bound drawn from one may be too wide, never
+too narrow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import datasource as spark
+
+from offloaderd.format.pulsar.entry_time import time_of
+from offloaderd.spark.scan.share import parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.core.model import EntryBatch, Position
+    from offloaderd.format.pulsar.entry_time import Survey
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.spark.scan.share import Part
+
+MILLISECOND = timedelta(milliseconds=1)
+EPOCH = datetime.fromtimestamp(0, UTC)
+TIMES = ("time", "broker_timestamp")
+"""Columns whose bounds a block's survey can answer: a broker's timestamp, where there is one, is the entry's time."""
+
+
+class Extent(NamedTuple):
+    """Entries of one ledger that are read together: a block, or what lies between two places of a broker's index.
+
+    `at` is where they begin in the object, of which a broker's index does not tell more than about where; `number`
+    counts the extents of a segment.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    at: int
+    survey: Survey | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Numbers from `low` to `high`, both inclusive, and, unless None, only those `among` some."""
+
+    low: int | None = None
+    high: int | None = None
+    among: frozenset[int] | None = None
+
+    def narrowed(self, low: int | None = None, high: int | None = None, among: Iterable[int] | None = None) -> Span:
+        """Return the numbers that are in both."""
+        least = max((one for one in (self.low, low) if one is not None), default=None)
+        most = min((one for one in (self.high, high) if one is not None), default=None)
+        both = self.among
+        if among is not None:
+            both = frozenset(among) if both is None else both & frozenset(among)
+        return Span(least, most, both)
+
+    def meets(self, low: int, high: int) -> bool:
+        """Say whether it has one of low..high."""
+        if (self.low is not None and high < self.low) or (self.high is not None and low > self.high):
+            return False
+        return self.among is None or any(low <= one <= high for one in self.among)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be read.
+
+    Exact: positions `first` to `last`, both inclusive; times from `since_ms` on and before `until_ms` (an entry
+    without a time is not in such a range). For blocks alone: the other spans, and `topics`, names in full.
+    """
+
+    first: Position | None = None
+    last: Position | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    ledgers: Span = field(default_factory=Span)
+    entries: Span = field(default_factory=Span)
+    times: Span = field(default_factory=Span)
+    topics: frozenset[str] | None = None
+
+    def narrowed(self, filters: Iterable[spark.Filter]) -> Wanted:
+        """Return what is left when a query has these filters as well; those that tell nothing of blocks are passed."""
+        found = self
+        for one in filters:
+            found = _narrowed(found, one)
+        return found
+
+    @property
+    def time_span(self) -> Span:
+        """The times of blocks that matter, by options and filters."""
+        return self.times.narrowed(self.since_ms, None if self.until_ms is None else self.until_ms - 1)
+
+    def holds_topic(self, name: str) -> bool:
+        """Say whether a topic may have rows."""
+        return self.topics is None or name in self.topics
+
+    def may_hold(self, extent: Extent) -> bool:
+        """Say whether an extent may have an entry that is wanted."""
+        first, last = self.bounds(extent)
+        if first > last or not self.ledgers.meets(extent.ledger_id, extent.ledger_id):
+            return False
+        if not self.entries.meets(first, last):
+            return False
+        times, survey = self.time_span, extent.survey
+        if survey is None or times == Span():
+            return True
+        if survey.time_min is None or survey.time_max is None:
+            return False
+        return times.meets(survey.time_min, survey.time_max)
+
+    def bounds(self, extent: Extent) -> tuple[int, int]:
+        """Return the first and last entry id of an extent that lie between the positions; reversed when none does."""
+        first, last = extent.first_entry_id, extent.last_entry_id
+        if self.first is not None:
+            if extent.ledger_id < self.first.ledger_id:
+                return 1, 0
+            if extent.ledger_id == self.first.ledger_id:
+                first = max(first, self.first.entry_id)
+        if self.last is not None:
+            if extent.ledger_id > self.last.ledger_id:
+                return 1, 0
+            if extent.ledger_id == self.last.ledger_id:
+                last = min(last, self.last.entry_id)
+        return first, last
+
+    def of(self, segment: CommittedSegment) -> list[Part]:
+        """Return what may be wanted of a segment as far as the map tells, ledger by ledger."""
+        parts = parts_of(segment, self.first, self.last)
+        return [one for one in parts if self.may_hold(Extent(*one, 0))]
+
+    def takes_all(self, segment: CommittedSegment) -> bool:
+        """Say whether nothing of a segment is outside, without having seen its blocks."""
+        if self.time_span != Span() or self.entries != Span():
+            return False
+        if self.first is not None and segment.begin < self.first:
+            return False
+        if self.last is not None and segment.end > self.last:
+            return False
+        return all(self.ledgers.meets(one.ledger_id, one.ledger_id) for one in segment.slices)
+
+    def in_time(self, batch: EntryBatch) -> Sequence[bool] | None:
+        """Say of each entry whether it lies in the range of times; None when there is no range."""
+        since, until = self.since_ms, self.until_ms
+        if since is None and until is None:
+            return None
+        times = [time_of(payload).time_ms for payload in batch.payloads]
+        return [
+            time is not None and (since is None or time >= since) and (until is None or time < until) for time in times
+        ]
+
+
+def to_ms(moment: datetime, *, up: bool = False) -> int:
+    """Return milliseconds since 1970, rounded down or up; what names no zone is UTC."""
+    passed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
+    return -(-passed // MILLISECOND) if up else passed // MILLISECOND
+
+
+def _narrowed(wanted: Wanted, one: spark.Filter) -> Wanted:
+    """Return what is left after one filter."""
+    column: tuple[str, ...] = getattr(one, "attribute", ())  # a negation has none, and tells nothing
+    match ".".join(column):
+        case "topic":
+            names = _values(one)
+            if names is None:
+                return wanted
+            texts = frozenset(map(str, names))
+            return replace(wanted, topics=texts if wanted.topics is None else texts & wanted.topics)
+        case "ledger_id":
+            return replace(wanted, ledgers=_bounded(wanted.ledgers, one, int))
+        case "entry_id":
+            return replace(wanted, entries=_bounded(wanted.entries, one, int))
+        case name if name in TIMES:
+            return replace(wanted, times=_bounded(wanted.times, one, datetime))
+        case _:
+            return wanted
+
+
+def _values(one: spark.Filter) -> Sequence[Any] | None:
+    """Return the values of which a filter wants one, None for another kind of filter."""
+    match one:
+        case spark.EqualTo(_, value):
+            return [value]
+        case spark.EqualNullSafe(_, value) if value is not None:
+            return [value]
+        case spark.In(_, values):
+            return [value for value in values if value is not None]
+        case _:
+            return None
+
+
+def _bounded(span: Span, one: spark.Filter, kind: type[int] | type[datetime]) -> Span:
+    """Return the span within a filter's bounds. Times are rounded outwards; values of another type bound nothing."""
+    values = _values(one)
+    value = getattr(one, "value", None)
+    if not all(isinstance(known, kind) for known in ([value] if values is None else values)):
+        return span
+    if values is not None:
+        if kind is int:
+            return span.narrowed(among=values)
+        lows, highs = [to_ms(known) for known in values], [to_ms(known, up=True) for known in values]
+        return span.narrowed(min(lows), max(highs)) if values else span.narrowed(among=())
+    match one:
+        case spark.GreaterThan(_, bound):
+            return span.narrowed(low=bound + 1 if kind is int else to_ms(bound))
+        case spark.GreaterThanOrEqual(_, bound):
+            return span.narrowed(low=bound if kind is int else to_ms(bound))
+        case spark.LessThan(_, bound):
+            return span.narrowed(high=bound - 1 if kind is int else to_ms(bound, up=True))
+        case spark.LessThanOrEqual(_, bound):
+            return span.narrowed(high=bound if kind is int else to_ms(bound, up=True))
+        case _:
+            return span

@@ -1,0 +1,243 @@
+"""Reading one share: block ranges fetched ahead, every block checked, what is damaged named or told as a row.
+
+Spark asks for batches by plain iteration; the store is read in an event loop that goes on while Spark waits for the
+next one. One task fills a short queue, so requests of what comes next are on their way meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.model import Position
+from offloaderd.daemon.log.log import quieted
+from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.read.segments.reader import Pace
+from offloaderd.spark.errors import brief
+from offloaderd.spark.scan.columns import Columns, Skip
+from offloaderd.spark.scan.extents import extents_of, segment_reader
+from offloaderd.spark.scan.late import LateReader, Run, asked
+from offloaderd.spark.scan.messages import Messages
+from offloaderd.spark.scan.query import Extent
+from offloaderd.spark.scan.share import Missing, Part
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+
+    from offloaderd.core.errors import OffloaderError
+    from offloaderd.core.model import EntryBatch
+    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.read.segments.reader import SegmentReader
+    from offloaderd.spark.scan.query import Wanted
+    from offloaderd.spark.scan.share import Condition, Piece, Share, Task
+
+T = TypeVar("T")
+
+AHEAD = 2
+"""Batches that wait for Spark."""
+
+UNCOUNTED = "how many entries it stands for is not known"
+"""What a row says whose `skipped` is null."""
+
+
+class ShareReader:
+    """What tasks get of a reader: nothing that plans, so they import less and know neither settings nor ZooKeeper."""
+
+    def __init__(self, task: Task, wanted: Wanted) -> None:
+        self._task = task
+        self._wanted = wanted
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one share. Raises as `rows`."""
+        return rows(self._task, partition.value, self._wanted)
+
+
+def store_at(place: S3Options | str) -> FilesystemStore | S3Store:
+    """Return the store of a task's place: a directory's path, or what S3 needs to know."""
+    return FilesystemStore(Path(place)) if isinstance(place, str) else S3Store(place)
+
+
+def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
+
+    quieted(logging.CRITICAL)  # what is wrong is in the error, or in a row
+
+    async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
+        columns = Columns(task.schema, values=task.values, skip=task.skip)
+        async with store_at(task.place) as objects, segment_reader(objects) as reader:
+            late = LateReader(reader, partial(asked, task.origin, objects))
+            async for batch in record_batches(late, share or (), wanted, columns, task):
+                yield batch
+
+    return iterate(opened())
+
+
+async def record_batches(
+    reader: LateReader, share: Share, wanted: Wanted, columns: Columns, task: Task
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the rows of a share, in order.
+
+    Raises BrokenSegment, BrokenValue and OutcomeUnknown for what the task does not skip, and what the store raises.
+    """
+    async with AsyncExitStack() as stack:
+        messages = None
+        if task.messages:
+            given = task.values is None  # else each message is looked at by itself
+            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step, columns=given)
+            stack.push_async_callback(messages.close)
+        for one in share:
+            if isinstance(one, Missing):
+                hole = one.hole
+                first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
+                reason = hole.reason if hole.entries is not None else f"{hole.reason}; {UNCOUNTED}"
+                yield columns.skipped(one.topic, Skip(first, hole.entries, reason))
+                continue
+            async with aclosing(_entries(reader, one, wanted, task.skip)) as found:
+                async for batch in found:
+                    if isinstance(batch, Skip):
+                        yield columns.skipped(one.topic, batch)
+                    elif messages is None:
+                        if made := columns.entries(one.topic, batch, wanted.in_time(batch)):
+                            yield made
+                    else:
+                        async with aclosing(messages.rows(one, batch, wanted.in_time(batch))) as unpacked:
+                            async for rows in unpacked:
+                                yield columns.messages(one.topic, batch.ledger_id, rows)
+
+
+async def _entries(
+    reader: LateReader, piece: Piece, wanted: Wanted, skip: frozenset[Condition]
+) -> AsyncGenerator[EntryBatch | Skip, None]:
+    """Yield what is wanted of a piece, each entry as it is or in the Skip that counts it."""
+    todo = deque([Run(piece.segment, piece.first, piece.last)])
+    pace = Pace()
+    while todo:
+        run = todo.popleft()
+        here = replace(wanted, first=run.first, last=run.last)
+        if run.problem is not None:
+            for skipped in _left_out(piece, run, here, run.problem, skip):
+                yield skipped
+            continue
+        at = run.first
+        try:
+            extents = [one for one in await extents_of(reader.segments, piece.topic, run.segment) if here.may_hold(one)]
+            for row in _rows_of(extents):
+                async with aclosing(_row(reader.segments, piece, run, row, here, pace, skip)) as found:
+                    async for batch in found:
+                        yield batch
+                        at = _behind(batch)
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            todo.extendleft(reversed(await reader.now(piece.topic, Run(run.segment, at, run.last), error)))
+        except CorruptData as error:
+            for skipped in _left_out(piece, run, here, error, skip):
+                yield skipped
+
+
+async def _row(
+    reader: SegmentReader,
+    piece: Piece,
+    run: Run,
+    row: Sequence[Extent],
+    wanted: Wanted,
+    pace: Pace,
+    skip: frozenset[Condition],
+) -> AsyncGenerator[EntryBatch | Skip, None]:
+    """Yield what is wanted of extents that lie next to each other; goes on behind one that is damaged."""
+    left = deque(row)
+    while left:
+        at = Position(left[0].ledger_id, wanted.bounds(left[0])[0])
+        last = Position(left[-1].ledger_id, wanted.bounds(left[-1])[1])
+        try:
+            async with aclosing(reader.read(piece.topic, run.segment, at, last, pace)) as batches:
+                async for batch in batches:
+                    yield batch
+                    at = _behind(batch)
+            return
+        except CorruptData as error:
+            while (left[0].ledger_id, left[0].last_entry_id) < at:
+                left.popleft()
+            damaged = left.popleft()
+            low, high = wanted.bounds(damaged)
+            low = max(low, at.entry_id) if at.ledger_id == damaged.ledger_id else low
+            part = Part(damaged.ledger_id, low, high)
+            yield _skipped(piece, run, part, error, skip)
+
+
+def _left_out(
+    piece: Piece, run: Run, wanted: Wanted, error: OffloaderError, skip: frozenset[Condition]
+) -> Iterator[Skip]:
+    """Yield what cannot be read of a run, ledger by ledger. Raises BrokenSegment."""
+    for part in run.parts:
+        if wanted.may_hold(Extent(*part, 0)):
+            yield _skipped(piece, run, part, error, skip)
+
+
+def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
+    """Return what counts entries that cannot be read. Raises BrokenSegment where that ends the query."""
+    broken = run.broken(piece.topic, part, error)
+    if broken.condition not in skip:
+        raise broken from error
+    return Skip(Position(part.ledger_id, part.first_entry_id), part.entries, broken.message)
+
+
+def _behind(batch: EntryBatch | Skip) -> Position:
+    """Return the position that comes next."""
+    if isinstance(batch, Skip):
+        return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))
+    return Position(batch.ledger_id, batch.last_entry_id + 1)
+
+
+def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+    """Yield rows of extents that follow each other, which are read together."""
+    row: list[Extent] = []
+    for one in extents:
+        if row and one.number != row[-1].number + 1:
+            yield row
+            row = []
+        row.append(one)
+    if row:
+        yield row
+
+
+class _End:
+    """Nothing comes any more, because of an error perhaps."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+
+@brief
+def iterate(stream: AsyncGenerator[T, None]) -> Iterator[T]:
+    """Yield what an asynchronous stream yields, in a loop of its own, which ends with the iteration."""
+    with asyncio.Runner() as runner:
+        queue: asyncio.Queue[T | _End] = asyncio.Queue(AHEAD)
+        filling = runner.get_loop().create_task(_fill(stream, queue), name="what Spark reads next")
+        while not isinstance(one := runner.run(queue.get()), _End):
+            yield one
+        filling.cancel()
+        if one.error is not None:
+            raise one.error
+
+
+async def _fill(stream: AsyncGenerator[T, None], queue: asyncio.Queue[T | _End]) -> None:
+    end = _End()
+    try:
+        async with aclosing(stream):
+            async for one in stream:
+                await queue.put(one)
+    except Exception as error:  # noqa: BLE001 - it is raised where the stream is read
+        end = _End(error)
+    await queue.put(end)

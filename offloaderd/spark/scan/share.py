@@ -1,0 +1,182 @@
+"""What a task is given: plain descriptions of what to read and where, and nothing that takes long to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql.types import StructType
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.spark.values.schema import ValueSchema
+
+
+class Condition(StrEnum):
+    """Why entries or values of a query cannot be given; a query ends by the first, or leaves out what it names."""
+
+    LOSSES = "losses"
+    """Recorded losses: deleted before they were offloaded, or maybe so."""
+    RETENTION = "retention"
+    """They were offloaded and deleted again."""
+    DAMAGE = "damage"
+    """They should be in the bucket, and are not there or not what was written."""
+    MALFORMED = "malformed"
+    """A message's value does not fit the schema."""
+    UNFINISHED = "unfinished"
+    """They are still to come: history that is being offloaded, a transaction of which nobody can say how it ended."""
+
+
+EVERYTHING = frozenset(Condition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Entries that no segment has, after one position and before another (None: no end is known).
+
+    `entries` is how many are known to have been there, None when nobody knows. `awaited`: a range without a begin
+    begins before it. `condition` is what it is left out by.
+    """
+
+    after: Position
+    before: Position | None
+    reason: str
+    entries: int | None = None
+    awaited: bool = False
+    condition: Condition = Condition.LOSSES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The entries of a segment from `first` to `last`, both inclusive and both in it: about `object_bytes` of it.
+
+    The positions count, whatever holds them when they are read; the segment is where they were at the planning.
+    `before` are segments in front of this one, in which the first chunks of a message may lie, `after` those behind it,
+    in which the outcome of a transaction may lie; `reaches_end`: behind them there is no other.
+    """
+
+    topic: TopicName
+    segment: CommittedSegment
+    first: Position
+    last: Position
+    object_bytes: int
+    before: tuple[CommittedSegment, ...] = ()
+    after: tuple[CommittedSegment, ...] = ()
+    reaches_end: bool = False
+
+    def cut(self, object_bytes: int) -> tuple[Piece, Piece | None]:
+        """Return about so many bytes of it, one entry at least, and the rest, None for none."""
+        parts = parts_of(self.segment, self.first, self.last)
+        entries = sum(one.entries for one in parts)
+        taken = max(1, entries * object_bytes // max(1, self.object_bytes))
+        if taken >= entries:
+            return self, None
+        size = self.object_bytes * taken // entries
+        head = replace(self, last=_entry(parts, taken - 1), object_bytes=size)
+        return head, replace(self, first=_entry(parts, taken), object_bytes=self.object_bytes - size)
+
+
+class Part(NamedTuple):
+    """Entries of one ledger, from the first to the last, both inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+    def __str__(self) -> str:
+        """As messages say it."""
+        return f"{self.ledger_id}:{self.first_entry_id}..{self.ledger_id}:{self.last_entry_id}"
+
+
+def parts_of(segment: CommittedSegment, first: Position | None, last: Position | None) -> list[Part]:
+    """Return what a segment has from one position to another, both inclusive, ledger by ledger; None for no bound."""
+    found = []
+    for one in segment.slices:
+        low, high = one.first_entry_id, one.last_entry_id
+        if first is not None and one.ledger_id <= first.ledger_id:
+            low = max(low, first.entry_id) if one.ledger_id == first.ledger_id else high + 1
+        if last is not None and one.ledger_id >= last.ledger_id:
+            high = min(high, last.entry_id) if one.ledger_id == last.ledger_id else low - 1
+        if low <= high:
+            found.append(Part(one.ledger_id, low, high))
+    return found
+
+
+def _entry(parts: Iterable[Part], number: int) -> Position:
+    """Return where the entry of a number is, counted from 0 over all parts."""
+    for one in parts:
+        if number < one.entries:
+            return Position(one.ledger_id, one.first_entry_id + number)
+        number -= one.entries
+    raise IndexError(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A hole of a topic that a query passes over, told in a row of its own."""
+
+    topic: TopicName
+    hole: Hole
+
+
+Share = tuple[Piece | Missing, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """How to read shares: the bucket, or the directory of a filesystem store, and what the rows are to be.
+
+    `skip`: what is left out instead of ending the query. `step`: what is left out now, nobody comes back for. `origin`
+    is where a task asks what holds entries whose segment is gone: `origin.py` packs and unpacks it.
+    """
+
+    place: S3Options | str
+    schema: StructType
+    messages: bool
+    skip: frozenset[Condition] = frozenset()
+    values: ValueSchema | None = None
+    transactions: Transactions = Transactions.COMMITTED
+    step: bool = False
+    origin: bytes = field(default=b"", repr=False)
+
+
+class Unread(OffloaderError):
+    """What a query wants cannot be given, and it does not leave that out; the message begins with the condition."""
+
+    def __init__(self, condition: Condition, message: str, *, hint: str) -> None:
+        super().__init__(f"[OFFLOAD_{condition.upper()}] {message}", hint=hint)
+        self.condition = condition
+
+
+class BrokenSegment(Unread):
+    """Entries of a segment cannot be read; the message names it, its object and its entries."""
+
+
+def broken(
+    topic: TopicName,
+    segment: CommittedSegment,
+    where: object,
+    error: OffloaderError,
+    condition: Condition = Condition.DAMAGE,
+) -> BrokenSegment:
+    """Return the error for entries of a segment that cannot be read."""
+    shown = "`offloaderd verify` shows all that is damaged" if condition is Condition.DAMAGE else error.hint
+    return BrokenSegment(
+        condition,
+        f"segment {segment.segment_id} of {topic}, entries {where}, cannot be read: {error.message}",
+        hint="; ".join(filter(None, (f"skip={condition} leaves them out and counts them", shown))),
+    )

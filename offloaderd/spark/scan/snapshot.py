@@ -1,0 +1,219 @@
+"""What is committed of the topics of a query at one moment: from ZooKeeper, or from the bucket alone.
+
+Whatever is known to be missing is part of it: ranges that were lost, history that is not offloaded yet, and, of a
+bucket without its ZooKeeper, what its manifests say against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.model import START, Position
+from offloaderd.daemon.adapters.options import sites as sites_of
+from offloaderd.daemon.adapters.stores import metadata_store
+from offloaderd.metadata import paths
+from offloaderd.metadata.nodes import node
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.scan.origin import Metadata
+from offloaderd.spark.scan.share import Condition, Hole
+from offloaderd.upkeep.rebuild import rebuild
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.core.names.patterns import TopicPattern
+    from offloaderd.daemon.settings import Settings
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.stores import Stores
+    from offloaderd.upkeep.stored import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One topic: its map, the holes in it by position, and from where on consumers are given nothing yet.
+
+    `rebuilt`: the map was made from the bucket, which does not tell what retention has deleted.
+    """
+
+    map: TopicMap
+    holes: tuple[Hole, ...] = ()
+    held: Position | None = None
+    rebuilt: bool = False
+
+    @property
+    def topic(self) -> TopicName:
+        """Which topic."""
+        return self.map.topic
+
+    @property
+    def end(self) -> Position | None:
+        """The last entry before which nothing is still to come: the newest, or the last before unfinished history.
+
+        Nor lies it behind what consumers are given; None when that is nothing.
+        """
+        plan = self.map.unfinished
+        known = (self.map.history_end, self.map.floor) if plan is not None else (self.map.offloaded,)
+        end = max((one for one in known if one is not None), default=None)
+        if self.held is None or end is None:
+            return end
+        return min(end, before) if (before := self.before(self.held)) is not None else None
+
+    def before(self, begin: Position) -> Position | None:
+        """Return the position before one: in its ledger, at the end of an earlier one, or of what was deleted."""
+        if begin.entry_id:
+            return Position(begin.ledger_id, begin.entry_id - 1)
+        slices = (part for segment in self.map.segments for part in segment.slices)
+        return max((part.range.end for part in slices if part.ledger_id < begin.ledger_id), default=self.map.floor)
+
+
+async def take(options: SourceOptions, stores: Stores) -> list[Snapshot]:
+    """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
+    return await of(options.settings, stores, options.topic, lenient=Condition.DAMAGE in options.skipped)
+
+
+async def of(settings: Settings, stores: Stores, pattern: TopicPattern, *, lenient: bool) -> list[Snapshot]:
+    """Look at every topic of a pattern. Raises NotFound, and what the stores raise."""
+    if stores.metadata is None:
+        return await from_buckets(stores.objects, sites_of(settings), pattern, lenient=lenient)
+    return await from_metadata(stores.metadata, pattern)
+
+
+async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:
+    """Read the maps of all topics that the pattern takes in, each as it was at one moment. Raises NotFound."""
+    topics = await known_topics(store, pattern)
+
+    async def load(topic: TopicName) -> Snapshot:
+        topic_map = await catalog.load(store, topic)
+        return Snapshot(topic_map, holes_of(topic_map))
+
+    found = await each(topics, load, in_flight_max=4)
+    empty = [one for one in found if not one.map.segments]
+    nodes = await each(empty, lambda one: node(store, paths.topic(one.topic)))
+    gone = {one.topic for one, there in zip(empty, nodes, strict=True) if there is None}
+    if len(gone) == len(found):
+        names = ", ".join(map(str, sorted(gone)))
+        raise NotFound(
+            f"{names}: deleted while the query was planned", hint="`offloadctl topics list` shows the others"
+        )
+    return [one for one in found if one.topic not in gone]
+
+
+async def check_topics(options: SourceOptions) -> None:
+    """Raise NotFound if the metadata knows no topic of a query; of a bucket alone that is found out as it is read."""
+    if options.metadata is Metadata.ZOOKEEPER:
+        async with metadata_store(options.settings) as store:
+            await known_topics(store, options.topic)
+
+
+async def known_topics(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
+    """Return what `topics_of` does. Raises NotFound for nothing."""
+    topics = await topics_of(store, pattern)
+    if not topics:
+        raise NotFound(
+            f"no topic matches {pattern}",
+            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
+        )
+    return topics
+
+
+async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
+    """Return the topics that the metadata knows and the pattern takes in, in order."""
+    folders = [paths.TOPICS]
+    for scope in (pattern.scope.tenant, pattern.scope.namespace, None, None):
+        names = await each(folders, store.children)
+        folders = [
+            f"{folder}/{name}"
+            for folder, below in zip(folders, names, strict=True)
+            for name in below
+            if scope is None or paths.name_of(name) == scope
+        ]
+    found = []
+    for folder in folders:
+        try:
+            topic = paths.parse_topic(folder)
+        except InvalidInput:
+            continue  # no topic has this name
+        if pattern.matches(topic):
+            found.append(topic)
+    return sorted(found)
+
+
+async def from_buckets(
+    objects: ObjectReader, sites: Sequence[Site], pattern: TopicPattern, *, lenient: bool = False
+) -> list[Snapshot]:
+    """Make the maps from all manifests of all sites. Raises NotFound.
+
+    Raises NotFound as well for what would have to be decided before a rebuild, unless `lenient`: then what cannot be
+    put in its place is a hole.
+    """
+    found = await rebuild.read_buckets(objects, sites, lambda _: None)
+    topics = sorted({one.topic for one in found.known if pattern.matches(one.topic)})
+    if not topics:
+        raise NotFound(
+            f"no segment of {pattern} in {', '.join(f'bucket {one.bucket!r} below {one.prefix!r}' for one in sites)}",
+            hint="objects.bucket, objects.prefix and daemon.cluster say what is looked for",
+        )
+    await rebuild.read_brokers(objects, sites, found)
+    plan = rebuild.make_plan(found, topics=topics)
+    blocking = [one for one in plan.problems if one.blocks]
+    snapshots = []
+    for one in plan.topics:
+        problems = [*blocking, *(problem for problem in one.problems if problem.blocks)]
+        if problems and not lenient:
+            said = "; ".join(problem.text for problem in problems[:5])
+            hint = "repair it (`offloaderd verify` shows all), or read what there is with skip=damage"
+            raise NotFound(f"the bucket does not hold all of {one.topic}: {said}", hint=hint)
+        end = one.map.segments[-1].end if one.map.segments else START
+        unplaced = tuple(
+            Hole(after=end, before=None, reason=problem.text, condition=Condition.DAMAGE) for problem in problems
+        )
+        snapshots.append(Snapshot(one.map, (*holes_of(one.map), *unplaced), rebuilt=True))
+    return snapshots
+
+
+def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
+    """Return what a map says is missing from it; everything else follows without a gap."""
+    holes = [
+        Hole(
+            after=loss.after,
+            before=loss.before,
+            reason=f"entries {loss} were gone before they were offloaded"
+            if loss.certain
+            else f"entries {loss} may have been there: ledgers were deleted before they were read",
+            entries=loss.entries or None,
+        )
+        for loss in topic_map.losses
+    ]
+    plan = topic_map.unfinished
+    if plan is not None:
+        after = topic_map.history_end or topic_map.floor or START
+        reason = f"history after {after} and before {plan.live_begin} is not offloaded yet"
+        holes.append(
+            Hole(after=after, before=plan.live_begin, reason=reason, awaited=True, condition=Condition.UNFINISHED)
+        )
+    return tuple(sorted(holes, key=lambda hole: hole.after))
+
+
+def holes_within(snapshot: Snapshot, first: Position | None, last: Position | None) -> list[Hole]:
+    """Return the holes that concern a range of positions, both inclusive.
+
+    A range without a begin is that from the oldest entry that is kept, and from before history that is still to come.
+    """
+    segments = snapshot.map.segments
+    oldest = segments[0].begin if segments else None
+
+    def concerned(hole: Hole) -> bool:
+        if last is not None and last <= hole.after:
+            return False
+        if hole.before is None or (first is None and (hole.awaited or oldest is None)):
+            return True
+        return hole.before > (first or oldest or hole.after)
+
+    return [hole for hole in snapshot.holes if concerned(hole)]

@@ -1,0 +1,193 @@
+"""Transactions of a topic in segments: where consumers are given nothing more, and what became of each message's.
+
+The driver looks through the newest `LOOK_BACK_BYTES` of a topic for transactions without an outcome: a query or a step
+of a stream ends before the first of them, so that no message is passed over whose outcome is still to come. A task
+looks ahead from each message in a transaction to its marker, over all segments that its piece names. What it does not
+find there is not guessed.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.model import START, Position
+from offloaderd.format.pulsar.transactions import TransactionLog, TransactionState, mention_of
+from offloaderd.read.consumer import look_back_from
+from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
+from offloaderd.read.plan import TopicView
+from offloaderd.spark.scan.share import Unread, broken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.format.pulsar.transactions import TransactionId
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.read.segments.reader import SegmentReader
+    from offloaderd.spark.scan.late import LateReader
+    from offloaderd.spark.scan.share import Piece
+    from offloaderd.spark.scan.snapshot import Snapshot
+
+LOOK_BACK_BYTES = 32 * 1024 * 1024
+"""How much of each topic the driver reads. A transaction that is open for longer than that is found by the tasks."""
+
+NOWHERE = Position(-1, -1)
+
+
+class OutcomeUnknown(Unread):
+    """Nobody can say, in what the query may read, whether a transaction was committed; the message names it."""
+
+
+async def with_held(
+    snapshots: Sequence[Snapshot], reader: SegmentReader, known: KnownOutcomes | None = None
+) -> list[Snapshot]:
+    """Return snapshots that say where consumers are given nothing more. Raises what the store raises.
+
+    What is `known` of earlier snapshots is not read again, and what is found out is added to it.
+    """
+    before = known if known is not None else KnownOutcomes()
+
+    async def held(snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, held=await _first_open(snapshot, reader, before))
+
+    return await each(snapshots, held, in_flight_max=4)
+
+
+async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOutcomes) -> Position | None:
+    """Return where the first open transaction begins in the newest entries; what cannot be read begins them anew."""
+    end = snapshot.end
+    if end is None:
+        return None
+    topic_map = snapshot.map
+    unfinished = topic_map.unfinished
+    gap = (topic_map.history_end or START, unfinished.live_begin) if unfinished is not None else None
+    view = TopicView(segments=topic_map.segments, losses=topic_map.losses, unfinished=gap)
+    start = look_back_from(view, Position(end.ledger_id, end.entry_id + 1), LOOK_BACK_BYTES)
+    if start is None:
+        return None
+    origin, log = start, TransactionLog()
+    if (found := known.find(snapshot.topic, start, end)) is not None and found.upto <= end:
+        origin, log = found.origin, found.log
+        start = Position(found.upto.ledger_id, found.upto.entry_id + 1)
+    for segment in topic_map.segments:
+        first = begin_in(segment, start)
+        if first is None or first > end:
+            continue
+        try:
+            async with aclosing(reader.read(snapshot.topic, segment, first, min(end, segment.end))) as batches:
+                async for batch in batches:
+                    _take(log, batch)
+        except BucketMissing:
+            raise
+        except (CorruptData, NotFound):
+            origin, log = segment.end, TransactionLog()  # whoever reads this segment says so, or skips it
+    known.keep(snapshot.topic, Known(origin, end, log))
+    opened = log.first_open()
+    return opened.position if opened is not None else None
+
+
+def _take(log: TransactionLog, batch: EntryBatch) -> None:
+    for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
+        if (mention := mention_of(payload)) is not None:
+            log.take(Position(batch.ledger_id, entry_id), mention)
+
+
+class PieceOutcomes:
+    """What became of the transactions in one share, piece by piece in their order; an async context manager's part."""
+
+    def __init__(self, reader: LateReader) -> None:
+        self._reader = reader
+        self._topic: TopicName | None = None
+        self._piece: Piece | None = None
+        self._outcomes = Outcomes(self._behind)
+        self._late: dict[TransactionId, TransactionState] = {}
+        self._aborted: set[TransactionId] = set()
+        self._searched = NOWHERE
+
+    async def take(self, piece: Piece, batch: EntryBatch) -> None:
+        """Take the entries of a piece that come next."""
+        if piece.topic != self._topic:
+            await self.close()
+            self._topic, self._late = piece.topic, {}
+            self._aborted, self._searched = set(), NOWHERE
+            self._outcomes = Outcomes(self._behind)
+        self._piece = piece
+        await self._outcomes.take(batch)
+
+    async def state(self, position: Position, transaction: TransactionId) -> TransactionState:
+        """Return the state of a message in what was taken.
+
+        OPEN: there is no marker up to the newest entry. UNKNOWN: it may lie behind what the piece names. Raises
+        BrokenSegment when a segment on the way cannot be read, and what the store raises.
+        """
+        found = self._outcomes.log.state(position, transaction)
+        while found is TransactionState.OPEN:
+            if transaction in self._late:
+                return self._late[transaction]
+            if not await self._outcomes.look_ahead():
+                found = await self._without_marker(position, transaction)
+                self._late[transaction] = found
+                return found
+            found = self._outcomes.log.state(position, transaction)
+        return found
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        await self._outcomes.close()
+
+    async def _without_marker(self, position: Position, transaction: TransactionId) -> TransactionState:
+        """Look before a message for the abort of its transaction: then it came too late, and no marker follows."""
+        piece = self._piece
+        if piece is None:
+            return TransactionState.UNKNOWN
+        before = Position(position.ledger_id, position.entry_id - 1) if position.entry_id else position
+        await self._search(piece, before)
+        if transaction in self._aborted:
+            return TransactionState.ABORTED
+        return TransactionState.OPEN if piece.reaches_end else TransactionState.UNKNOWN
+
+    async def _search(self, piece: Piece, upto: Position) -> None:
+        """Note aborts up to a position, from where it was searched for the message before."""
+        for segment in (*piece.before, piece.segment):
+            begin = begin_in(segment, Position(self._searched.ledger_id, self._searched.entry_id + 1))
+            if begin is None or begin > upto:
+                continue
+            async with aclosing(self._read(piece.topic, segment, begin, min(segment.end, upto))) as batches:
+                async for batch in batches:
+                    for payload in batch.payloads:
+                        mention = mention_of(payload)
+                        if mention is not None and mention.ends is TransactionState.ABORTED:
+                            self._aborted.add(mention.transaction)
+                    self._searched = batch.last
+
+    async def _behind(self, first: Position) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries behind a position in all segments that the piece names."""
+        piece = self._piece
+        for segment in (piece.segment, *piece.after) if piece is not None else ():
+            begin = begin_in(segment, first)
+            if begin is not None and piece is not None:
+                async with aclosing(self._read(piece.topic, segment, begin, segment.end)) as batches:
+                    async for batch in batches:
+                        yield batch
+
+    async def _read(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position
+    ) -> AsyncGenerator[EntryBatch, None]:
+        try:
+            async with aclosing(self._reader.read(topic, segment, first, last)) as batches:
+                async for batch in batches:
+                    yield batch
+        except CorruptData as error:
+            raise broken(topic, segment, f"{first}..{last}", error) from error
+
+
+def begin_in(segment: CommittedSegment, first: Position) -> Position | None:
+    """Return the first entry of a segment from a position on, which may lie behind a ledger's end; None for none."""
+    for part in segment.slices:
+        if part.range.end >= first:
+            return max(first, part.range.begin)
+    return None

@@ -1,0 +1,1 @@
+"""The data source format("offload"), in batches and as a stream."""

@@ -1,0 +1,203 @@
+"""How far a topic was handed out: the exact offsets of streams and exports, and what to read between two of them.
+
+An offset is, for each topic, the position of the last entry that was handed out; a topic that is not in it begins at
+its oldest entry. A step from one offset to another has the same entries however often it is repeated, whichever
+segments hold them by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_errors import EntriesDeleted
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.plan import shares
+from offloaderd.spark.scan.positions import NOTHING, following, parsed, position
+from offloaderd.spark.scan.share import Condition, Hole
+from offloaderd.spark.scan.snapshot import Snapshot
+from offloaderd.spark.scan.transactions import with_held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.read.outcomes import KnownOutcomes
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.positions import Offset
+    from offloaderd.spark.scan.query import Wanted
+    from offloaderd.spark.scan.share import Share
+    from offloaderd.spark.scan.stores import Stores
+
+LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
+
+
+async def look(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
+    """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
+    async with segment_reader(stores.objects) as reader:
+        found = await _taken(options, stores)
+        return await with_held(found, reader, known) if options.holds_back else found
+
+
+async def _taken(options: SourceOptions, stores: Stores) -> list[Snapshot]:
+    return [one for one in await source_snapshot.take(options, stores) if not options.leaves_out(one.topic)]
+
+
+async def plan_step(
+    options: SourceOptions, stores: Stores, start: Offset, end: Offset, snapshots: Sequence[Snapshot] | None = None
+) -> list[Share]:
+    """Share out what lies behind `start`, up to `end`, as it is now or was when the snapshots were taken.
+
+    Raises EntriesDeleted for what is not there any more, NotFound for a topic that is not, and InvalidInput for one of
+    another history.
+    """
+    async with segment_reader(stores.objects) as reader:
+        found = list(snapshots) if snapshots is not None else await _taken(options, stores)
+        steps = gone(found, start, end, options)
+        places: dict[TopicName, tuple[Position | None, Position | None]]
+        places = {one.topic: (None, position(end, str(one.topic))) for one in steps}
+        for snapshot in found:
+            name = str(snapshot.topic)
+            low = start.get(name) or str(begin(snapshot, options.wanted))
+            if parsed(low)[0] >= position(end, name):
+                continue
+            there = still_there(snapshot, low, end[name], skips=Condition.RETENTION in options.skipped)
+            place = clipped(options.wanted, parsed(low)[0], position(end, name))
+            if place is not None:
+                steps.append(there)
+                places[snapshot.topic] = place
+        return await shares(steps, options, options.wanted, reader, places=places)
+
+
+def clipped(wanted: Wanted, low: Position, high: Position) -> tuple[Position | None, Position] | None:
+    """Return first and last entry of a step (no first: from the oldest) that are wanted at all, None for none."""
+    first, last = following(low), high
+    if wanted.first is not None:
+        first = wanted.first if first is None else max(first, wanted.first)
+    if wanted.last is not None:
+        last = min(last, wanted.last)
+    return (first, last) if first is None or first <= last else None
+
+
+def gone(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceOptions) -> list[Snapshot]:
+    """Return a topic that is not there any more, and of which a step has something, as a hole. Raises NotFound for it.
+
+    Unless it skips: then what was not read is told. What the options leave out is not asked for.
+    """
+    known = {str(one.topic) for one in found}
+    holes = []
+    for name in sorted(end.keys() - known):
+        low, topic = position(start, name), TopicName.parse(name)
+        if low >= position(end, name) or options.leaves_out(topic):
+            continue
+        reason = f"nothing is known of the topic any more, it was deleted before it was read up to {end[name]}"
+        if Condition.RETENTION not in options.skipped:
+            hint = (
+                f"compare metadata.root and daemon.cluster; if it was deleted, read on with skip=retention, {LEFT_OUT}"
+            )
+            raise NotFound(f"{name}: {reason}", hint=hint)
+        count = entries_between(low, position(end, name))
+        hole = Hole(after=low, before=None, reason=reason, entries=count, condition=Condition.RETENTION)
+        holes.append(Snapshot(TopicMap(topic), (hole,)))
+    return holes
+
+
+def furthest(snapshots: Iterable[Snapshot], wanted: Wanted) -> Offset:
+    """Return the newest entries that are committed, as far as they are wanted."""
+    last = wanted.last
+    ends = ((one, one.end) for one in snapshots)
+    return {
+        str(one.topic): written(one, end if last is None else min(end, last)) for one, end in ends if end is not None
+    }
+
+
+def written(snapshot: Snapshot, at: Position) -> str:
+    """Return what an offset says of a topic that was handed out up to a position."""
+    made = snapshot.map.created.get(at.ledger_id)
+    return str(at) if made is None else f"{at}@{made}"
+
+
+def begin(snapshot: Snapshot, wanted: Wanted) -> Position:
+    """Return the position behind which a topic begins: that of what was deleted, or of what lies before the range."""
+    floor = snapshot.map.floor or NOTHING
+    if wanted.first is None:
+        return floor
+    ranges = (part.range for segment in snapshot.map.segments for part in segment.slices)
+    before = Position(wanted.first.ledger_id, wanted.first.entry_id - 1)  # which need not be there
+    return max(floor, *(min(one.end, before) for one in ranges if one.begin < wanted.first), NOTHING)
+
+
+def in_history(snapshot: Snapshot, text: str) -> Position:
+    """Return the position that an offset has of a topic. Raises InvalidInput for one of another history.
+
+    A topic that was made again, or metadata that were restored from an older copy, end before it; or the ledger of its
+    number was made at another time.
+    """
+    at, made = parsed(text)
+    newest, known = snapshot.map.offloaded, snapshot.map.created.get(at.ledger_id)
+    if at != NOTHING and (newest is None or newest < at):
+        raise InvalidInput(
+            f"{snapshot.topic}: it was read up to {at}, and ends at {newest or 'nothing'} now: it was deleted and made "
+            "again, its metadata was restored from an older copy, or this is another cluster",
+            hint=f"restore newer metadata; of a new topic, take another checkpoint or target, {LEFT_OUT}",
+        )
+    if made is not None and known is not None and made != known:
+        raise InvalidInput(
+            f"{snapshot.topic}: it was read up to {at}, and ledger {at.ledger_id} is another one now: it was made at "
+            f"{known}, not {made} (ms since 1970); the topic was deleted and made again, or this is another cluster",
+            hint=f"take another checkpoint or target for the new topic, {LEFT_OUT}",
+        )
+    return at
+
+
+def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snapshot:
+    """Return the snapshot, with a hole for what is not there any more of a step from one position to another.
+
+    Raises EntriesDeleted for such a hole unless it `skips`, InvalidInput for a step of another history.
+    """
+    start = parsed(low)[0]
+    in_history(snapshot, high)
+    in_history(snapshot, low)
+    topic_map = snapshot.map
+    floor = topic_map.floor or NOTHING
+    oldest = topic_map.segments[0].begin if topic_map.segments else None
+    count = None
+    if floor > start:
+        count = entries_between(start, min(floor, parsed(high)[0]))
+        reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
+        hint = "let retention keep more than the stream lags; skip=retention goes on behind them"
+    elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
+        known = "retention has deleted it, or the topic was made again" if snapshot.rebuilt else "it was made again"
+        reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: {known}"
+        hint = (
+            f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention goes on with the new one"
+        )
+    else:
+        return snapshot
+    if not skips:
+        raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
+    hole = Hole(
+        after=start,
+        before=oldest,
+        reason=reason,
+        entries=count,
+        awaited=start == NOTHING,
+        condition=Condition.RETENTION,
+    )
+    return replace(snapshot, holes=(hole, *snapshot.holes))
+
+
+def entries_between(after: Position, last: Position) -> int | None:
+    """Return how many entries there are behind one position up to another; None if nobody knows, over ledgers' ends."""
+    return last.entry_id - after.entry_id if after.ledger_id == last.ledger_id else None
+
+
+def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
+    """Say whether a map begins behind what was read of its topic, and nothing on record says why."""
+    if topic_map.floor is not None and topic_map.floor >= start:
+        return False
+    lost = any(loss.after <= start < loss.before for loss in topic_map.losses)
+    return start.ledger_id < oldest.ledger_id and start.ledger_id not in topic_map.contexts and not lost

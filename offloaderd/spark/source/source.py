@@ -1,0 +1,137 @@
+"""`spark.read.format("offload")`: committed segments as a table, read from the bucket without any broker or daemon.
+
+    from offloaderd.spark.source.source import register
+    register(spark)
+    spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
+
+Without register() Spark finds the format by `pyspark_offload`, and pushes no filters down unless
+`spark.sql.python.filterPushdown.enabled` is set.
+
+The driver takes a snapshot of what is committed and shares it out; tasks get plain descriptions and open the bucket
+themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. This module is
+imported by every Python that Spark starts, so what only the planning needs is imported there.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.spark.errors import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceStreamReader, Filter
+    from pyspark.sql.types import StructType
+
+    from offloaderd.spark.scan.options import SourceOptions
+    from offloaderd.spark.scan.share import Share
+
+FORMAT = "offload"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+"""What Spark runs to plan a query whose filters it pushes down."""
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session, and have Spark push filters down to sources in Python."""
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(SegmentSource)
+
+
+class SegmentSource(DataSource):
+    """The format, by what a query asked for."""
+
+    @brief
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Read the options; raises InvalidConfig with every mistake in them."""
+        super().__init__(dict(options))
+        self._parsed()
+
+    def _parsed(self) -> SourceOptions:
+        from offloaderd.daemon.log.log import quieted  # noqa: PLC0415 - for the driver alone
+        from offloaderd.spark.scan.options import parse  # noqa: PLC0415 - as above
+
+        quieted()
+        return parse(self.options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The word after `format`."""
+        return FORMAT
+
+    @brief
+    def schema(self) -> StructType:
+        """All columns that these options give."""
+        return self._parsed().columns
+
+    @brief
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Read once what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
+        from offloaderd.spark.scan.options import Start  # noqa: PLC0415
+
+        options = self._parsed()
+        if options.start is Start.LATEST:
+            raise InvalidConfig("start=latest: only for a stream", hint="write start=LEDGER:ENTRY, or start_time")
+        # Spark refuses a reader that takes filters where it pushes none down, as it does by default.
+        return FilteredReader(options, schema) if PUSHING in sys.modules else SegmentsReader(options, schema)
+
+    @brief
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Follow what is committed."""
+        from offloaderd.spark.source.stream import SegmentsStream  # noqa: PLC0415
+
+        return SegmentsStream(self._parsed(), schema)
+
+
+class SegmentsReader(DataSourceReader):
+    """One look at what is committed."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._wanted = options.wanted
+        self._task = options.task(schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave to tasks what they need."""
+        from offloaderd.spark.scan.read import ShareReader  # noqa: PLC0415 - not for a session that only looks it up
+
+        return ShareReader, (self._task, self._wanted)
+
+    @brief
+    def partitions(self) -> list[InputPartition]:
+        """Take the snapshot, and share it out. Raises NotFound, HoleInRange and what the stores raise."""
+        from offloaderd.spark.scan.plan import plan  # noqa: PLC0415
+        from offloaderd.spark.scan.stores import HeldStores, Stores  # noqa: PLC0415
+        from offloaderd.spark.source.offsets import plan_step  # noqa: PLC0415 - for the driver alone
+
+        options = self._options
+
+        async def shares(stores: Stores) -> list[Share]:
+            if options.step is None:
+                return await plan(options, self._wanted, stores)
+            return await plan_step(options, stores, *options.step)
+
+        with HeldStores(options) as held:
+            return [InputPartition(share) for share in held.run(shares)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one share."""
+        from offloaderd.spark.scan.read import rows  # noqa: PLC0415 - as above
+
+        return rows(self._task, partition.value, self._wanted)
+
+
+class FilteredReader(SegmentsReader):
+    """The same for a query whose filters Spark pushes down."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what filters say of blocks; Spark evaluates all of them again."""
+        self._wanted = self._wanted.narrowed(filters)
+        return filters

@@ -1,0 +1,277 @@
+"""What Spark makes of an Avro schema, and how a value in JSON becomes one of it. Pure.
+
+| Avro | Spark |
+|---|---|
+| record, array, map | struct, array, map |
+| a union with null; of int and long; of float and double | the type, nullable; bigint; double |
+| string, enum, uuid | string |
+| bytes, fixed | binary; a value in JSON has them in base64, as Jackson writes them |
+| decimal up to 38 digits, date | decimal, date |
+| timestamp and local-timestamp, of milliseconds or microseconds | timestamp, timestamp_ntz |
+| other logical types | what they are stored as |
+
+Everything is nullable, as in all tables of Spark that are read from outside. Other unions, recursive types, and records
+without a field have no type there, and are told by where they stand.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import types as spark
+
+from offloaderd.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.spark.values.schema import Avro
+
+DECIMAL_DIGITS_MAX = 38
+MICROS = {"millis": 1000, "micros": 1}
+INTEGER_BITS = {"int": 32, "long": 64}
+SPECIAL = {"NaN", "Infinity", "-Infinity"}
+"""What Jackson writes, in quotes, for numbers that JSON has not."""
+
+
+class Kind(NamedTuple):
+    """A type: Spark's, the schema with only the logical types that are meant here, and how JSON is read.
+
+    `of_json` takes what the parser gave, with numbers that have a point as Decimal. Raises ValueError.
+    """
+
+    spark: spark.DataType
+    avro: Avro
+    of_json: Callable[[Any], Any]
+    nullable: bool = False
+
+
+def kind_of(definition: Avro) -> Kind:
+    """Return the type of a schema. Raises InvalidInput for one that Spark has no type for, saying where."""
+    return _Walk().kind(definition, "")
+
+
+class _Walk:
+    """One way through a schema; knows the types that were named before, and those that are not ended yet."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Kind | None] = {}
+
+    def kind(self, node: Avro, where: str, space: str = "") -> Kind:
+        """Return the type of what stands at a place, in a namespace."""
+        if isinstance(node, list):
+            return self._union(node, where, space)
+        if isinstance(node, str):
+            return self._by_name(node, where, space)
+        inner = node["type"]
+        if isinstance(inner, dict | list):
+            return self.kind(inner, where, space)
+        match inner:
+            case "record" | "error" | "enum" | "fixed":
+                return self._declared(node, where, space)
+            case "array":
+                items = self.kind(node["items"], f"{where}[]", space)
+                return Kind(spark.ArrayType(items.spark), {"type": "array", "items": items.avro}, _array(items))
+            case "map":
+                values = self.kind(node["values"], f"{where}{{}}", space)
+                avro = {"type": "map", "values": values.avro}
+                return Kind(spark.MapType(spark.StringType(), values.spark), avro, _map(values))
+            case _:
+                return _logical(node, where) or self._by_name(inner, where, space)
+
+    def _by_name(self, name: str, where: str, space: str) -> Kind:
+        if name in _PRIMITIVES:
+            return _PRIMITIVES[name]
+        full = name if "." in name else f"{space}.{name}"
+        known = self._named.get(full, self._named.get(f".{name}"))
+        if known is None:
+            raise _unsupported(where, f"{name}, which is inside of itself" if name != "null" else "null alone")
+        return Kind(known.spark, full.removeprefix("."), known.of_json)
+
+    def _declared(self, node: dict[str, Any], where: str, space: str) -> Kind:
+        """Return a type that has a name, which may be used further on."""
+        space = node.get("namespace", space)
+        full = node["name"] if "." in node["name"] else f"{space}.{node['name']}"
+        space = full.rpartition(".")[0]
+        self._named[full] = None
+        name = full.removeprefix(".")
+        if node["type"] == "enum":
+            avro = {"type": "enum", "name": name, "symbols": node["symbols"]}
+            avro |= {"default": node["default"]} if "default" in node else {}
+            found = Kind(spark.StringType(), avro, _symbol(frozenset(node["symbols"])))
+        elif node["type"] == "fixed":
+            avro = {"type": "fixed", "name": name, "size": node["size"]}
+            found = _decimal(node, avro, where) or Kind(spark.BinaryType(), avro, _bytes)
+        else:
+            found = self._record(node, name, where, space)
+        self._named[full] = found
+        return found
+
+    def _record(self, node: dict[str, Any], name: str, where: str, space: str) -> Kind:
+        fields = []
+        for field in node["fields"]:
+            kind = self.kind(field["type"], f"{where}.{field['name']}".lstrip("."), space)
+            avro = {key: value for key, value in field.items() if key in {"name", "default", "aliases"}}
+            fields.append((avro | {"type": kind.avro}, kind))
+        if not fields:
+            raise _unsupported(where, f"{name}, a record without a field")
+        avro = {"type": "record", "name": name, "fields": [one for one, _ in fields]}
+        avro |= {"aliases": node["aliases"]} if "aliases" in node else {}
+        struct = spark.StructType([spark.StructField(one["name"], kind.spark) for one, kind in fields])
+        return Kind(struct, avro, _struct(fields))
+
+    def _union(self, nodes: list[Avro], where: str, space: str) -> Kind:
+        some = [node for node in nodes if node != "null"]
+        kinds = [self.kind(node, where, space) for node in some]
+        names = {kind.avro for kind in kinds if isinstance(kind.avro, str)}
+        one = kinds[0] if len(kinds) == 1 else None
+        if len(kinds) == 2:
+            one = _PRIMITIVES["long"] if names == {"int", "long"} else one
+            one = _PRIMITIVES["double"] if names == {"float", "double"} else one
+        if one is None:
+            raise _unsupported(where, f"a union of {len(kinds)} types")
+        declared = iter(kinds)
+        avro = [node if node == "null" else next(declared).avro for node in nodes]
+        if "null" not in nodes:
+            return Kind(one.spark, avro, one.of_json)
+        return Kind(one.spark, avro, _or_null(one), nullable=True)
+
+
+def _unsupported(where: str, what: str) -> InvalidInput:
+    place = f"at {where}" if where else "the value"
+    return InvalidInput(f"Spark has no type for {place}: {what}")
+
+
+def _logical(node: dict[str, Any], where: str) -> Kind | None:
+    """Return a type that is more than what it is stored as; None for those that are left at that."""
+    name, _, unit = str(node.get("logicalType", "")).rpartition("-")
+    stored = node["type"]
+    if node.get("logicalType") == "date" and stored == "int":
+        return Kind(spark.DateType(), {"type": stored, "logicalType": "date"}, _integer(32))
+    if name in {"timestamp", "local-timestamp"} and unit in MICROS and stored == "long":
+        kind = spark.TimestampType() if name == "timestamp" else spark.TimestampNTZType()
+        avro = {"type": stored, "logicalType": node["logicalType"]}
+        return Kind(kind, avro, lambda value: _integer(64)(value) * MICROS[unit])
+    return _decimal(node, {"type": stored}, where) if stored == "bytes" else None
+
+
+def _decimal(node: dict[str, Any], avro: dict[str, Any], where: str) -> Kind | None:
+    if node.get("logicalType") != "decimal":
+        return None
+    digits, scale = node["precision"], node.get("scale", 0)
+    if digits > DECIMAL_DIGITS_MAX:
+        raise _unsupported(where, f"a decimal of {digits} digits; {DECIMAL_DIGITS_MAX} is the most")
+    avro |= {"logicalType": "decimal", "precision": digits, "scale": scale}
+    return Kind(spark.DecimalType(digits, scale), avro, _decimal_of)
+
+
+def _wrong(expected: str, value: Any) -> ValueError:  # noqa: ANN401 - whatever JSON holds
+    return ValueError(f"{expected} expected, found {str(value)[:40]!r}")
+
+
+def _integer(bits: int) -> Callable[[Any], int]:
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+    def read(value: Any) -> int:  # noqa: ANN401 - whatever JSON holds
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _wrong(f"an integer of {bits} bits", value)
+        return value
+
+    return read
+
+
+def _boolean(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
+    if not isinstance(value, bool):
+        raise _wrong("true or false", value)
+    return value
+
+
+def _float(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
+    if isinstance(value, bool) or not (isinstance(value, int | Decimal) or value in SPECIAL):
+        raise _wrong("a number", value)
+    return float(value)
+
+
+def _decimal_of(value: Any) -> Decimal:  # noqa: ANN401 - whatever JSON holds
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise _wrong("a number", value)
+    return Decimal(value)
+
+
+def _text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+    if not isinstance(value, str):
+        raise _wrong("a text", value)
+    return value
+
+
+def _bytes(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON holds
+    try:
+        return base64.b64decode(_text(value), validate=True)
+    except binascii.Error:
+        raise _wrong("bytes in base64", value) from None
+
+
+def _symbol(symbols: frozenset[str]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
+        if value not in symbols:
+            raise _wrong(f"one of {', '.join(sorted(symbols))}", value)
+        return str(value)
+
+    return read
+
+
+def _array(items: Kind) -> Callable[[Any], list[Any]]:
+    def read(value: Any) -> list[Any]:  # noqa: ANN401 - whatever JSON holds
+        if not isinstance(value, list):
+            raise _wrong("an array", value)
+        return [items.of_json(one) for one in value]
+
+    return read
+
+
+def _map(values: Kind) -> Callable[[Any], dict[str, Any]]:
+    def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
+        if not isinstance(value, dict):
+            raise _wrong("an object", value)
+        return {name: values.of_json(one) for name, one in value.items()}
+
+    return read
+
+
+def _or_null(kind: Kind) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else kind.of_json(value)
+
+
+def _struct(fields: list[tuple[dict[str, Any], Kind]]) -> Callable[[Any], dict[str, Any]]:
+    def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
+        if not isinstance(value, dict):
+            raise _wrong("an object", value)
+        found: dict[str, Any] = {}
+        for field, kind in fields:
+            name = field["name"]
+            if name not in value and kind.nullable:
+                found[name] = None  # Jackson leaves out what is null
+                continue
+            if name not in value and "default" not in field:
+                raise ValueError(f"{name} is missing")
+            try:
+                found[name] = kind.of_json(value.get(name, field.get("default")))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return found
+
+    return read
+
+
+_PRIMITIVES: dict[str, Kind] = {
+    "boolean": Kind(spark.BooleanType(), "boolean", _boolean),
+    "int": Kind(spark.IntegerType(), "int", _integer(32)),
+    "long": Kind(spark.LongType(), "long", _integer(64)),
+    "float": Kind(spark.FloatType(), "float", _float),
+    "double": Kind(spark.DoubleType(), "double", _float),
+    "bytes": Kind(spark.BinaryType(), "bytes", _bytes),
+    "string": Kind(spark.StringType(), "string", _text),
+}

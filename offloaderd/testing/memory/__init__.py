@@ -1,0 +1,1 @@
+"""Adapters in memory, with the rules of the real ones."""

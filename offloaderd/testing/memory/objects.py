@@ -1,0 +1,150 @@
+"""An object store in memory, with S3's rules; for tests and simulations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from offloaderd.core.errors import NotFound
+from offloaderd.objects.checks import check_condition, check_key, check_part_number, checked_metadata, cut, cut_range
+from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
+from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.objects.port import Bytes, Pieces
+
+
+@dataclass(slots=True)
+class _Upload:
+    """One open multipart upload: its parts with their bytes, by number."""
+
+    key: str
+    metadata: dict[str, str]
+    initiated_ms: int
+    parts: dict[int, tuple[PartInfo, bytes]] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """Implements SegmentStore. `part_bytes_min` may be lowered for tests of small parts."""
+
+    def __init__(self, clock: Clock, *, part_bytes_min: int = PART_BYTES_MIN) -> None:
+        self._clock = clock
+        self._part_bytes_min = part_bytes_min
+        self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
+        self._uploads: dict[str, _Upload] = {}
+
+    def at(self, bucket: str) -> Self:
+        """See SegmentStore."""
+        return self
+
+    async def check(self) -> None:
+        """Nothing can be wrong with memory."""
+
+    async def create_bucket(self) -> None:
+        """Memory is its own bucket."""
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        _, data = self._object(key)
+        begin, end = cut_range(key, len(data), first, length)
+        return data[begin:end]
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        _, data = self._object(key)
+        begin, _ = cut_range(key, len(data), first, sum(lengths))
+        return cut(data, lengths, begin)
+
+    async def head(self, key: str) -> ObjectInfo:
+        """See ObjectReader."""
+        return self._object(key)[0]
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """See ObjectReader; what is stored or deleted meanwhile may be missed."""
+        for key in sorted(key for key in self._objects if key.startswith(prefix)):
+            if key in self._objects:
+                info = self._objects[key][0]
+                yield ObjectInfo(key=key, size_bytes=info.size_bytes, etag=info.etag, modified_ms=info.modified_ms)
+
+    async def put(
+        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+    ) -> ObjectInfo:
+        """See ObjectStore."""
+        check_key(key)
+        there = self._objects.get(key)
+        check_condition(key, if_etag, there[0].etag if there is not None else "")
+        stored = bytes(data)
+        return self._store(key, stored, md5(stored), checked_metadata(metadata))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See ObjectStore."""
+        for key in keys:
+            self._objects.pop(key, None)
+
+    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """See MultipartStore."""
+        check_key(key)
+        upload_id = self._clock.uuid().hex
+        self._uploads[upload_id] = _Upload(key, checked_metadata(metadata), self._clock.wall_ms())
+        return upload_id
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+        """See MultipartStore."""
+        check_part_number(part_number)
+        upload = self._upload(key, upload_id)
+        stored = b"".join(pieces)
+        info = PartInfo(part_number=part_number, etag=md5(stored), size_bytes=len(stored))
+        upload.parts[part_number] = (info, stored)
+        return info
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See MultipartStore."""
+        return [info for _, (info, _) in sorted(self._upload(key, upload_id).parts.items())]
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore."""
+        upload = self._upload(key, upload_id)
+        stored = {number: info for number, (info, _) in upload.parts.items()}
+        chosen = chosen_parts(parts, stored, self._part_bytes_min)
+        data = b"".join(upload.parts[part.part_number][1] for part in chosen)
+        del self._uploads[upload_id]
+        return self._store(key, data, combined_etag(chosen), upload.metadata)
+
+    async def abort_upload(self, key: str, upload_id: str) -> None:
+        """See MultipartStore."""
+        upload = self._uploads.get(upload_id)
+        if upload is not None and upload.key == key:
+            del self._uploads[upload_id]
+
+    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        """See MultipartStore."""
+        found = [
+            UploadInfo(key=upload.key, upload_id=upload_id, initiated_ms=upload.initiated_ms)
+            for upload_id, upload in self._uploads.items()
+            if upload.key.startswith(prefix)
+        ]
+        for info in sorted(found, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
+            yield info
+
+    def _object(self, key: str) -> tuple[ObjectInfo, bytes]:
+        check_key(key)
+        try:
+            return self._objects[key]
+        except KeyError:
+            raise NotFound(f"no object {key}") from None
+
+    def _upload(self, key: str, upload_id: str) -> _Upload:
+        upload = self._uploads.get(upload_id)
+        if upload is None or upload.key != key:
+            raise NotFound(f"no upload {upload_id} of {key}")
+        return upload
+
+    def _store(self, key: str, data: bytes, etag: str, metadata: dict[str, str]) -> ObjectInfo:
+        info = ObjectInfo(
+            key=key, size_bytes=len(data), etag=etag, modified_ms=self._clock.wall_ms(), metadata=metadata
+        )
+        self._objects[key] = (info, data)
+        return info

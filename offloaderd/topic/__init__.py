@@ -1,0 +1,1 @@
+"""One topic of an owner: buffer, tailer, chooser, offloader."""

@@ -1,0 +1,83 @@
+"""How old the oldest entry of a topic is that is not offloaded, by what is stored: for every owner alike.
+
+An entry says itself when it was written (broker's timestamp, else publish time). One that does not was written after
+its ledger was made; one that came while this daemon watched is as old as its first sight. Where none of that is known,
+the age is unknown, which is not 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.model import Position
+from offloaderd.format.pulsar.entry_time import time_of
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.topic.offloader import TopicOffloader
+
+
+class OldestEntry:
+    """The oldest entry that is not offloaded, and when it was written."""
+
+    def __init__(self, topic: TopicOffloader) -> None:
+        self._topic = topic
+        self._dated: tuple[Position, int | None] | None = None
+
+    @property
+    def position(self) -> Position | None:
+        """Which entry it is, None when all that is known is offloaded."""
+        topic = self._topic
+        if topic.tailer is None:
+            begin = topic.progress.begin if topic.progress is not None else None
+            return begin or topic.feed.first()
+        plan = topic.map.unfinished
+        after = topic.map.standing if plan is None else topic.map.history_end or Position(plan.first, -1)
+        return first_after(topic.tailer.chain.ledgers, after)
+
+    @property
+    def undated(self) -> Position | None:
+        """The entry if its time has to be read from the source, None when it is known or in memory."""
+        position = self.position
+        return position if position is not None and not self._is_dated(position) else None
+
+    def date(self, position: Position, payload: bytes) -> None:
+        """Take the time of an entry from what is stored of it."""
+        self._dated = position, time_of(payload).time_ms
+
+    def _is_dated(self, position: Position) -> bool:
+        """Whether what the entry says of its time is known; it is had from memory where it is there."""
+        if self._dated is None or self._dated[0] != position:
+            batch = self._topic.buffer.read(position, position, 1)
+            if batch is None:
+                return False
+            self.date(position, batch.payloads[0])
+        return True
+
+    def age_s(self, now_s: float, wall_ms: int) -> float | None:
+        """Return its age in seconds at a monotonic time, which is also a wall time; None: unknown."""
+        position, lag, tailer = self.position, self._topic.lag, self._topic.tailer
+        if position is None:
+            return lag.age_s(now_s) if tailer is None else None
+        info = tailer.chain.ledgers.get(position.ledger_id) if tailer is not None else None
+        written_ms = self._dated[1] if self._is_dated(position) and self._dated is not None else None
+        if info is not None and written_ms is not None:
+            written_ms = max(written_ms, info.created_ms or 0)  # a producer's clock may be wrong
+        elif info is not None and not lag.arrived(position):
+            written_ms = info.created_ms or info.closed_at_ms or None
+        if written_ms is None and not lag.arrived(position):
+            return None
+        seen_s = lag.age_s(now_s)
+        return seen_s if written_ms is None else max(seen_s, (wall_ms - written_ms) / 1000)
+
+
+def first_after(ledgers: dict[int, LedgerInfo], after: Position | None) -> Position | None:
+    """Return the first entry that ledgers, which are in order, hold behind a position (None: at all)."""
+    found: Position | None = None
+    for ledger_id, info in reversed(ledgers.items()):
+        if after is not None and ledger_id < after.ledger_id:
+            break
+        first = after.entry_id + 1 if after is not None and ledger_id == after.ledger_id else 0
+        if first < info.entries:
+            found = Position(ledger_id, first)
+    return found

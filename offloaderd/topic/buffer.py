@@ -1,0 +1,365 @@
+"""The tailing buffer (PIP-76's offload buffer): newest entries of a topic in memory, bounded, never the authority.
+
+A stored batch remembers which position it directly follows, as its feeder knew it. So the buffer can tell a gap (an
+offer that was declined, to be read from the ledger source) from a change of ledger. Entries are pinned until they are
+inside a cut part; a topic with a ledger source may lose them after that under pressure, a push-only topic keeps them
+until they are committed. Nothing here awaits: offers are answered at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.model import START, EntryBatch, OfferResult, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.topic.pool import BufferPool
+
+MERGE_BYTES = 64 * 1024
+"""Smaller batches are joined as they arrive, so that the number of stored batches is bounded by the bytes."""
+
+ENTRY_OVERHEAD_BYTES = 64
+"""Memory of one small Python `bytes` beyond its content, with its slot in the batch."""
+
+
+class Missing(NamedTuple):
+    """Entries that the buffer lacks: those after `after`, up to but without `before` (None: up to the edge)."""
+
+    after: Position
+    before: Position | None
+
+
+class _Stored(NamedTuple):
+    batch: EntryBatch
+    follows: Position | None
+    cost: int
+
+
+def cost_bytes(batch: EntryBatch) -> int:
+    """Memory that a batch takes, in bytes."""
+    return batch.payload_bytes() + ENTRY_OVERHEAD_BYTES * len(batch.payloads)
+
+
+class TailingBuffer:
+    """One topic's part of the pool, with PIP-76's offer protocol.
+
+    `resume` is the newest position that is offloaded already (START for none). `rereadable` says that a ledger
+    source holds everything, so declining and evicting lose nothing. `on_pressure` has the segment sealed early and
+    says whether that will free memory.
+    """
+
+    def __init__(
+        self, pool: BufferPool, *, resume: Position, rereadable: bool, on_pressure: Callable[[], bool]
+    ) -> None:
+        self._pool = pool
+        self.rereadable = rereadable
+        self._stored: list[_Stored] = []
+        self._lasts: list[Position] = []  # last position of each stored batch, for bisection
+        self._seen: Position | None = None if rereadable and resume == START else resume
+        self._offered = self._seen
+        self._cut = resume
+        self._closed = False
+        self.refusing = False
+        """Whether offers are answered CLOSED although entries are still held."""
+        self.diverted = False
+        """Whether offers find no room because earlier ones wait elsewhere for theirs."""
+        self.starving = False
+        """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
+        self.hungry = Signal()
+        """Wakes when it has begun to starve."""
+        self.on_pressure = on_pressure
+        self.changed = Signal()
+        self.need = 0
+        """Changes whenever what the source has to fill may be another than before."""
+        self.used_bytes = 0
+        self.evictable_bytes = 0
+        pool.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Say whether the topic has been given up."""
+        return self._closed
+
+    async def wait_for_room(self) -> None:
+        """Return when memory of the shared pool was freed since the call, or this topic may exceed it."""
+        await race(self._pool.freed.wait(), self.hungry.wait())
+
+    @property
+    def last_offered(self) -> Position | None:
+        """Newest position that was taken, or was offloaded before; None when nothing is known."""
+        return None if self._offered == START else self._offered
+
+    def can_offer(self, size_bytes: int) -> bool:
+        """Say whether an offer of that many bytes would find room now."""
+        return not (self._closed or self.refusing or self.diverted) and self._has_room(size_bytes)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Say whether an offer finds room; one that can be read again never takes more than there is."""
+        return self._pool.admit(size_bytes, needed_by=None if self.rereadable else self)
+
+    def offer(self, batch: EntryBatch) -> OfferResult:
+        """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
+        if self._closed or self.refusing:
+            return OfferResult.CLOSED
+        follows = self._follows(batch)
+        if not batch.payloads or follows is None:
+            return OfferResult.NOT_CONSECUTIVE
+        cost = cost_bytes(batch)
+        if self.diverted or not self._has_room(cost):
+            if self.rereadable:
+                self._seen = batch.last
+                self.need += 1
+            return OfferResult.FULL
+        # Which ledger comes next is for the source to say, if there is one: a broker may have left some out.
+        known = self._seen is not None and not (self.rereadable and batch.ledger_id != follows.ledger_id)
+        self._seen = self._offered = batch.last
+        self.need += 1
+        self._insert(_Stored(batch, follows if known else None, cost))
+        return OfferResult.ACCEPTED
+
+    def expects(self, batch: EntryBatch) -> bool:
+        """Say whether a batch is the next one to be offered."""
+        return bool(batch.payloads) and self._follows(batch) is not None
+
+    def overflow(self, batch: EntryBatch) -> Position | None:
+        """Count a batch as offered that is kept elsewhere until `fill` brings it; returns what it follows."""
+        follows = self._seen
+        self._seen = self._offered = batch.last
+        return follows
+
+    def _follows(self, batch: EntryBatch) -> Position | None:
+        """Return the position that an offered batch directly follows, START for any first, None for neither."""
+        for tail in (self._seen, self._offered):
+            if tail is None or tail == START:
+                return START
+            if batch.first == (tail.ledger_id, tail.entry_id + 1):
+                return tail
+            if batch.ledger_id > tail.ledger_id and batch.first_entry_id == 0:
+                return tail
+        return None
+
+    def fill(self, batch: EntryBatch, follows: Position) -> bool:
+        """Take a batch read from the ledger source; False when there is no room.
+
+        What lies behind a gap gives way to what fills it: the segment cannot use it before, and it can be read again.
+        """
+        cost = cost_bytes(batch)
+        if self._closed or not (self._pool.admit(cost) or self._squeeze_in(batch.last, cost)):
+            return False
+        self._insert(_Stored(batch, follows, cost))
+        if self._offered is None or batch.last > self._offered:
+            self._offered = batch.last
+        if self._seen is None or batch.last > self._seen:
+            self._seen = batch.last
+        return True
+
+    def _squeeze_in(self, last: Position, cost: int) -> bool:
+        """Make room for what ends at `last` with what lies behind it, or by what a starving segment may overdraw."""
+        dropped = self.rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
+        return (bool(dropped) or self.starving) and self._pool.admit(cost, needed_by=self)
+
+    def _insert(self, stored: _Stored) -> None:
+        at = bisect_left(self._lasts, stored.batch.last)
+        if at and (joined := self._joined(self._stored[at - 1], stored)):
+            self._stored[at - 1] = joined
+            self._lasts[at - 1] = joined.batch.last
+        else:
+            self._stored.insert(at, stored)
+            self._lasts.insert(at, stored.batch.last)
+        self.used_bytes += stored.cost
+        self._pool.take(stored.cost, self)
+        self.starving = False
+        self.changed.notify()
+
+    def _joined(self, before: _Stored, stored: _Stored) -> _Stored | None:
+        """Return both as one if they are small, adjacent in one ledger, and neither is in a cut part."""
+        first, second = before.batch, stored.batch
+        if stored.follows != first.last or first.ledger_id != second.ledger_id or first.last <= self._cut:
+            return None
+        if before.cost + stored.cost > MERGE_BYTES:
+            return None
+        payloads = [*first.payloads, *second.payloads]
+        return _Stored(
+            EntryBatch(first.ledger_id, first.first_entry_id, payloads), before.follows, before.cost + stored.cost
+        )
+
+    def _next_after(self, position: Position) -> int | None:
+        """Index of the stored batch that holds or directly follows the entry after `position`."""
+        at = bisect_right(self._lasts, position)
+        if at == len(self._lasts):
+            return None
+        stored = self._stored[at]
+        following = (position.ledger_id, position.entry_id + 1)
+        if stored.batch.first <= following <= stored.batch.last or stored.follows == position:
+            return at
+        return None
+
+    def take(self, after: Position, bytes_max: int) -> list[EntryBatch]:
+        """Return the entries directly after `after`, about `bytes_max` of them; they stay in the buffer."""
+        taken: list[EntryBatch] = []
+        while bytes_max > 0 and (at := self._next_after(after)) is not None:
+            batch = self._stored[at].batch
+            if batch.ledger_id == after.ledger_id:
+                batch = batch.between(after.entry_id + 1, batch.last_entry_id)
+            taken.append(batch)
+            bytes_max -= self._stored[at].cost
+            after = batch.last
+        return taken
+
+    def gap(self, after: Position) -> Missing:
+        """Return the first entries behind `after` that are not here."""
+        while (at := self._next_after(after)) is not None:
+            after = self._lasts[at]
+        at = bisect_right(self._lasts, after)
+        return Missing(after, self._stored[at].batch.first if at < len(self._stored) else None)
+
+    def connect(self, gap: Missing) -> None:
+        """The source has nothing between the two ends of a gap: what was pushed behind it follows directly."""
+        at = bisect_right(self._lasts, gap.after)
+        if at < len(self._stored) and self._stored[at].batch.first == gap.before:
+            self._stored[at] = self._stored[at]._replace(follows=gap.after)
+            self.changed.notify()
+
+    def forget(self, gap: Missing) -> list[EntryBatch]:
+        """Drop what is held of the ledger that a gap ends in, which the source will never fill; returns it."""
+        at = end = bisect_right(self._lasts, gap.after)
+        while end < len(self._stored) and self._stored[end].batch.ledger_id == self._stored[at].batch.ledger_id:
+            end += 1
+        dropped = [stored.batch for stored in self._stored[at:end]]
+        self._drop(at, end)
+        return dropped
+
+    def read(self, first: Position, last: Position | None, bytes_max: int) -> EntryBatch | None:
+        """Return entries of one ledger from `first` on, at most to `last`; None when `first` is not here."""
+        at = bisect_left(self._lasts, first)
+        if at == len(self._lasts) or not self._stored[at].batch.first <= first:
+            return None
+        payloads: list[bytes] = []
+        size, expected = 0, first
+        while at < len(self._stored) and size < bytes_max:
+            batch = self._stored[at].batch
+            if not batch.first <= expected <= batch.last:
+                break
+            limit = last.entry_id if last is not None and last.ledger_id == first.ledger_id else batch.last_entry_id
+            piece = batch.between(expected.entry_id, limit)
+            for payload in piece.payloads:
+                if size and size + len(payload) > bytes_max:
+                    return EntryBatch(first.ledger_id, first.entry_id, payloads)
+                payloads.append(payload)
+                size += len(payload)
+            expected = Position(first.ledger_id, piece.last_entry_id + 1)
+            at += 1
+        return EntryBatch(first.ledger_id, first.entry_id, payloads) if payloads else None
+
+    def span(self) -> tuple[Position, Position] | None:
+        """Return the oldest and newest position held; there may be gaps between."""
+        return (self._stored[0].batch.first, self._lasts[-1]) if self._stored else None
+
+    def pending_after(self, position: Position) -> tuple[int, int]:
+        """Entries and payload bytes held behind `position`."""
+        entries = size = 0
+        for stored in self._stored[bisect_right(self._lasts, position) :]:
+            batch, whole_bytes = stored.batch, stored.cost - ENTRY_OVERHEAD_BYTES * len(stored.batch.payloads)
+            if batch.first <= position:
+                batch = batch.between(position.entry_id + 1, batch.last_entry_id)
+                whole_bytes = batch.payload_bytes()
+            entries += len(batch.payloads)
+            size += whole_bytes
+        return entries, size
+
+    def mark_cut(self, position: Position) -> None:
+        """Everything up to `position` is inside a part: a rereadable topic may lose it under pressure."""
+        before = bisect_right(self._lasts, self._cut)
+        self._cut = max(self._cut, position)
+        if self.rereadable:
+            at = bisect_right(self._lasts, self._cut)
+            self.evictable_bytes += sum(stored.cost for stored in self._stored[before:at])
+
+    def restart(self, position: Position) -> None:
+        """The open segment was given up: what follows `position` is needed (and pinned) again.
+
+        Who waits for room to fill what was needed before is woken: room may never come while the front is missing.
+        """
+        self._cut = position
+        self.evictable_bytes = 0
+        self.need += 1
+        self.starving = False
+        self._pool.pass_on(self)
+        self.changed.notify()
+        self._pool.freed.notify()
+
+    def evict(self, bytes_wanted: int) -> None:
+        """Drop the oldest entries that are in cut parts until `bytes_wanted` are free, or none is left."""
+        count, freed = 0, 0
+        limit = bisect_right(self._lasts, self._cut) if self.rereadable else 0
+        while count < limit and freed < bytes_wanted:
+            freed += self._stored[count].cost
+            count += 1
+        self._drop(0, count)
+        self.evictable_bytes -= freed
+
+    def release(self, position: Position) -> None:
+        """Everything up to `position` is committed: drop it, and let everybody who waits for room try again.
+
+        It may be more than was offered, when an earlier owner had taken it; offers go on behind it.
+        """
+        if self._seen is not None and self._seen < position:
+            self._seen = self._offered = position
+        self.mark_cut(position)
+        count = bisect_right(self._lasts, position)
+        if self.rereadable:
+            self.evictable_bytes -= sum(stored.cost for stored in self._stored[:count])
+        self._drop(0, count)
+        self._trim(position)
+        self.starving = False
+        self._pool.pass_on(self)
+        self._pool.freed.notify()
+
+    def _trim(self, position: Position) -> None:
+        """Drop the committed begin of a batch whose rest is still needed."""
+        if not self._stored or not self._stored[0].batch.first <= position:
+            return
+        old = self._stored[0]
+        rest = old.batch.between(position.entry_id + 1, old.batch.last_entry_id)
+        self._stored[0] = _Stored(rest, position, cost_bytes(rest))
+        freed = old.cost - self._stored[0].cost
+        self.used_bytes -= freed
+        self._pool.free(freed)
+
+    def _drop(self, begin: int, end: int) -> int:
+        """Drop stored batches from one index up to another; returns the bytes that this freed."""
+        freed = sum(stored.cost for stored in self._stored[begin:end])
+        del self._stored[begin:end]
+        del self._lasts[begin:end]
+        self.used_bytes -= freed
+        if freed:
+            self._pool.free(freed)
+            self.changed.notify()
+        return freed
+
+    def starve(self) -> None:
+        """Say that a segment which cannot end yet has taken all there is for it; who has more for it tries again."""
+        if not self.starving:
+            self.starving = True
+            self.hungry.notify()
+
+    def let_others(self) -> None:
+        """Leave it to another topic to take more memory than there is, as nothing comes for this one."""
+        self._pool.pass_on(self)
+
+    def refuse(self) -> None:
+        """Answer offers with CLOSED from now on; what is held stays."""
+        self.refusing = True
+
+    def close(self) -> None:
+        """Drop everything; later offers are answered CLOSED."""
+        if not self._closed:
+            self._closed = True
+            self._drop(0, len(self._stored))
+            self.evictable_bytes = 0
+            self._pool.remove(self)
+            self.changed.notify()

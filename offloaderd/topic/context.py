@@ -1,0 +1,29 @@
+"""What the topics of a daemon work with beyond what their segments need: memory to tail in, rules for outages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.core.model import OutagePolicy
+from offloaderd.segment.context import OffloadContext
+
+if TYPE_CHECKING:
+    from offloaderd.topic.outage.spill_files import SpillArea
+    from offloaderd.topic.pool import BufferPool
+
+
+@dataclass(frozen=True, slots=True)
+class OutageRules:
+    """What holds for topics whose policy says nothing, and where push-only ones may spill (None: nowhere)."""
+
+    policy: OutagePolicy = OutagePolicy.SOURCE
+    area: SpillArea | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicContext(OffloadContext):
+    """The same, with what tailing takes."""
+
+    pool: BufferPool
+    outage: OutageRules = field(default_factory=OutageRules)

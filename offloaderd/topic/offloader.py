@@ -1,0 +1,359 @@
+"""One topic under one claim: takes entries from the buffer, one segment after the other, until told to stop.
+
+The order of a segment (architecture section 6): attempt record, multipart upload, parts, seal, complete, index,
+manifest, verify, commit. The next segment begins only after the last was committed; one that failed is given up first
+and its entries begin the next attempt. One that an earlier owner left behind is gone on with where its record ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
+from offloaderd.core.model import START, OfferResult, OffloadMethod
+from offloaderd.history import plan as history
+from offloaderd.history.adoption import Adoption
+from offloaderd.ledgers.chain import Run
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.committer import Assignment
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.source_check import SourceCheck
+from offloaderd.segment.stop import LiveStop
+from offloaderd.segment.upload import SegmentFailed
+from offloaderd.segment.view import TopicView
+from offloaderd.segment.writer import SegmentWriter
+from offloaderd.topic.age import OldestEntry
+from offloaderd.topic.buffer import TailingBuffer
+from offloaderd.topic.duties import Rest
+from offloaderd.topic.handle import OffloadHandle, SegmentResult
+from offloaderd.topic.lag import LagTracker
+from offloaderd.topic.live_segment import LiveCommitter, LiveFacts
+from offloaderd.topic.next_segment import NextSegment
+from offloaderd.topic.outage.outage import Outage
+from offloaderd.topic.requests.mailbox import Requests
+from offloaderd.topic.requests.requests import ByHand
+from offloaderd.topic.status import TopicStatus, describe
+from offloaderd.topic.tailer import tailer_of
+from offloaderd.topic.tailing_feed import TailingFeed
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.refusals import TopicIdentity
+    from offloaderd.segment.resume import LeftBehind
+    from offloaderd.segment.roll import RollPolicy
+    from offloaderd.segment.stop import SegmentProgress
+    from offloaderd.topic.context import TopicContext
+
+
+class TopicOffloader:
+    """The owner's side of one topic, from claim to release."""
+
+    def __init__(
+        self,
+        context: TopicContext,
+        log: AttemptLog,
+        topic_map: TopicMap,
+        policy: RollPolicy,
+        left: LeftBehind,
+        identity: TopicIdentity,
+    ) -> None:
+        """Take up a topic where its map ends, with what an earlier owner left behind it."""
+        self.identity, self.claim, self.head = identity, log.fence.claim, log.head
+        self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
+        self.topic: TopicName = self.claim.topic
+        self.changed = Signal()
+        self.policy_changed = Signal()
+        self.grants_changed = Event()
+        self.closed_ledgers: dict[int, LedgerInfo] = {}
+        self.pushers = 0
+        self.rest = Rest()
+        self._context = context
+        self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
+        self.reach = context.upload_context.reach
+        self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
+        self.lag = LagTracker()
+        self.oldest = OldestEntry(self)
+        self._log = log
+        self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
+        self.source_check = SourceCheck(context.known_source, identity, self.record, lambda: self.taken, self._clock)
+        self.next = NextSegment(self, context, log, left)
+        self.by_hand = ByHand(self, context)
+        taken = topic_map.standing or START
+        if left.attempt is not None and left.attempt.parts and context.source is not None:
+            taken = left.attempt.parts[-1].end
+        self._claimed_s = self._clock.monotonic()
+        self._last_result: SegmentResult | None = None
+        self.buffer = TailingBuffer(
+            context.pool, resume=taken, rereadable=context.source is not None, on_pressure=self.press
+        )
+        self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
+        self.requests = Requests(self.feed.changed, policy)
+        self.outage = Outage(self, context)
+        self.adoption = Adoption(self, context)
+        self.tailer = tailer_of(self, context.source, context, self._lost) if context.source is not None else None
+        self.feed.source = self.tailer
+        if self.tailer is None:
+            self.lag.watch(None)
+        committer = LiveCommitter(self.record, log, self.failure_tracker, clock=self._clock, metrics=self._metrics)
+        self.writer = SegmentWriter(context, log, committer, failure_tracker=self.failure_tracker, views=self)
+        self._facts = LiveFacts(self.record, self.ledger_infos, context.pasts)
+        self.handle = OffloadHandle(
+            self.buffer,
+            push_only=context.source is None,
+            closed_ledgers=self.closed_ledgers,
+            result=self._next_result,
+            ended=self._ledger_ended,
+            metrics=self._metrics,
+        )
+
+    @property
+    def policy(self) -> RollPolicy:
+        """How to offload."""
+        return self.requests.policy
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this owner is to leave the topic."""
+        return self.requests.stopping
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        return self.progress.attempt if self.progress is not None else self.next.left
+
+    @property
+    def progress(self) -> SegmentProgress | None:
+        """How far the open segment is."""
+        found = self.writer.progress
+        return found if found is not None and found.open else None
+
+    @property
+    def map(self) -> TopicMap:
+        """What is committed."""
+        return self.record.map
+
+    async def _lost(self, loss: Loss) -> None:
+        """The source deleted entries before they were offloaded."""
+        await self.record.lost(loss)
+        self.changed.notify()
+
+    @property
+    def offloaded(self) -> Position | None:
+        """Newest position that is durable in the bucket and committed."""
+        return self.map.offloaded
+
+    @property
+    def taken(self) -> Position:
+        """Newest entry that is in the open segment or committed; START when there is none."""
+        return max(self.feed.position, (self.progress.end if self.progress is not None else None) or START)
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        return self.writer.moved
+
+    @property
+    def newest(self) -> Position | None:
+        """Newest entry that is known to exist and be readable."""
+        pushed = self.buffer.last_offered if self.handle.push_only else None
+        return max((one for one in (self.lag.newest, self.offloaded, pushed) if one is not None), default=None)
+
+    @property
+    def open_segment_age_s(self) -> float:
+        """Age of the open segment since its first entry, in seconds; 0 when there is none."""
+        return self._clock.monotonic() - self.progress.opened_s if self.progress is not None else 0.0
+
+    def status(self) -> TopicStatus:
+        """Describe where the topic stands."""
+        return describe(self, now_s=self._clock.monotonic(), wall_ms=self._clock.wall_ms())
+
+    def offer(self, batch: EntryBatch) -> OfferResult:
+        """Offer pushed entries (see OffloadHandle). What does not stream is read from the source in its time."""
+        streams = self.policy.method is OffloadMethod.STREAMING and not history.waits(self.map, self.policy)
+        if self.tailer is not None and not streams:
+            self.tailer.nudge()
+            return OfferResult.FULL
+        result = self.handle.offer(batch)
+        if result is OfferResult.ACCEPTED:
+            self.lag.saw(batch.last, self._clock.monotonic())
+        begins = batch.first_entry_id == 0 and result is OfferResult.ACCEPTED
+        if self.tailer is not None and (begins or result is OfferResult.FULL):
+            self.tailer.nudge()
+        return result
+
+    def follow(self, policy: RollPolicy) -> None:
+        """Go on under another policy."""
+        self.requests.follow(policy)
+        accepted, standing = self.buffer.last_offered, self.map.standing
+        if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
+            self.requests.seal_to(accepted)
+        self.changed.notify()
+        if self.tailer is not None:
+            self.tailer.nudge()
+        self.policy_changed.notify()
+
+    async def request_roll(self, to: Position | None = None) -> Position | None:
+        """Ask for everything confirmed so far, or up to a position, to be committed soon.
+
+        Returns the position to wait for: what the method can take of it, or what is offloaded already. Raises
+        InvalidInput for a position beyond the newest entry, Conflict under a method that takes nothing.
+        """
+        if self.policy.paused:
+            raise Conflict(f"{self.topic} is paused", hint="offloadctl topics resume, then ask again")
+        if self.policy.method is OffloadMethod.NONE:
+            raise Conflict(f"the policy of {self.topic} has the method none", hint="set another method first")
+        target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered
+        if to is not None and (target is None or to > target):
+            end = f"the newest entry is {target}" if target is not None else "it has no entries"
+            raise InvalidInput(f"position {to} is beyond the end of {self.topic}", hint=end)
+        target = self.next.reachable(to or target)
+        if target is None or (self.map.standing is not None and target <= self.map.standing):
+            return target if target is not None and self.map.awaits(target) else self.offloaded
+        self.requests.seal_to(target)
+        if self.tailer is not None:
+            self.tailer.nudge()
+        return target
+
+    def stop(self) -> None:
+        """Seal the open segment, commit it and return from `run`; the source keeps the rest for the next owner.
+
+        What was pushed and accepted without a source to read it from is committed to its end.
+        """
+        self.buffer.refuse()
+        self.requests.stop()
+
+    def _ledger_ended(self, last: Position) -> None:
+        """Have the last entries of a pushed ledger sealed at once: no others come that they could wait for."""
+        if self.map.standing is None or last > self.map.standing:
+            self.requests.seal_to(last)
+
+    async def _next_result(self) -> SegmentResult:
+        before = self._last_result
+        while self._last_result is before or self._last_result is None:
+            await self.changed.wait()
+        return self._last_result
+
+    async def run(self) -> None:
+        """Offload until stopped. Raises Fenced when the topic was lost, LedgerTorn and CorruptData to stall it."""
+        try:
+            async with Group() as group:
+                beside = [one for one in (self.tailer, self.outage.spill) if one is not None]
+                feeders = [group.create_task(one.run(), name=f"feed {self.topic}") for one in beside]
+                await self._offload()
+                for feeder in feeders:
+                    feeder.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        finally:
+            self.buffer.close()
+            self.changed.notify()
+
+    async def _offload(self) -> None:
+        backoff = Backoff(self._clock)
+        while (attempt := await self.next.attempt()) is not None:
+            try:
+                if not await self._one_segment(attempt):
+                    return
+                backoff.reset()
+            except SegmentFailed as error:
+                self._failed(error)
+                await backoff.wait(Transient(str(error)))
+
+    async def _one_segment(self, attempt: Attempt) -> bool:
+        """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
+        resumed = attempt is self.next.left
+        work = Assignment(
+            attempt=attempt,
+            after=self.feed.position,
+            resumed=resumed,
+            opened_s=self._opened_s(attempt),
+            claimed_s=self._claimed_s if resumed else None,
+        )
+        written = await self.writer.run(work, self.feed, LiveStop(), self._facts)
+        if written is None:
+            return False
+        done, now_s = written.described.range, self._clock.monotonic()
+        for sample in self.lag.durable(done.end):
+            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s)
+        self._last_result = SegmentResult(attempt.segment_id, done)
+        self._committed(done.end)
+        return True
+
+    def _committed(self, end: Position) -> None:
+        """The topic is offloaded up to `end`: bring up what depends on it."""
+        self.next.committed()
+        self.requests.committed(end)
+        self.feed.committed(end)
+        self.changed.notify()
+
+    def _failed(self, error: SegmentFailed) -> None:
+        """The attempt was given up: its entries begin the next one."""
+        self.next.failed(str(error))
+        self.feed.restart(self.map.standing or START)
+        if self.tailer is not None:
+            self.tailer.nudge()
+        self.changed.notify()
+
+    def at(self, cursor: Position) -> TopicView:
+        """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
+        seen = self.tailer is None or self.tailer.looked_s is not None
+        waiting = bool(self.buffer.take(cursor, 1))
+        left = waiting or not self.outage.overflow_is_empty
+        return TopicView(
+            self.requests.now(),
+            policy=self.policy,
+            chain=self.record.chain,
+            adoptable=self.adoption.claimed,
+            whole_ledgers=self._context.ledgers is not None,
+            more_may_come=not seen or (self.newest is not None and self.newest > cursor),
+            waiting=waiting,
+            buffer_bytes=self.buffer.used_bytes,
+            may_stop=self.stopping and not (self.handle.push_only and left),
+        )
+
+    def press(self) -> bool:
+        """Have the segment sealed soon, because memory is short; says whether that, or a seal that is, frees some.
+
+        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
+        takes yet.
+        """
+        self.requests.free_memory()
+        attempt, progress = self.attempt, self.progress
+        end = attempt.end if attempt is not None else None
+        if end is not None and self.taken < end:
+            return False
+        if progress is not None and progress.entries:
+            return True
+        first = self.feed.first()
+        if attempt is not None or first is None:
+            return first is not None
+        return self.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
+
+    def _opened_s(self, attempt: Attempt) -> float:
+        """Since when a segment counts as open; by a wrong clock at most as long as it may be.
+
+        One whose entries come anew counts from now on, since it cannot be sealed where it would be cut otherwise.
+        """
+        age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
+        return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
+
+    def adopted(self, end: Position) -> None:
+        """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
+        self.lag.durable(end)
+        self._committed(end)
+        if self.tailer is not None:
+            self.tailer.nudge()
+
+    async def ledger_infos(self) -> dict[int, LedgerInfo]:
+        """What is known of the topic's ledgers, as fresh as the source can say."""
+        if self.tailer is None:
+            return self.closed_ledgers
+        await self.failure_tracker.until_answered(self.tailer.refresh, "source")
+        return {**self.closed_ledgers, **self.record.chain.ledgers}

@@ -1,0 +1,1 @@
+"""A topic while the object store does not take its entries."""

@@ -1,0 +1,163 @@
+"""What a topic does while the store cannot take its entries, and what is not protected until all of them are stored.
+
+An outage begins when a request to the store keeps failing (see segment/failures.py) and ends when whatever had come
+until the store worked again is committed. Under `block` nothing is taken meanwhile; under `source`, the default, the
+ledger source keeps what memory cannot, and who pushes to a topic without one waits once memory is full; under `spill`
+what is pushed to a topic without a source overflows to disk.
+
+Only requests that are being tried again close the gate of `block`, as only these end by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.model import OfferResult, OutagePolicy
+from offloaderd.segment.failures import error_class
+from offloaderd.topic.outage import pushed
+from offloaderd.topic.outage.spill import Spill
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from offloaderd.core.model import EntryBatch, Position
+    from offloaderd.topic.context import TopicContext
+    from offloaderd.topic.offloader import TopicOffloader
+
+WAIT_S = 2.0
+"""What waits for the end of an outage does what is to be done meanwhile this often."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Unprotected:
+    """What an outage has kept from being durable so far; `since_ms` 0: nothing."""
+
+    entries: int = 0
+    payload_bytes: int = 0
+    since_ms: int = 0
+    lasts_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Begun:
+    since_ms: int
+    since_s: float
+    entries_max: int = 0
+    payload_bytes_max: int = 0
+    until: Position | None = None  # newest entry when the store worked again; None: it does not yet
+
+
+class Outage:
+    """A topic's outage policy at work."""
+
+    def __init__(self, topic: TopicOffloader, context: TopicContext) -> None:
+        self._topic = topic
+        self._push_only = context.source is None
+        self._default = context.outage.policy
+        self._wanted: OutagePolicy | None = None
+        self._begun: _Begun | None = None
+        self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
+        self.spill: Spill | None = None
+        """Overflow of a topic that may need one; works for as long as its `run` does."""
+        if context.outage.area is not None and self._push_only:
+            area = context.outage.area
+            self.spill = Spill(area, topic.buffer, context.pool, clock=self._clock, metrics=self._metrics)
+
+    @property
+    def overflow_is_empty(self) -> bool:
+        """Whether all that was accepted is in memory or committed."""
+        return self.spill is None or self.spill.empty
+
+    @property
+    def policy(self) -> OutagePolicy:
+        """What holds; `spill` only where it can be done, else `source`."""
+        wanted = self._wanted or self._default
+        return OutagePolicy.SOURCE if wanted is OutagePolicy.SPILL and self.spill is None else wanted
+
+    def follow(self, wanted: OutagePolicy | None) -> None:
+        """Take over the topic's own policy, None for the daemon's."""
+        self._wanted = wanted
+        self._topic.changed.notify()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing is to be taken at the moment: an outage, or a pause of what exists nowhere else."""
+        if self._push_only and self._topic.policy.paused is not None:
+            return True
+        return self.policy is OutagePolicy.BLOCK and self._topic.failure_tracker.outage is not None
+
+    async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Return when entries may be taken; `meanwhile` is called now and then until then."""
+        while self.blocked and not self._topic.buffer.closed:
+            await self._topic.changed.wait_at_most(self._clock, WAIT_S)
+            if meanwhile is not None:
+                await meanwhile()
+
+    async def accept(self, batch: EntryBatch) -> OfferResult:
+        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it.
+
+        Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
+        """
+        topic = self._topic
+        await pushed.check(topic, batch, self._clock)
+        while (result := topic.offer(batch)) is OfferResult.FULL and self._push_only:
+            if self.spill is not None and self.policy is OutagePolicy.SPILL:
+                result = await self.spill.accept(batch)
+                if result is OfferResult.ACCEPTED:
+                    topic.lag.saw(batch.last, self._clock.monotonic())
+                    self._metrics.source_entries.inc(len(batch.payloads))
+                    self._metrics.source_bytes.inc(batch.payload_bytes())
+                return result
+            await topic.handle.room()
+        return result
+
+    def look(self, entries: int, payload_bytes: int) -> Unprotected:
+        """Compare with what was, given what is not committed now; tells when an outage begins and when it is over."""
+        topic, failure = self._topic, self._topic.failure_tracker.outage
+        if self._begun is None:
+            if failure is None:
+                return Unprotected()
+            self._begun = _Begun(failure.since_ms, failure.since_s)
+            log.warning(
+                "topic.unprotected",
+                topic=str(topic.topic),
+                policy=str(self.policy),
+                error_class=error_class(failure.error),
+                since_ms=failure.since_ms,
+                entries=entries,
+                bytes=payload_bytes,
+                hint=_HINTS[self.policy, self._push_only],
+            )
+        begun, lasts_s = self._begun, self._clock.monotonic() - self._begun.since_s
+        begun.entries_max = max(begun.entries_max, entries)
+        begun.payload_bytes_max = max(begun.payload_bytes_max, payload_bytes)
+        begun.until = None if failure is not None else begun.until or topic.newest
+        stored = begun.until is None or (topic.offloaded is not None and topic.offloaded >= begun.until)
+        if failure is None and stored:
+            return self._ended(begun, lasts_s)
+        return Unprotected(entries, payload_bytes, begun.since_ms, lasts_s)
+
+    def _ended(self, begun: _Begun, lasted_s: float) -> Unprotected:
+        log.info(
+            "topic.protected",
+            topic=str(self._topic.topic),
+            unprotected_s=round(lasted_s, 3),
+            entries_max=begun.entries_max,
+            bytes_max=begun.payload_bytes_max,
+        )
+        self._begun = None
+        return Unprotected()
+
+
+_HINTS = {
+    (OutagePolicy.BLOCK, False): "nothing more is taken; what was is in the source",
+    (OutagePolicy.BLOCK, True): "nothing more is taken; what was is in memory here and with who pushed it",
+    (OutagePolicy.SOURCE, False): "the source alone holds these entries; its retention must outlast the outage",
+    (OutagePolicy.SOURCE, True): "memory here and who pushed hold these entries; pushers wait once memory is full",
+    (OutagePolicy.SPILL, True): "memory and disk here and who pushed hold these entries; a full disk has pushers wait",
+}

@@ -1,0 +1,292 @@
+"""Spill files: entries of push-only topics that wait on a local disk for room in memory, oldest first.
+
+A record holds one offered batch; big endian:
+
+| offset | size | field | meaning |
+|---|---|---|---|
+| 0 | 4 | magic | `OSPL` |
+| 4 | 2 | version | 1 |
+| 6 | 2 | reserved | 0 |
+| 8 | 8 | ledger_id | ledger of all its entries |
+| 16 | 8 | first_entry_id | of the first; the others follow without a gap |
+| 24 | 4 | entry_count | at least 1 |
+| 28 | 4 | body_bytes | 4 * entry_count lengths, then the payloads |
+| 32 | 4 | crc32c | over the 32 bytes before it and the body |
+
+Nothing here outlives its daemon: what is spilled was accepted and never reported durable, so that whoever pushed it
+pushes it again after a restart. Hence nothing is synced, and what a crash left behind is thrown away at the next start,
+under a lock that tells whether its owner still lives. The work is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import google_crc32c
+import structlog
+
+from offloaderd.core import humanize as words
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.errors import CorruptData, InvalidConfig
+from offloaderd.core.model import EntryBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import BinaryIO
+
+log = structlog.get_logger(__name__)
+
+HEADER = struct.Struct(">4sHHqqIII")
+MAGIC, VERSION = b"OSPL", 1
+HINT = "make room or raise spill.bytes_max; pushers are held back until then, and nothing is lost"
+FILE_BYTES = 64 * 1024 * 1024
+"""A file is deleted once all of it was taken back, so this is what may be held although it is no longer needed."""
+LOCK = "offloaderd-spill.lock"
+SUFFIX = ".spill"
+
+
+def encode(batch: EntryBatch) -> bytes:
+    """Return the record of a batch."""
+    lengths = list(map(len, batch.payloads))
+    body = b"".join([struct.pack(f">{len(lengths)}I", *lengths), *batch.payloads])
+    head = HEADER.pack(MAGIC, VERSION, 0, batch.ledger_id, batch.first_entry_id, len(lengths), len(body), 0)[:-4]
+    crc = google_crc32c.extend(google_crc32c.value(head), body)
+    return head + struct.pack(">I", crc) + body
+
+
+def decode(data: bytes, at: int, *, where: str, offset: int) -> tuple[EntryBatch, int] | None:
+    """Read the record at `at`; returns it and where the next begins, None when the data ends before it does.
+
+    Raises CorruptData; `where` and `offset` say what the data is.
+    """
+    if len(data) - at < HEADER.size:
+        return None
+    magic, version, reserved, ledger_id, first_entry_id, count, body_bytes, crc = HEADER.unpack_from(data, at)
+    if (magic, version, reserved) != (MAGIC, VERSION, 0):
+        found = (magic, version, reserved)
+        raise CorruptData(key=where, offset=offset + at, expected=(MAGIC, VERSION, 0), found=found, hint=HINT)
+    body, end = at + HEADER.size, at + HEADER.size + body_bytes
+    if len(data) < end:
+        return None
+    actual = google_crc32c.extend(google_crc32c.value(data[at : body - 4]), data[body:end])
+    if actual != crc:
+        raise CorruptData(key=where, offset=offset + at, expected=crc, found=actual, hint=HINT)
+    payloads, start = [], body + 4 * count
+    for length in struct.unpack_from(f">{count}I", data, body):
+        payloads.append(data[start : start + length])
+        start += length
+    return EntryBatch(ledger_id, first_entry_id, payloads), end
+
+
+HINT = "the disk below spill.directory returns other bytes than it was given; the entries are pushed again"
+
+
+@dataclass(slots=True)
+class _File:
+    """One file: what is written of it, and what was taken back."""
+
+    path: Path
+    file: BinaryIO
+    written: int = 0
+    taken: int = 0
+
+
+class SpillArea:
+    """The daemon's directory of spill files, and their limit; an async context manager."""
+
+    def __init__(self, directory: Path, bytes_max: int, *, file_bytes: int = FILE_BYTES) -> None:
+        self.directory = directory
+        self.bytes_max = bytes_max
+        self.file_bytes = file_bytes
+        self.used_bytes = 0
+        self.freed = Signal()
+        self.refused = ""
+        """Why the last batch found no room here; empty: it did."""
+        self._count = 0
+        self._lock: BinaryIO | None = None
+
+    async def __aenter__(self) -> Self:
+        """Lock the directory and throw away what an earlier daemon left. Raises InvalidConfig."""
+        left = await asyncio.to_thread(self._open)
+        if left:
+            log.info("spill.thrown_away", directory=str(self.directory), files=left)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Throw away what is left, and give the directory back."""
+        await asyncio.to_thread(self._close)
+
+    def _open(self) -> int:
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (self.directory / LOCK).open("ab")
+        except OSError as error:
+            raise InvalidConfig(f"spill.directory {self.directory}: {error.strerror}", hint="correct it") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise InvalidConfig(
+                f"spill.directory {self.directory} is in use by another daemon", hint="give each daemon its own"
+            ) from error
+        self._lock = lock
+        return self._clear()
+
+    def _close(self) -> None:
+        self._clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _clear(self) -> int:
+        left = list(self.directory.glob(f"*{SUFFIX}"))
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def take(self, wanted: int) -> bool:
+        """Book bytes of the limit; False when they are more than is left."""
+        if self.used_bytes + wanted > self.bytes_max:
+            return False
+        self.used_bytes += wanted
+        return True
+
+    def note(self, refused: str) -> None:
+        """Note why a batch found no room, or (empty) that one did; logged when that begins."""
+        if refused and not self.refused:
+            log.warning("spill.refused", directory=str(self.directory), error=refused, hint=HINT)
+        self.refused = refused
+
+    def give_back(self, held: int) -> None:
+        """Return booked bytes."""
+        self.used_bytes -= held
+        self.freed.notify()
+
+    def next_path(self) -> Path:
+        """Return the name of the next file."""
+        self._count += 1
+        return self.directory / f"{self._count:08d}{SUFFIX}"
+
+
+class SpillQueue:
+    """One topic's spilled batches, first in, first out; used by one task, call after call, and dropped at its end."""
+
+    def __init__(self, area: SpillArea) -> None:
+        self._area = area
+        self._files: deque[_File] = deque()
+        self._threads = threading.Lock()  # a cancelled call leaves its thread at work
+        self._dropped = False
+        self._booked_bytes = 0
+        self.unread = 0
+        """Batches that were appended and not taken."""
+
+    async def append(self, batch: EntryBatch) -> bool:
+        """Write a batch; False when the limit or the disk has no room for it, or the disk fails."""
+        size = HEADER.size + 4 * len(batch.payloads) + batch.payload_bytes()
+        if not self._area.take(size):
+            self._area.note(f"spill.bytes_max ({words.size(self._area.bytes_max)}) is used up")
+            return False
+        self._booked_bytes += size
+        written = False
+        try:
+            written = await asyncio.to_thread(self._write, batch)
+        except OSError as error:
+            self._area.note(error.strerror or str(error))
+        if written:
+            self._area.note("")
+            self.unread += 1
+        else:
+            self._give_back(size)
+        return written
+
+    def _write(self, batch: EntryBatch) -> bool:
+        with self._threads:
+            if self._dropped:
+                return False
+            if not self._files or self._files[-1].written >= self._area.file_bytes:
+                path = self._area.next_path()
+                self._files.append(_File(path, path.open("x+b", buffering=0)))
+            last = self._files[-1]
+            record, done = memoryview(encode(batch)), 0
+            while done < len(record):
+                done += os.pwrite(last.file.fileno(), record[done:], last.written + done)
+            last.written += len(record)  # not before all of it is there: what a failure left is written over
+            return True
+
+    async def take(self, bytes_max: int) -> Sequence[EntryBatch]:
+        """Take the oldest batches, about `bytes_max` of them and at least one if there is any. Raises CorruptData."""
+        batches, freed = await asyncio.to_thread(self._read, bytes_max)
+        self.unread -= len(batches)
+        self._give_back(freed)
+        return batches
+
+    def _read(self, bytes_max: int) -> tuple[list[EntryBatch], int]:
+        with self._threads:
+            if self._dropped or not self._files:
+                return [], 0
+            first = self._files[0]
+            batches, at = self._records(first, bytes_max)
+            if not batches and first.written > first.taken:
+                batches, at = self._records(first, size := self._size_of_next(first))
+                if not batches:
+                    raise CorruptData(
+                        key=str(first.path), offset=first.taken, expected=f"{size} bytes", found="fewer", hint=HINT
+                    )
+            first.taken += at
+            freed = 0
+            while self._files and self._files[0].taken == self._files[0].written:
+                freed += self._delete(self._files.popleft())
+            return batches, freed
+
+    def _records(self, file: _File, bytes_max: int) -> tuple[list[EntryBatch], int]:
+        """Read the whole records among the next bytes; returns them and where they end."""
+        data = os.pread(file.file.fileno(), min(bytes_max, file.written - file.taken), file.taken)
+        batches, at = [], 0
+        while (found := decode(data, at, where=str(file.path), offset=file.taken)) is not None:
+            batches.append(found[0])
+            at = found[1]
+        return batches, at
+
+    def _size_of_next(self, file: _File) -> int:
+        """Return the size of the next record, whatever it is said to be. Raises CorruptData if it cannot be there."""
+        head = os.pread(file.file.fileno(), HEADER.size, file.taken)
+        size = HEADER.size + HEADER.unpack(head)[6] if len(head) == HEADER.size else 0
+        left = file.written - file.taken
+        if not 0 < size <= left:
+            raise CorruptData(key=str(file.path), offset=file.taken, expected=f"{left} bytes", found=size, hint=HINT)
+        return size
+
+    @staticmethod
+    def _delete(file: _File) -> int:
+        file.file.close()
+        file.path.unlink(missing_ok=True)
+        return file.written
+
+    def _give_back(self, held: int) -> None:
+        self._booked_bytes -= held
+        if held:
+            self._area.give_back(held)
+
+    async def drop(self) -> None:
+        """Throw everything away; nothing is written or read afterwards."""
+        self.unread = 0
+        await asyncio.to_thread(self._drop)
+        self._give_back(self._booked_bytes)
+
+    def _drop(self) -> None:
+        with self._threads:
+            self._dropped = True
+            for file in self._files:
+                self._delete(file)
+            self._files.clear()

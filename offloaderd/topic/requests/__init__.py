@@ -1,0 +1,1 @@
+"""Offloads that were requested by hand."""

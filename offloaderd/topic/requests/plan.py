@@ -1,0 +1,242 @@
+"""What somebody asks to be offloaded by hand, and what that comes to: which entries, by which method, or why none.
+
+A size threshold means what it does in `pulsar-admin topics offload` (CmdTopics.findFirstLedgerWithinThreshold): from
+the newest ledger on, the open one's size included, ledgers stay as long as their sizes add up to no more than the
+threshold; the first one that goes beyond it is offloaded with all that are older. So at most the threshold stays in
+BookKeeper, not at least, and the open ledger stays however large it is. Thresholds of a policy leave the open ledger
+out of the sum (ManagedLedgerImpl.maybeOffload walks closed ledgers alone).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.model import START, OffloadMethod, Position
+from offloaderd.history import plan as history
+from offloaderd.ledgers.chain import Run
+from offloaderd.metadata.records.history import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from offloaderd.core.model import LedgerInfo
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.topic.offloader import TopicOffloader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked for: everything, up to and with the entry at `to`, or all but the newest `keep_bytes`."""
+
+    to: Position | None = None
+    keep_bytes: int | None = None
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.to is not None:
+            return f"everything up to {self.to}"
+        if self.keep_bytes is not None:
+            return f"all but the newest {self.keep_bytes} bytes"
+        return "everything"
+
+    def checked(self) -> Wanted:
+        """Return itself if it can be meant. Raises InvalidInput."""
+        if self.to is not None and self.keep_bytes is not None:
+            raise InvalidInput("a position and a size threshold exclude each other", hint="give one of them")
+        if self.keep_bytes is not None and self.keep_bytes < 0:
+            raise InvalidInput(f"a size threshold of {self.keep_bytes} bytes", hint="0 leaves the open ledger alone")
+        if self.to is not None:
+            self.to.checked()
+        return self
+
+
+class Why(StrEnum):
+    """Why there is nothing to do, or less than was asked for."""
+
+    EMPTY = "the topic has no entries"
+    OFFLOADED = "all of it is offloaded already"
+    OPEN = "what is left is in the open ledger, and ledger-based offloading takes ledgers once they are closed"
+    WHOLE = "what is left is a part of a ledger, and ledger-based offloading takes whole ledgers"
+    THRESHOLD = "the closed ledgers are needed to keep as much as the threshold says, or there are none"
+    NONE = "the method is none"
+    PAUSED = "the topic is paused"
+    HISTORY = "live segments wait for a job that offloads what was there before"
+    NOT_DUE = "nobody asked for what is left, and the thresholds of the policy leave it where it is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Consecutive entries of one ledger that are to be offloaded, with their payload bytes.
+
+    `due` says that they go by themselves, by the topic's policy.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    payload_bytes: int
+    method: OffloadMethod
+    due: bool
+
+    @property
+    def entries(self) -> int:
+        """How many."""
+        return self.last_entry_id - self.first_entry_id + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a wish comes to now. `target` is the position to wait for, None when there is nothing to do.
+
+    `why` says why that is so, or why it is less than was wanted. `takes` has what was not offloaded of the source's
+    ledgers; a topic without a source has none.
+    """
+
+    wanted: Wanted
+    method: OffloadMethod
+    target: Position | None
+    takes: tuple[Take, ...] = ()
+    why: Why | None = None
+
+    @property
+    def reason(self) -> str:
+        """`why` in words; empty for none."""
+        return str(self.why or "")
+
+
+async def planned(topic: TopicOffloader, source: LedgerSource | None, wanted: Wanted) -> Plan:
+    """Say what a wish comes to. Raises InvalidInput for one that cannot be meant of this topic, Transient."""
+    wanted.checked()
+    newest = await topic.tailer.refresh() if topic.tailer is not None else topic.buffer.last_offered
+    newest = max((one for one in (newest, topic.map.standing) if one is not None), default=None)
+    meant, why = newest, None
+    if wanted.to is not None:
+        _check(topic, wanted.to, newest)
+        meant = wanted.to
+    elif wanted.keep_bytes is not None:
+        if source is None:
+            raise InvalidInput(
+                f"{topic.topic} is only pushed: nobody knows the sizes of its ledgers", hint="offload it up to an entry"
+            )
+        meant, why = beyond(await _infos(topic, source), wanted.keep_bytes), Why.THRESHOLD
+    method = topic.policy.method
+    if newest is None or meant is None:
+        return Plan(wanted=wanted, method=method, target=None, why=Why.EMPTY if newest is None else why)
+    if reached(topic.map, meant):
+        return Plan(wanted=wanted, method=method, target=None, why=Why.OFFLOADED)
+    if topic.policy.paused is not None:
+        return Plan(wanted=wanted, method=method, target=None, why=Why.PAUSED)
+    if method is OffloadMethod.NONE:
+        return Plan(wanted=wanted, method=method, target=None, why=Why.NONE)
+    target, why = topic.next.reachable(meant), None
+    if target != meant:
+        info = topic.record.chain.ledgers.get(meant.ledger_id)
+        why = Why.OPEN if info is not None and not info.closed else Why.WHOLE
+    if target is None or reached(topic.map, target):
+        return Plan(wanted=wanted, method=method, target=None, why=why)
+    takes = await _takes(topic, source, target) if source is not None else ()
+    return Plan(wanted=wanted, method=method, target=target, takes=takes, why=why)
+
+
+def beyond(infos: Sequence[LedgerInfo], keep_bytes: int) -> Position | None:
+    """Return the newest entry that goes when at most `keep_bytes` are to stay in the ledgers; None for none."""
+    kept = 0
+    for index in reversed(range(len(infos))):
+        kept += infos[index].size_bytes
+        if kept > keep_bytes:
+            going = [one for one in infos[: index + 1] if one.closed and one.entries]
+            return Position(going[-1].ledger_id, going[-1].entries - 1) if going else None
+    return None
+
+
+def reached(topic_map: TopicMap, target: Position) -> bool:
+    """Say whether everything up to `target` is offloaded, or known to be lost."""
+    standing, plan = topic_map.standing, topic_map.unfinished
+    if standing is None or standing < target or topic_map.awaits(target):
+        return False
+    return plan is None or plan.worker is not Worker.DAEMON or target < plan.live_begin
+
+
+def left(topic: TopicOffloader, target: Position) -> tuple[int, int]:
+    """Return the entries and, as far as they are known, the payload bytes up to `target` that are not offloaded."""
+    entries = size = 0
+    plan = topic.map.unfinished
+    if plan is not None and (
+        plan.worker is Worker.DAEMON or topic.map.awaits(target) or history.waits(topic.map, topic.policy)
+    ):
+        entries, size = history.left_of(topic.map)
+    for info, run in _runs(topic, target):
+        count = run.last_entry_id - run.first_entry_id + 1
+        entries += count
+        size += max(0, info.size_bytes) * count // max(1, info.entries)
+    return entries, size
+
+
+def _check(topic: TopicOffloader, to: Position, newest: Position | None) -> None:
+    """Raise InvalidInput for a position that is no entry of the topic, as far as anybody knows its ledgers."""
+    if newest is None or to > newest:
+        end = f"the newest entry is {newest}" if newest is not None else "it has no entries"
+        raise InvalidInput(f"position {to} is beyond the end of {topic.topic}", hint=end)
+    known = {**topic.closed_ledgers, **topic.record.chain.ledgers}
+    info, end_of = known.get(to.ledger_id), topic.map.ends.get(to.ledger_id)
+    entries = info.entries if info is not None else end_of.entries if end_of is not None else None
+    if entries is not None and to.entry_id >= entries:
+        raise InvalidInput(f"ledger {to.ledger_id} of {topic.topic} has no entry {to.entry_id}: it has {entries}")
+    if entries is not None or topic.map.find(to) is not None or to.ledger_id == newest.ledger_id:
+        return
+    if topic.map.floor is not None and to <= topic.map.floor:
+        return
+    hint = "`offloadctl explain` shows what is known of a position" if topic.tailer is not None else ""
+    raise InvalidInput(f"ledger {to.ledger_id} is not one of {topic.topic}", hint=hint)
+
+
+async def _infos(topic: TopicOffloader, source: LedgerSource) -> list[LedgerInfo]:
+    """Return the source's ledgers in order, the open one with its size as it is now."""
+    infos = list(topic.record.chain.ledgers.values())
+    if infos and not infos[-1].closed and infos[-1].entries:
+        size = await _length(topic, source, Position(infos[-1].ledger_id, infos[-1].entries - 1))
+        infos[-1] = replace(infos[-1], size_bytes=max(size, infos[-1].size_bytes))
+    return infos
+
+
+def _runs(topic: TopicOffloader, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
+    """Yield what the source's ledgers hold behind what is offloaded, up to `target`."""
+    after = topic.map.standing or START
+    for info in topic.record.chain.ledgers.values():
+        first = after.entry_id + 1 if info.ledger_id == after.ledger_id else 0
+        last = min(info.entries - 1, target.entry_id) if info.ledger_id == target.ledger_id else info.entries - 1
+        if after.ledger_id <= info.ledger_id <= target.ledger_id and first <= last:
+            yield info, Run(info.ledger_id, first, last)
+
+
+async def _takes(topic: TopicOffloader, source: LedgerSource, target: Position) -> tuple[Take, ...]:
+    takes = []
+    for info, run in _runs(topic, target):
+        whole = info.closed and run.last_entry_id == info.entries - 1
+        size = info.size_bytes if whole else await _length(topic, source, Position(info.ledger_id, run.last_entry_id))
+        if run.first_entry_id:
+            size -= await _length(topic, source, Position(info.ledger_id, run.first_entry_id - 1))
+        goes = topic.next.method_of(run)
+        takes.append(
+            Take(
+                ledger_id=info.ledger_id,
+                first_entry_id=run.first_entry_id,
+                last_entry_id=run.last_entry_id,
+                payload_bytes=max(0, size),
+                method=topic.policy.method if goes is OffloadMethod.NONE else goes,
+                due=goes is not OffloadMethod.NONE,
+            )
+        )
+    return tuple(takes)
+
+
+async def _length(topic: TopicOffloader, source: LedgerSource, position: Position) -> int:
+    """Return a ledger's payload bytes up to and with an entry; 0 for a ledger that has vanished."""
+    try:
+        return await source.length_at(topic.topic, *position)
+    except NotFound:
+        return 0

@@ -1,0 +1,400 @@
+"""Follows a topic in its ledger source and keeps the tailing buffer filled up to the last confirmed entry.
+
+It also reads what the buffer declined or evicted and the open segment still needs. It never reads above what the
+source confirms, and while a broker pushes it leaves the live edge to the broker for a moment. What the source deleted
+before it was offloaded is reported, and the stream goes on behind it.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import NotFound, OffloaderError, Transient
+from offloaderd.core.model import Confirmed, Loss, Position
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import EntryBatch, LedgerInfo, TopicName
+    from offloaderd.history.adoption import Adoption
+    from offloaderd.ledgers.chain import LedgerChain, Run
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.segment.failures import FailureTracker
+    from offloaderd.topic.age import OldestEntry
+    from offloaderd.topic.buffer import Missing, TailingBuffer
+    from offloaderd.topic.context import TopicContext
+    from offloaderd.topic.lag import LagTracker
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.topic.pool import BufferPool
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES = 1 << 20
+"""Most that is read at once; less under a small budget, so that reads fit in beside each other."""
+PUSH_PATIENCE_S = 1.0
+"""How long confirmed entries may be missing before they are read although a broker is pushing."""
+LOOK_S = 2.0
+"""How often the source's end is looked at while there is no room to read it."""
+SETTLE_S = 2.5
+"""How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
+when its writer has been silent for a second, unless it was told to wait for longer."""
+SETTLE_PAUSE_S = 0.1
+HELD_BACK_S = 60.0
+"""How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
+
+
+class SourceSnapshot(NamedTuple):
+    """How a topic's source was at one look: its ledgers as it listed them, and the end of the open one."""
+
+    infos: tuple[LedgerInfo, ...]
+    edge: Confirmed | None
+
+
+class EntriesMissing(OffloaderError):
+    """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
+
+
+class Tailer:
+    """One topic's reader of its ledger source."""
+
+    def __init__(  # noqa: PLR0913 - the tailer joins the source, the buffer and what watches both
+        self,
+        source: LedgerSource,
+        topic: TopicName,
+        buffer: TailingBuffer,
+        pool: BufferPool,
+        chain: LedgerChain,
+        *,
+        ledgers: Callable[[], Awaitable[Sequence[LedgerInfo]]],
+        needed: Callable[[], Position],
+        pushing: Callable[[], bool],
+        wants: Callable[[Run | Loss], bool],
+        due_in_s: Callable[[Run | Loss], float | None],
+        may_take: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        looked: Callable[[], None],
+        lost: Callable[[Loss], Awaitable[None]],
+        lag: LagTracker,
+        failure_tracker: FailureTracker,
+        clock: Clock,
+        metrics: Metrics,
+        adoption: Adoption | None = None,
+        oldest: OldestEntry | None = None,
+    ) -> None:
+        self._source = source
+        self._topic = topic
+        self._buffer = buffer
+        self._pool = pool
+        self._adoption = adoption
+        self._ledgers = ledgers
+        self._needed = needed
+        self._pushing = pushing
+        self._wants = wants
+        self._due_in_s = due_in_s
+        self._may_take = may_take
+        self._looked = looked
+        self._lost = lost
+        self._lag = lag
+        self._oldest = oldest
+        self._failure_tracker = failure_tracker
+        self._clock = clock
+        self._metrics = metrics
+        self._read_bytes = min(READ_BYTES, pool.limit_bytes // 8)
+        self._wake = Signal()
+        self._dirty = False
+        self._waiting_at: tuple[Position, float] | None = None
+        self._held_back: Run | Loss | None = None
+        self.chain = chain
+        self.edge: Confirmed | None = None
+        """How the newest ledger's end is known; None while there is none."""
+        self.looked_s: float | None = None
+        """When the end of the newest ledger was last asked for with success (monotonic)."""
+        self.snapshot: SourceSnapshot | None = None
+        """How the source was then; None when it did not say all."""
+        self._rests = False
+
+    @property
+    def resting(self) -> bool:
+        """Whether all that is known of the source has been dealt with, and nobody asked for more."""
+        return self._rests and not self._dirty and self.snapshot is not None
+
+    def nudge(self) -> None:
+        """The segment may need something that only the source has: look again."""
+        self._dirty = True
+        self._wake.notify()
+
+    async def woken(self, at_most_s: float) -> None:
+        """Return when the source may have changed, or after a while."""
+        await self._wake.wait_at_most(self._clock, at_most_s)
+
+    async def run(self) -> None:
+        """Keep the buffer filled until cancelled."""
+        async with Group() as group:
+            group.create_task(self._watch(), name=f"watch {self._topic}")
+            backoff = Backoff(self._clock)
+            while True:
+                await self._may_take(self._look_meanwhile)
+                self._dirty = False
+                try:
+                    await self._catch_up()
+                except Transient as error:
+                    self._failure_tracker.met(error, "source")
+                    await backoff.wait(error)
+                    continue
+                backoff.reset()
+                self._failure_tracker.over("source")
+                if self._dirty:
+                    continue
+                if self._held_back is not None:
+                    due_s = self._due_in_s(self._held_back)
+                    await self._wake.wait_at_most(self._clock, min(due_s or HELD_BACK_S, HELD_BACK_S))
+                elif self._waiting_at is None:
+                    self._rests = True
+                    await self._wake.wait()
+                    self._rests = False
+                else:
+                    await self._wake.wait_at_most(self._clock, PUSH_PATIENCE_S)
+
+    async def _watch(self) -> None:
+        async with aclosing(self._source.watch(self._topic)) as changes:
+            async for _ in changes:
+                self.nudge()
+
+    async def refresh(self) -> Position | None:
+        """Look at the source's ledgers; returns the newest confirmed position, None when there is no entry."""
+        failure = await self._look()
+        if failure is not None:
+            raise failure
+        return self._newest()
+
+    async def settled(self) -> None:
+        """Look at the source until it hides no entries, as it does of a writer that fell silent; SETTLE_S at most.
+
+        Raises Transient.
+        """
+        until_s = self._clock.monotonic() + SETTLE_S
+        while True:
+            await self.refresh()
+            if self.edge is None or not self.edge.hidden or self._clock.monotonic() >= until_s:
+                return
+            await self._clock.sleep(SETTLE_PAUSE_S)
+
+    async def _look(self) -> Transient | None:
+        """Take in the list of ledgers; returns why the end of an open one is not known now, if it is not."""
+        failure: Transient | None = None
+        snapshot: SourceSnapshot | None = None
+        try:
+            infos = list(await self._ledgers())
+            snapshot = SourceSnapshot(tuple(infos), None)
+            if infos and not infos[-1].closed:
+                try:
+                    self.edge = await self._source.confirmed(self._topic, infos[-1].ledger_id)
+                    snapshot = snapshot._replace(edge=self.edge)
+                    infos[-1] = replace(infos[-1], entries=self.edge.last_entry_id + 1, closed=self.edge.closed)
+                except Transient as error:
+                    failure = error
+                    known = self.chain.ledgers.get(infos[-1].ledger_id, infos[-1])
+                    infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
+            else:
+                self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
+            if self._adoption is not None:
+                infos = await self._adoption.look(infos)
+        except NotFound:
+            if snapshot is None:
+                self.chain.deleted()
+            infos, self.edge, snapshot = [], None, SourceSnapshot((), None)
+        except OffloaderError:
+            self.snapshot = None
+            self.chain.doubt()
+            raise
+        self.snapshot = snapshot if failure is None else None
+        if failure is None:
+            self.looked_s = self._clock.monotonic()
+        self.chain.look(infos)
+        if failure is not None or (self.edge is not None and self.edge.hidden):
+            self.chain.doubt()
+        self._looked()
+        newest = self._newest()
+        if failure is None:
+            self._lag.watch(newest)
+        if newest is not None:
+            self._lag.saw(newest, self._clock.monotonic())
+        return failure
+
+    async def _look_meanwhile(self) -> None:
+        """Look how far the source is while nothing can be taken: what lags has to be known above all then."""
+        if self.looked_s is None or self._clock.monotonic() - self.looked_s >= LOOK_S:
+            with suppress(Transient):
+                await self._look()
+            await self._date_oldest()
+
+    async def _date_oldest(self) -> None:
+        """Read when the oldest entry was written that is not offloaded, if nothing in memory says so."""
+        position = self._oldest.undated if self._oldest is not None else None
+        if self._oldest is None or position is None:
+            return
+        try:
+            async with aclosing(self._read(*position, position.entry_id, batch_bytes=1)) as batches:
+                async for batch in batches:
+                    self._oldest.date(position, batch.payloads[0])
+        except OffloaderError as error:
+            log.debug("topic.age_unknown", topic=str(self._topic), position=str(position), error=str(error))
+
+    def _read(self, ledger_id: int, first: int, last: int, *, batch_bytes: int) -> AsyncGenerator[EntryBatch, None]:
+        """Read entries from whoever has them."""
+        if self._adoption is not None:
+            return self._adoption.read(ledger_id, first, last, batch_bytes=batch_bytes)
+        return self._source.read(self._topic, ledger_id, first, last, batch_bytes=batch_bytes)
+
+    def _newest(self) -> Position | None:
+        """Return the newest entry that may be read."""
+        with_entries = (info for info in reversed(self.chain.ledgers.values()) if info.entries)
+        return next((Position(info.ledger_id, info.entries - 1) for info in with_entries), None)
+
+    async def _catch_up(self) -> None:
+        failure = await self._look()
+        await self._date_oldest()
+        self._held_back = None
+        while True:
+            gap = self._buffer.gap(self._needed())
+            if gap.before is None and self._leave_to_pusher(gap.after):
+                break
+            step = self.chain.next_after(gap.after)
+            if step is None:
+                self._waiting_at = None
+                break
+            if not self._wants(step):
+                self._held_back = step
+                break
+            if isinstance(step, Loss):
+                await self._report(step, gap)
+            elif gap.before == step.first:
+                self._buffer.connect(gap)
+            elif gap.before is not None and gap.before < step.first:
+                await self._came_too_late(gap, gap.before)
+            elif not await self._fill(step, gap):
+                failure = await self._look()
+                if step.ledger_id in self.chain.ledgers:
+                    raise Transient(f"ledger {step.ledger_id} of {self._topic} is listed and cannot be found")
+        if failure is not None:
+            raise failure
+
+    async def _report(self, loss: Loss, gap: Missing) -> None:
+        """Tell of a loss and go on behind it; what was pushed behind it may be the first entry there is."""
+        if gap.before is not None and gap.before < loss.before:
+            if gap.before.entry_id:
+                self._metrics.source_gaps.inc()
+                raise EntriesMissing(
+                    f"entries after {gap.after} and before {gap.before} of {self._topic} are gone from the source",
+                    hint="the broker pushed what follows them, and the ledger was deleted while it was written",
+                )
+            loss = loss._replace(before=gap.before)
+        await self._lost(loss)
+        if gap.before == loss.before:
+            self._buffer.connect(gap)
+
+    async def _came_too_late(self, gap: Missing, pushed: Position) -> None:
+        """Deal with what was pushed before where the source goes on, as a loss there had been recorded already.
+
+        A whole ledger is stored and makes the loss smaller. A rest of one is part of the loss, since no segment can
+        have a hole within a ledger: it would be in the way of all that follows for ever.
+        """
+        if pushed.entry_id == 0:
+            await self._report(Loss(gap.after, pushed, 0), gap)
+            return
+        dropped = self._buffer.forget(gap)
+        entries = sum(len(batch.payloads) for batch in dropped)
+        if not self.chain.certainly_lost(gap.after):
+            self._metrics.source_lost_entries.inc(entries)
+        log.error(
+            "topic.pushed_entries_dropped",
+            topic=str(self._topic),
+            range=f"{pushed}..{dropped[-1].last}",
+            entries=entries,
+            after=str(gap.after),
+            hint="the source deleted what was between before it was offloaded, see topic.entries_maybe_lost",
+        )
+
+    def _leave_to_pusher(self, edge: Position) -> bool:
+        """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
+        now = self._clock.monotonic()
+        if not self._pushing():
+            self._waiting_at = None
+            return False
+        if self._waiting_at is None or self._waiting_at[0] != edge:
+            self._waiting_at = (edge, now)
+        return now - self._waiting_at[1] < PUSH_PATIENCE_S
+
+    async def _fill(self, run: Run, gap: Missing) -> bool:
+        """Read a run into the buffer up to the gap's end; False when its ledger has vanished meanwhile.
+
+        It stops early when the buffer's need has changed.
+        """
+        last = run.last_entry_id
+        if gap.before is not None:
+            self._metrics.source_fallback_reads.inc()
+            last = min(last, gap.before.entry_id - 1) if gap.before.ledger_id == run.ledger_id else last
+        need, follows = self._buffer.need, gap.after
+        entries = self._read(run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
+        try:
+            async with aclosing(entries) as batches:
+                async for batch in batches:
+                    await self._may_take(self._look_meanwhile)
+                    while self._buffer.need == need and not self._buffer.fill(batch, follows):
+                        self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
+                        room = self._pool.freed.wait(), self._buffer.hungry.wait()
+                        await race(*room, self._clock.sleep(LOOK_S))
+                        await self._look_meanwhile()
+                    if self._buffer.need != need:
+                        return True
+                    self._failure_tracker.over("source")
+                    self._metrics.source_entries.inc(len(batch.payloads))
+                    self._metrics.source_bytes.inc(batch.payload_bytes())
+                    if gap.before is not None:
+                        self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
+                    follows = batch.last
+        except NotFound as error:
+            log.warning("source.ledger_vanished", topic=str(self._topic), ledger_id=run.ledger_id, error=str(error))
+            return False
+        return True
+
+
+def tailer_of(
+    topic: TopicOffloader, source: LedgerSource, context: TopicContext, lost: Callable[[Loss], Awaitable[None]]
+) -> Tailer:
+    """Make the tailer of a topic; `lost` hears of what the source deleted before it was offloaded."""
+
+    def looked() -> None:
+        """Tell whoever waits if there is something to record."""
+        if topic.record.end_is_a_change() or topic.adoption.due() is not None:
+            topic.buffer.changed.notify()
+
+    return Tailer(
+        source,
+        topic.topic,
+        topic.buffer,
+        context.pool,
+        topic.record.chain,
+        adoption=topic.adoption,
+        ledgers=lambda: topic.source_check.ledgers(source),
+        needed=lambda: topic.feed.position,
+        pushing=lambda: topic.pushers > 0,
+        wants=topic.next.wants,
+        due_in_s=topic.next.due_in_s,
+        may_take=topic.outage.may_take,
+        looked=looked,
+        lost=lost,
+        lag=topic.lag,
+        oldest=topic.oldest,
+        failure_tracker=topic.failure_tracker,
+        clock=context.upload_context.clock,
+        metrics=context.upload_context.metrics,
+    )

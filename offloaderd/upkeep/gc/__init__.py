@@ -1,0 +1,1 @@
+"""Collection of objects that nothing refers to."""

@@ -1,0 +1,191 @@
+"""Which segments the metadata knows, of all topics of the cluster: committed, being written, or in the trash.
+
+A segment only moves forward: attempt, map, trash, gone; its attempt is recorded before its first byte. Each topic's
+nodes are read in this very order, so a segment that exists all the while is seen at least once however it moves, and
+one whose objects were listed before such a look and that the look does not show will never be referred to again.
+
+Rules: a look is whole or fails. A node that cannot be read, a topic that is none, a record that this version does not
+know: all of them mean that something might be referred to which is not seen, so nobody may conclude anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from uuid import UUID
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import Conflict, InvalidInput
+from offloaderd.metadata import nodes, paths, pieces
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.history import RangeState
+from offloaderd.metadata.topic_map import map as catalog
+
+if TYPE_CHECKING:
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.records.trash import Trash
+    from offloaderd.objects.keys import SegmentKeys
+
+KNOWN_NODES = frozenset(
+    {
+        "attempt",
+        "epoch",
+        "floor",
+        "grants",
+        "identity",
+        "history",
+        "ledgers",
+        "losses",
+        "owner",
+        "policy",
+        "rollback",
+        "trash",
+        "verified",
+        "asked",
+    }
+)
+FOLDERS = {
+    "history": frozenset({"attempt", "attempts", "driver", "holder", "plan", "ranges", "writers"}),
+    "rollback": frozenset({"attempt", "order"}),
+}
+"""All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
+
+
+@runtime_checkable
+class Syncing(Protocol):
+    """A store whose server can be told to catch up with its leader before it is read."""
+
+    async def sync(self, path: str) -> None:
+        """Have later reads show at least what is stored at this moment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A segment of a topic's map, with what the bucket has to hold of it."""
+
+    topic: TopicName
+    object_bytes: int
+    bucket: str
+    keys: SegmentKeys
+    foreign: bool
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix."""
+        return self.bucket, self.keys.prefix
+
+
+@dataclass(slots=True)
+class References:
+    """What one look has seen."""
+
+    topics: set[TopicName] = field(default_factory=set)
+    committed: dict[UUID, Committed] = field(default_factory=dict)
+    attempts: dict[UUID, TopicName] = field(default_factory=dict)
+    trash: dict[UUID, tuple[TopicName, Trash]] = field(default_factory=dict)
+
+    def __contains__(self, segment_id: object) -> bool:
+        """Whether a segment is referred to by anything at all."""
+        return segment_id in self.committed or segment_id in self.attempts or segment_id in self.trash
+
+
+async def look(store: MetadataStore) -> References:
+    """Read what all topics refer to. Raises CorruptData and Conflict for what may hide references, and Transient."""
+    if isinstance(store, Syncing):
+        await store.sync("/")
+    if await nodes.node(store, paths.REBUILD) is not None:
+        raise Conflict(
+            "the metadata is being rebuilt from the bucket, or that was broken off",
+            hint="run offloaderd rebuild --apply to its end first",
+        )
+    found = References()
+    folders = await _topic_folders(store)
+    for topic, attempts, segments, trash in await each(folders, lambda folder: _read_topic(store, folder)):
+        found.topics.add(topic)
+        found.attempts.update(dict.fromkeys(attempts, topic))
+        found.committed.update(segments)
+        found.trash.update({one.segment_id: (topic, one) for one in trash})
+    return found
+
+
+async def _topic_folders(store: MetadataStore) -> list[str]:
+    folders = [paths.TOPICS]
+    for _ in ("tenant", "namespace", "domain", "topic"):
+        names = await each(folders, store.children)
+        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+    return folders
+
+
+async def _read_topic(
+    store: MetadataStore, folder: str
+) -> tuple[TopicName, list[UUID], dict[UUID, Committed], list[Trash]]:
+    """Read a topic's attempts, contexts and trash, in this order. Raises Conflict for a node that nobody knows."""
+    try:
+        topic = paths.parse_topic(folder)
+    except InvalidInput:
+        raise Conflict(
+            f"{folder} lies among the topics and is none",
+            hint="delete the node if no program of yours needs it; until then nothing is collected",
+        ) from None
+    names = await store.children(folder)
+    below = {name: await store.children(f"{folder}/{name}") for name in FOLDERS if name in names}
+    beneath = {f"{name}/{one}" for name, found in below.items() for one in {*found} - FOLDERS[name]}
+    unknown = sorted({*names} - KNOWN_NODES | beneath)
+    if unknown:
+        raise Conflict(
+            f"{folder} holds {', '.join(unknown)}, of which this version knows nothing",
+            hint="a newer offloaderd may keep references there: collect with that version",
+        )
+    # One that begins later has no objects yet.
+    attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
+    if below.get("history"):
+        attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
+        attempts += [UUID(name) for name in await store.children(paths.history_attempts(topic))]
+    if below.get("rollback"):
+        attempts += await _attempt(store, paths.rollback_attempt(topic))
+    return topic, attempts, await _segments(store, topic), await _trash(store, topic)
+
+
+async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
+    node = await nodes.node(store, path)
+    return [attempt_record.decode(node.value, path=path).segment_id] if node is not None else []
+
+
+async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
+    """Return the segments of ranges of history that somebody has claimed."""
+    found = []
+    for name in await store.children(paths.history_ranges(topic)):
+        path = f"{paths.history_ranges(topic)}/{name}"
+        node = await nodes.node(store, path)
+        ranges = history_record.decode_ranges(node.value, path=path) if node is not None else ()
+        found += [one.segment_id for one in ranges if one.segment_id is not None and one.state is RangeState.CLAIMED]
+    return found
+
+
+async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Committed]:
+    folder = paths.ledgers(topic)
+    found: dict[UUID, Committed] = {}
+    for name in await store.children(folder):
+        path = f"{folder}/{name}"
+        stored = await nodes.stored_context(store, path)
+        if stored is None:
+            continue  # its last segment was removed meanwhile, and is in the trash by now
+        for one in pieces.joined(stored, path).segments:
+            segment = catalog.committed(int(name), one)
+            found[one.segment_id] = Committed(topic, one.object_bytes, segment.bucket, segment.keys, segment.foreign)
+    return found
+
+
+async def _trash(store: MetadataStore, topic: TopicName) -> list[Trash]:
+    folder = paths.trash(topic)
+    found = []
+    for name in await store.children(folder):
+        path = f"{folder}/{name}"
+        node = await nodes.node(store, path)
+        if node is not None:
+            found.append(trash_record.decode(node.value, path=path))
+    return found

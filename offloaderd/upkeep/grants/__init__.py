@@ -1,0 +1,1 @@
+"""Permission to delete a ledger from its source."""

@@ -1,0 +1,167 @@
+"""One closed ledger as a broker asks for it: whether all of it is in the bucket, and what is in the way if not.
+
+The broker deletes its own copy on the strength of the answer, so the map alone does not count: entries and payload
+bytes have to be those that BookKeeper knows, and the objects are looked at again (`copy_check.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.errors import InvalidInput, OffloaderError
+from offloaderd.core.limits import Bounded
+from offloaderd.core.model import LedgerOffload, Position
+from offloaderd.history.adoption import DRIVER_DEFAULT, located
+from offloaderd.topic.requests.plan import Wanted
+from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound, holding_all, segments_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.topic.offloader import TopicOffloader
+
+KNOWN_MAX = 1000
+"""Objects of brokers that are remembered as verified."""
+
+
+class ClosedLedger(NamedTuple):
+    """A ledger as BookKeeper says it is, once it is closed; `length_bytes` of all payloads."""
+
+    ledger_id: int
+    last_entry_id: int
+    length_bytes: int
+
+    @property
+    def last(self) -> Position:
+        """Its last entry."""
+        return Position(self.ledger_id, self.last_entry_id)
+
+
+class Copies:
+    """What the tier has of closed ledgers, looked at with a daemon's stores."""
+
+    def __init__(self, context: OffloadContext) -> None:
+        self._context = context
+        self._checker = CopyChecker(context, readback=False)
+        self._theirs: Bounded[tuple[TopicName, int, str, UUID], CommittedSegment] = Bounded(KNOWN_MAX)
+
+    async def verified(self, topic_map: TopicMap, wanted: ClosedLedger) -> int:
+        """Return how many segments hold the ledger, all of them looked at now. Raises Unsound, Transient, Denied."""
+        ledger_id, length = wanted.ledger_id, length_of(topic_map, wanted.ledger_id)
+        holding, entries = segments_of(topic_map, ledger_id), topic_map.ends[ledger_id].entries
+        if (entries, length) != (wanted.last_entry_id + 1, wanted.length_bytes):
+            raise Unsound(
+                "size",
+                f"the tier has {entries} entries of {length} bytes of ledger {ledger_id} of {topic_map.topic}, and "
+                f"BookKeeper {wanted.last_entry_id + 1} of {wanted.length_bytes}",
+            )
+        for segment in holding:
+            if segment.foreign:
+                await self._located(
+                    topic_map.topic, ledger_id, segment.bucket, segment.segment_id, segment.driver, named=False
+                )
+            else:
+                await self._checker.check(topic_map, segment, ledger_id)
+        return len(holding)
+
+    async def of_broker(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
+        """Return a ledger that Pulsar's own driver has offloaded (PIP-17), by what Pulsar's list says of it.
+
+        What was found is remembered for the topic it was found for: the objects of another one are looked at anew, and
+        refused. Raises InvalidConfig for a bucket that is not one of ours, NotFound, CorruptData, Transient and Denied.
+        """
+        key = topic, ledger_id, bucket, object_id
+        known = self._theirs.get(key)
+        if known is None:
+            known = await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
+            self._theirs[key] = known
+        return known
+
+    async def doomed(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
+        """Return such a ledger that is to be deleted: looked at now, and not remembered. Raises as `of_broker`."""
+        self._theirs.pop((topic, ledger_id, bucket, object_id), None)
+        return await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
+
+    async def _located(
+        self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID, driver: str, *, named: bool
+    ) -> CommittedSegment:
+        offload = LedgerOffload(
+            object_id=object_id, driver=driver, properties={"bucket": bucket}, offloaded_ms=0, source_deleted=True
+        )
+        return await located(self._context, topic, ledger_id, offload, named=named)
+
+
+def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether the map has all of a closed ledger, which is enough to read it, whatever lies before and behind it.
+
+    But for what retention deleted from its front: that is on record, and a reader of it is told.
+    """
+    floor = topic_map.floor
+    first = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0
+    try:
+        holding_all(topic_map, ledger_id, first)
+    except Unsound:
+        return False
+    return True
+
+
+def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether it is on record that a ledger was deleted from the tier: by a mark, or with all up to the floor.
+
+    What never was here is not: history that is still to come, or that the source had lost.
+    """
+    if ledger_id in topic_map.deleted:
+        return True
+    lost = any(loss.after.ledger_id < ledger_id < loss.before.ledger_id for loss in topic_map.losses)
+    if lost or topic_map.awaits(Position(ledger_id, 0)):
+        return False
+    floor, end = topic_map.floor, topic_map.ends.get(ledger_id)
+    if floor is None or ledger_id != floor.ledger_id:
+        return floor is not None and ledger_id < floor.ledger_id
+    return end is not None and end.entries <= floor.entry_id + 1
+
+
+def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether the map has all of a closed ledger, and it joins on to its neighbours, so that its source may go."""
+    try:
+        segments_of(topic_map, ledger_id)
+    except Unsound:
+        return False
+    return True
+
+
+def length_of(topic_map: TopicMap, ledger_id: int) -> int:
+    """Return the payload bytes of a ledger that the map has."""
+    parts = (part for segment in topic_map.segments for part in segment.slices)
+    return sum(part.payload_bytes for part in parts if part.ledger_id == ledger_id)
+
+
+def needs_push(offloader: TopicOffloader, wanted: ClosedLedger) -> bool:
+    """Whether entries of the ledger can come from nowhere but from who asks."""
+    if not offloader.handle.push_only:
+        return False
+    last = offloader.handle.last_offered()
+    return last is None or last < wanted.last
+
+
+async def hurry(offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
+    """Have a ledger's entries sealed and committed now; returns what is in the way at the moment, empty for nothing.
+
+    Raises Conflict when the topic's method takes nothing, Transient and Fenced.
+    """
+    if offloader.handle.push_only:
+        offloader.handle.ledger_closed(wanted.ledger_id, wanted.last_entry_id, 0)
+        await offloader.record.note_closed(wanted.last)
+    try:
+        await offloader.by_hand.ask(Wanted(to=wanted.last), by)
+    except InvalidInput as error:
+        return str(error)  # the source has not heard of the close yet
+    except OffloaderError as error:
+        if offloader.status().stalled_reason:
+            return offloader.status().stalled_reason
+        raise error from None
+    return offloader.status().stalled_reason

@@ -1,0 +1,189 @@
+"""Whether the copy of a ledger in the bucket is whole: what has to hold before its source may delete it (P3).
+
+Nothing that was known before counts: sizes are asked of the store, manifest and index are read and must agree with
+each other and with the map, and on request every block of the data is read and its checksum compared. The segments
+must hold all entries of the ledger without a gap, and what was committed before and behind them must join on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from offloaderd.core.aio.groups import Group
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, first_of
+from offloaderd.core.model import lost_up_to
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.verify import check_index, runs
+from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
+from offloaderd.metadata.topic_map.conversion import holders_of
+from offloaderd.objects import lookup as look
+from offloaderd.objects.whole import read_apart, sure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.verify import BlockRun
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.segment.context import OffloadContext
+
+
+class Unsound(OffloaderError):
+    """The copy is not what it has to be; `reason` names the kind of fault for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, hint="the source keeps the ledger; docs/failures.md says what to do")
+        self.reason = reason
+
+
+def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
+    """Return the segments that hold the whole ledger, in order. Raises Unsound when they do not, or do not join on."""
+    holding = holding_all(topic_map, ledger_id)
+    _check_joints(topic_map, holding)
+    return holding
+
+
+def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) -> list[CommittedSegment]:
+    """Return the segments that hold a ledger from an entry on, whatever lies before and behind it. Raises Unsound."""
+    end = topic_map.ends.get(ledger_id)
+    if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
+        raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
+    holding = [*holders_of(topic_map, ledger_id)]
+    expected = first_entry_id
+    for segment in holding:
+        part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+        if part.first_entry_id != expected:
+            raise Unsound(
+                "gap", f"entries {expected} to {part.first_entry_id - 1} of ledger {ledger_id} are in no segment"
+            )
+        expected = part.last_entry_id + 1
+    if expected != end.entries:
+        raise Unsound("gap", f"the segments hold {expected} of {end.entries} entries of ledger {ledger_id}")
+    return holding
+
+
+def _check_joints(topic_map: TopicMap, holding: Sequence[CommittedSegment]) -> None:
+    """Raise Unsound unless the segments follow each other, and join on to those committed before and behind."""
+    at = bisect_left(topic_map.segments, holding[0].begin, key=lambda one: one.begin)
+    around = topic_map.segments[max(0, at - 1) : at + len(holding) + 1]
+    plan = topic_map.unfinished
+    for before, after in pairwise(around):
+        if plan is not None and before.end < plan.live_begin <= after.begin:
+            continue  # history is still to come there
+        if lost_up_to(topic_map.losses, before.end, after.begin) == after.begin:
+            continue
+        if after.begin.ledger_id == before.end.ledger_id:
+            joined = after.begin.entry_id == before.end.entry_id + 1
+        else:
+            end = topic_map.ends.get(before.end.ledger_id)
+            joined = after.begin.entry_id == 0 and end is not None and end.entries == before.end.entry_id + 1
+        if not joined:
+            raise Unsound("gap", f"nobody can say that nothing is missing between {before.end} and {after.begin}")
+
+
+def _granted(segment: CommittedSegment, ledger_id: int, objects: tuple[GrantedObject, ...]) -> GrantedSegment:
+    part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+    return GrantedSegment(
+        segment_id=segment.segment_id,
+        first_entry_id=part.first_entry_id,
+        last_entry_id=part.last_entry_id,
+        objects=objects,
+    )
+
+
+class CopyChecker:
+    """Looks at the objects of segments."""
+
+    def __init__(self, context: OffloadContext, *, readback: bool, chunk_bytes: int = 8 << 20) -> None:
+        self._context = context
+        self._upload_context = context.upload_context
+        self.readback = readback
+        self._chunk_bytes = chunk_bytes
+
+    async def check(self, topic_map: TopicMap, segment: CommittedSegment, ledger_id: int) -> GrantedSegment:
+        """Return what was found of a segment. Raises Unsound, and Transient, Denied when the store does not answer."""
+        if segment.foreign:
+            said = f"ledger {ledger_id} was offloaded by a broker ({segment.driver}): its own deletion lag decides"
+            raise Unsound("foreign", said)
+        if segment.bucket not in self._context.places.buckets:
+            raise Unsound(
+                "bucket", f"segment {segment.segment_id} is in bucket {segment.bucket!r}, not in one of this daemon's"
+            )
+        try:
+            found = await self._objects(topic_map, segment)
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            raise Unsound("missing_object", f"an object of segment {segment.segment_id} is missing: {error}") from error
+        except CorruptData as error:
+            raise Unsound("corrupt", str(error)) from error
+        return _granted(segment, ledger_id, found)
+
+    async def seen(self, segment: CommittedSegment, ledger_id: int) -> GrantedSegment | None:
+        """Return what the store says of a segment's objects without reading any, None when one is missing."""
+        store, found = self._upload_context.objects.at(segment.bucket), []
+        for key in segment.keys.all:
+            info = await look.head(store, key)
+            if info is None:
+                return None
+            found.append(GrantedObject(key=key, size_bytes=info.size_bytes, crc32c=None, etag=info.etag))
+        return _granted(segment, ledger_id, tuple(found))
+
+    async def _objects(self, topic_map: TopicMap, segment: CommittedSegment) -> tuple[GrantedObject, ...]:
+        data_key, index_key, manifest_key = segment.keys.all
+        store = self._upload_context.objects.at(segment.bucket)
+        gets = [partial(store.get, key, 0) for key in (index_key, manifest_key)]
+        decode = partial(self._tables, topic_map, segment)
+        try:
+            async with Group() as group:
+                heads = [group.create_task(store.head(key), name=f"head {key}") for key in segment.keys.all]
+                tables = group.create_task(sure(lambda: read_apart(decode, *gets)), name=f"get {manifest_key}")
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        (info, *infos), (described, found) = [head.result() for head in heads], tables.result()
+        if info.size_bytes != segment.object_bytes:
+            raise Unsound("size", f"{data_key} holds {info.size_bytes} bytes, not {segment.object_bytes}")
+        self._upload_context.metrics.grant_checked_bytes.inc(sum(size_bytes for size_bytes, _ in found))
+        crc32c = await self._read_data(store, data_key, described) if self.readback else None
+        data = GrantedObject(key=data_key, size_bytes=info.size_bytes, crc32c=crc32c, etag=info.etag)
+        index, of_manifest = (
+            GrantedObject(key=key, size_bytes=size_bytes, crc32c=told, etag=one.etag)
+            for key, one, (size_bytes, told) in zip((index_key, manifest_key), infos, found, strict=True)
+        )
+        return data, index, of_manifest
+
+    def _tables(
+        self, topic_map: TopicMap, segment: CommittedSegment, index: bytes, encoded: bytes
+    ) -> tuple[SegmentManifest, list[tuple[int, int]]]:
+        """Return a segment's manifest, and size and checksum of index and manifest. Raises CorruptData."""
+        _, index_key, manifest_key = segment.keys.all
+        described = manifest.decode(encoded, key=manifest_key, data_bytes=segment.object_bytes)
+        segment.check_manifest(described, managed_ledger=topic_map.topic.managed_ledger, cluster=self._context.cluster)
+        check_index(index, described, key=index_key)
+        return described, [(len(one), google_crc32c.value(one)) for one in (index, encoded)]
+
+    async def _read_data(self, store: ObjectReader, key: str, described: SegmentManifest) -> int:
+        """Read all bytes, each block checked; returns the checksum of the whole object. Raises CorruptData."""
+        crc32c = 0
+        if described.preamble_bytes:
+            crc32c = google_crc32c.value(await store.get(key, 0, described.preamble_bytes))
+        for run in runs(described.blocks, self._chunk_bytes):
+            async with self._upload_context.budget.held(run.length):
+                crc32c = await sure(partial(self._read_piece, store, key, run, described, crc32c))
+            self._upload_context.metrics.grant_checked_bytes.inc(run.length)
+        return crc32c
+
+    async def _read_piece(
+        self, store: ObjectReader, key: str, run: BlockRun, described: SegmentManifest, crc32c: int
+    ) -> int:
+        """Read neighbouring blocks; returns the checksum with them. Raises CorruptData."""
+        data = await store.get(key, run.offset, run.length)
+        run.decoded(data, key=key, method=described.method)
+        return int(google_crc32c.extend(crc32c, data))

@@ -1,0 +1,396 @@
+"""The deletion gate: permission to delete a ledger from its source, given only for a copy that was verified (P3).
+
+For every closed ledger that is offloaded to its end, the owner verifies the copy (`copy_check.py`) and writes a grant
+under its epoch: what was found, when, by whom, and before when the source is to keep the ledger. A copy that is not
+sound gets none, is told, and is looked at again. The embedded store acts on grants itself: the decision is one
+transaction that compares the grant's version, so a revocation that came first wins; objects and map are looked at
+once more right before it. For BookKeeper grants are published only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.aio.signal import race
+from offloaderd.core.errors import (
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    Denied,
+    Fenced,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.upkeep.grants import records as grant_records
+from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound, segments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from offloaderd.ledgers.port import LedgerStore
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.policy.resolver import PolicyResolver
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.upkeep.grants.records import Stored
+    from offloaderd.upkeep.settings import GrantSettings
+
+log = structlog.get_logger(__name__)
+
+NEVER_MS = 253_402_300_799_000
+"""The last second of the year 9999, for ledgers that the source is to keep."""
+HEADS_AT_A_TIME = 8
+"""Segments of one ledger whose objects are asked for side by side before it is deleted."""
+CHECKS_AT_A_TIME = 2
+"""Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
+
+
+class Grants:
+    """The duty towards each topic. `store` is the embedded store, if there is one.
+
+    `book` says how long the source keeps a ledger all the same; when that changes, so do the grants there are.
+    """
+
+    def __init__(
+        self,
+        context: OffloadContext,
+        store: LedgerStore | None,
+        options: GrantSettings,
+        book: PolicyResolver,
+        *,
+        daemon_id: str,
+    ) -> None:
+        self._context = context
+        self._book = book
+        self._store = store if options.delete_source else None
+        self._options = options
+        self._daemon_id = daemon_id
+        self._clock = context.upload_context.clock
+        self._metrics = context.upload_context.metrics
+        self._checker = CopyChecker(context, readback=options.readback)
+        self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
+        self._versions: WeakKeyDictionary[TopicOffloader, int] = WeakKeyDictionary()
+
+    def follow(self, options: GrantSettings) -> None:
+        """Go on in another rhythm, and with other checks; whether grants are given stays as it is."""
+        self._options = options.model_copy(update={"enabled": self._options.enabled})
+        self._checker.readback = options.readback
+
+    async def run(self, offloader: TopicOffloader) -> None:
+        """Verify, grant and delete until cancelled; without grants, only know which are revoked. Raises Fenced."""
+        known: dict[int, Grant] = {}
+        await offloader.identity.checked.wait()
+        while True:
+            offloader.grants_changed.clear()
+            holds, patience_s = offloader.policy, 0.0
+            try:
+                known = await (self.look if self._options.enabled else self._load)(offloader, known)
+                patience_s = self._patience_s(offloader, known) if self._options.enabled else inf
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                log.warning("grants.retried", topic=str(offloader.topic), error=str(error))
+            if offloader.policy is holds:
+                pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
+                with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
+                    change_signal = offloader.policy_changed.wait_at_most(self._clock, pause_s)
+                    await race(change_signal, offloader.grants_changed.wait())
+
+    def _patience_s(self, offloader: TopicOffloader, known: Mapping[int, Grant]) -> float:
+        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        topic_map, listed = offloader.map, offloader.record.chain.ledgers
+        theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
+        wanted = (topic_map.ends.keys() & topic_map.contexts.keys()) - theirs - known.keys()
+        if any(self._context.source is None or one in listed for one in wanted):
+            return 0.0
+        if self._store is None:
+            return inf
+        due_ms = [one.not_before_ms for one in known.values() if one.in_force and one.ledger_id in listed]
+        return (min(due_ms, default=NEVER_MS) - self._clock.wall_ms()) / 1000
+
+    async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+        """Do once what is due; returns the grants that were there, `known` being those of the last look.
+
+        Raises Fenced, Transient, Denied.
+        """
+        topic_map, known = offloader.map, await self._load(offloader, known)
+        if not topic_map.ends:
+            return known
+        if why := await deletion_refused(self._context.metadata, offloader.topic):
+            log.error("grants.refused", topic=str(offloader.topic), why=why)
+            return known
+        present = await self._present(offloader)
+        lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
+        known = {one: await self._of_copy(offloader, one, grant, lag_s) for one, grant in known.items()}
+        known = {one: await self._on_time(offloader, one, grant, lag_s) for one, grant in known.items()}
+        theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
+        for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - theirs):
+            if ledger_id not in known and (present is None or ledger_id in present):
+                await self._verify(offloader, ledger_id, lag_s)
+        if self._store is not None and present is not None:
+            for ledger_id, grant in known.items():
+                if ledger_id in present and grant.allows(self._clock.wall_ms()) and has_successor(topic_map, ledger_id):
+                    await self._delete_source(offloader, self._store, ledger_id)
+        for ledger_id, grant in known.items():
+            if ledger_id not in topic_map.contexts and not (present and ledger_id in present):
+                await self._forget(offloader, ledger_id, grant)
+        return known
+
+    async def _load(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+        """Return the grants; all are read again when the folder's version says that somebody took one back."""
+        folder = await nodes.node(self._context.metadata, paths.grants(offloader.topic))
+        version = folder.version if folder is not None else 0
+        if self._versions.get(offloader) != version:
+            known = {}
+        found = await grant_records.load_all(self._context.metadata, offloader.topic, known)
+        self._versions[offloader] = version
+        offloader.damaged_ledgers = grant_records.damaged_of(found)
+        self._metrics.damaged_ledgers.labels(topic=str(offloader.topic)).set(len(offloader.damaged_ledgers))
+        return found
+
+    async def _present(self, offloader: TopicOffloader) -> set[int] | None:
+        """Return the closed ledgers that the source has, None without a source. Raises Transient, IdentityRefused."""
+        if self._context.source is None:
+            return None
+        try:
+            infos = await offloader.source_check.ledgers(self._context.source)
+        except NotFound:
+            return set()
+        return {info.ledger_id for info in infos if info.closed}
+
+    async def _on_time(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+        """Return a grant with the time from which it holds by the present lag, stored if it is another one."""
+        if not grant.in_force or grant.source_deleted_ms or ledger_id not in offloader.map.contexts:
+            return grant
+        topic_map = offloader.map
+        try:
+            not_before_ms = self._not_before_ms(topic_map, ledger_id, lag_s)
+        except Unsound:
+            return grant
+        found = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
+        if grant.not_before_ms == not_before_ms or found is None or found.grant != grant:
+            return grant
+        moved = replace(grant, not_before_ms=not_before_ms)
+        if not await self._replaced(offloader, topic_map, ledger_id, found, moved):
+            return grant
+        log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
+        return moved
+
+    async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+        """Return the grant for the copy that is there now, verified anew if it was rewritten. Raises Fenced."""
+        topic_map = offloader.map
+        if not grant.in_force or ledger_id not in topic_map.contexts.keys() - topic_map.deleted.keys():
+            return grant
+        try:
+            if grant.is_of([segment.segment_id for segment in segments_of(topic_map, ledger_id)]):
+                return grant
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return grant
+        found = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
+        try:
+            fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
+        except (Unsound, Transient, Denied, BucketMissing) as error:
+            self._denied(offloader, ledger_id, _reason(error), error)
+            return grant
+        renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
+        if found is None or found.grant != grant:
+            return grant
+        if not await self._replaced(offloader, topic_map, ledger_id, found, renewed):
+            return grant
+        log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=renewed.segment_count)
+        return renewed
+
+    def _not_before_ms(self, topic_map: TopicMap, ledger_id: int, lag_s: float | None) -> int:
+        """Return from when the source may delete a ledger, by the lag of the topic's policy. Raises Unsound."""
+        if lag_s is None or lag_s < 0:
+            return NEVER_MS
+        offloaded_ms = max(segment.offloaded_ms for segment in segments_of(topic_map, ledger_id))
+        return min(NEVER_MS, offloaded_ms + int(lag_s * 1000))
+
+    async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
+        """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted.
+
+        The context that says what the copy consists of is compared in the transaction: retention, or a job that
+        rewrites segments, may have changed it meanwhile. Then there is no grant, and the next look verifies anew.
+        """
+        topic, topic_map = offloader.topic, offloader.map
+        try:
+            await offloader.source_check.ledger(ledger_id)
+        except NotFound:
+            return  # it is gone from the source, where nobody needs a grant any more
+        async with self._turns:
+            try:
+                grant = await self.verified(offloader, topic_map, ledger_id, lag_s)
+            except (Unsound, Transient, Denied, BucketMissing) as error:
+                self._denied(offloader, ledger_id, _reason(error), error)
+                return  # other ledgers may lie in another bucket
+        path, value = paths.grant(topic, ledger_id), grant_record.encode(grant)
+
+        async def recorded() -> bool:
+            found = await grant_records.load(self._context.metadata, topic, ledger_id)
+            return found is not None and found.grant == grant
+
+        await grant_records.ensure_folder(self._context.metadata, topic)
+        try:
+            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), Create(path, value)], recorded)
+        except Fenced:
+            raise
+        except (Conflict, NotFound, NoSpace) as error:
+            self._denied(offloader, ledger_id, _why_unwritten(error), error)
+            return
+        self._metrics.grants.inc()
+        log.info(
+            "ledger.granted",
+            topic=str(topic),
+            ledger_id=ledger_id,
+            entries=grant.entries,
+            segments=grant.segment_count,
+            readback=grant.readback,
+            not_before_ms=grant.not_before_ms,
+        )
+
+    async def verified(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, lag_s: float | None
+    ) -> Grant:
+        """Return the grant that the ledger's copy deserves by this map. Raises Unsound, Transient, Denied."""
+        holding = segments_of(topic_map, ledger_id)
+        granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
+        grant = Grant(
+            ledger_id=ledger_id,
+            entries=topic_map.ends[ledger_id].entries,
+            segments=granted,
+            readback=self._options.readback,
+            verified_ms=max(1, self._clock.wall_ms()),
+            daemon_id=self._daemon_id,
+            epoch=offloader.claim.epoch,
+            not_before_ms=self._not_before_ms(topic_map, ledger_id, lag_s),
+        )
+        return grant_record.fitted(grant)
+
+    async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
+        """Delete a ledger from the embedded store, if its grant still allows it and its copy is still there."""
+        topic, topic_map = offloader.topic, offloader.map
+        found = await grant_records.load(self._context.metadata, topic, ledger_id)
+        if found is None or not found.grant.allows(self._clock.wall_ms()):
+            return
+        held = await self._is_held(offloader, topic_map, ledger_id, found.grant)
+        if not held or await deletion_refused(self._context.metadata, topic):
+            return
+        if not found.grant.source_deleted_ms and not await self._decide(offloader, topic_map, ledger_id, found):
+            return
+        await offloader.record.note_source_deleted([ledger_id])
+        await store.delete(topic, ledger_id)
+        self._metrics.source_ledgers_deleted.inc()
+        log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)
+
+    async def _is_held(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, grant: Grant) -> bool:
+        """Whether the copy that was verified is there now; also for a deletion that an earlier owner decided."""
+        try:
+            held = segments_of(topic_map, ledger_id)
+        except Unsound as error:
+            self._denied(offloader, ledger_id, error.reason, error)
+            return False
+        if not grant.is_of(one.segment_id for one in held):
+            self._denied(offloader, ledger_id, "gap", Unsound("gap", "other segments hold it than were verified"))
+            return False
+        seen = await each(held, lambda one: self._checker.seen(one, ledger_id), in_flight_max=HEADS_AT_A_TIME)
+        found = [one for one in seen if one is not None]
+        if len(found) == len(held) and grant.finds(found):
+            return True
+        gone = [f", {one.segment_id} lacks one" for one, there in zip(held, seen, strict=True) if there is None]
+        changed = Unsound("missing_object", f"objects of its segments are not what was verified{''.join(gone[:1])}")
+        self._denied(offloader, ledger_id, "missing_object", changed)
+        return False
+
+    async def _decide(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored) -> bool:
+        """Record that the source's copy goes now; False when the grant does not hold any more."""
+        decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
+        return await self._replaced(offloader, topic_map, ledger_id, found, decided)
+
+    async def _replaced(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored, grant: Grant
+    ) -> bool:
+        """Store a grant in place of the one that was found.
+
+        False when that one does not hold any more, or the ledger's context is not what it is in this map.
+        """
+        topic = offloader.topic
+        step = Replace(paths.grant(topic, ledger_id), grant_record.encode(grant), found.version)
+
+        async def recorded() -> bool:
+            current = await grant_records.load(self._context.metadata, topic, ledger_id)
+            return current is not None and current.grant == grant
+
+        try:
+            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), step], recorded)
+        except Fenced:
+            raise
+        except (Conflict, NotFound, NoSpace) as error:
+            self._denied(offloader, ledger_id, _why_unwritten(error), error)
+            return False
+        return True
+
+    async def _forget(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> None:
+        """Drop the grant of a ledger that is deleted here and at its source."""
+        floor = offloader.map.floor
+        if floor is None or ledger_id > floor.ledger_id:
+            return
+        path = paths.grant(offloader.topic, ledger_id)
+
+        async def recorded() -> bool:
+            return await grant_records.load(self._context.metadata, offloader.topic, ledger_id) is None
+
+        try:
+            await offloader.record.fence.settle([Delete(path)], recorded)
+        except NotFound:
+            log.debug("grant.gone", path=path)
+        log.info("grant.forgotten", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
+
+    def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
+        """Count and tell why a ledger may not be deleted from its source."""
+        self._metrics.source_delete_denied.labels(reason=reason).inc()
+        tell = log.error if isinstance(error, Unsound | CorruptData) else log.warning
+        tell("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
+
+
+def _unchanged(topic_map: TopicMap, ledger_id: int) -> Check:
+    """Return the step that fails when a ledger's context is not what it is in this map."""
+    return Check(paths.ledger(topic_map.topic, ledger_id), topic_map.contexts[ledger_id].version)
+
+
+def _why_unwritten(error: OffloaderError) -> str:
+    """Return why a grant was not written: no room, taken back, or of a ledger whose context is another one now."""
+    return "no_space" if isinstance(error, NoSpace) else "revoked"
+
+
+def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:
+    """Whether it is on record what follows a ledger of the map.
+
+    The source's list tells that only as long as the ledger is in it. A next owner that finds neither would have to
+    take whatever comes later for the end of a gap, and report a possible loss.
+    """
+    end, offloaded, plan = topic_map.ends.get(ledger_id), topic_map.offloaded, topic_map.unfinished
+    if plan is not None and ledger_id < plan.boundary:
+        offloaded = topic_map.history_end
+    if offloaded is not None and ledger_id < offloaded.ledger_id:
+        return True
+    return end is not None and end.next_ledger_id is not None
+
+
+def _reason(error: OffloaderError) -> str:
+    return error.reason if isinstance(error, Unsound) else "unreachable"

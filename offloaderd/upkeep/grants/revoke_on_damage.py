@@ -1,0 +1,183 @@
+"""What follows when stored segments are found damaged: their ledgers are not to be deleted at the source.
+
+Whoever finds damage says so: the scrub, a verification, a broker's check, a read, a job. A revocation needs no claim,
+since it compares the grant's version; so a daemon that only reads revokes as well, and a job without any daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.signal import race
+from offloaderd.core.byte_budget import Backoff
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.limits import Bounded
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects import lookup as look
+from offloaderd.upkeep.grants import records as grant_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectReader
+
+log = structlog.get_logger(__name__)
+
+AGAIN_S = 60.0
+"""A segment that is found damaged again and again is looked into once in so long: a grant that was allowed again too
+early has to be revoked before the owner's next look, which deletes by it."""
+KNOWN_MAX = 10_000
+"""Segments of which that is known, and that may wait to be looked into."""
+
+
+class GrantRevoker:
+    """Takes back, or forbids beforehand, the permission to delete ledgers; an operator allows it again."""
+
+    def __init__(self, store: MetadataStore, objects: ObjectReader, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._objects = objects
+        self._clock = clock
+        self._metrics = metrics
+        self._told: Bounded[tuple[TopicName, UUID], float] = Bounded(KNOWN_MAX)
+        self._waiting: dict[tuple[TopicName, UUID], tuple[CommittedSegment, OffloaderError | str]] = {}
+        self._change_signal = asyncio.Event()
+
+    async def keep(self, topic: TopicName, ledger_ids: Sequence[int], reason: str) -> None:
+        """Revoke the grants of ledgers, as far as they are not being deleted already. Raises Transient."""
+        now_ms = self._clock.wall_ms()
+        for ledger_id in ledger_ids:
+            try:
+                await grant_records.revoke(self._store, topic, ledger_id, reason=reason, now_ms=now_ms, damaged=True)
+            except Conflict as error:
+                log.warning("ledger.not_kept", topic=str(topic), ledger_id=ledger_id, error=str(error))
+            else:
+                self._metrics.damaged_copies.inc()
+                log.error("ledger.kept_for_damage", topic=str(topic), ledger_id=ledger_id, reason=reason)
+
+    def found(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
+        """Have `run` keep the ledgers of a segment that seems damaged, or to lack an object; waits for nothing."""
+        key, now_s = (topic, segment.segment_id), self._clock.monotonic()
+        known_s = self._told.get(key)
+        if segment.foreign or len(self._waiting) >= KNOWN_MAX or (known_s is not None and now_s - known_s < AGAIN_S):
+            return
+        self._told[key] = now_s
+        self._waiting[key] = segment, error
+        self._change_signal.set()
+
+    async def run(self) -> None:
+        """Keep what was found damaged until cancelled; one that nobody answers for now holds up no other."""
+        backoff, unanswered = Backoff(self._clock), None
+        while True:
+            if unanswered is None:
+                backoff.reset()
+                await self._change_signal.wait()
+            else:
+                await race(self._change_signal.wait(), backoff.wait(unanswered))
+            self._change_signal.clear()
+            found, self._waiting, unanswered = self._waiting, {}, None
+            for key, (segment, error) in found.items():
+                try:
+                    await self._look_into(key[0], segment, error)
+                except Transient as failed:
+                    self._waiting[key], unanswered = (segment, error), failed
+                except OffloaderError as failed:
+                    self._told.pop(key, None)  # whoever finds it again has it looked into again
+                    log.warning("damage.not_looked_into", topic=str(key[0]), error=str(failed))
+
+    async def _look_into(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
+        """Keep a segment's ledgers if the map still has it, and what is said to be missing is. Raises as the stores."""
+        topic_map = await catalog.load(self._store, topic)
+        current = next((one for one in topic_map.segments if one.segment_id == segment.segment_id), None)
+        if current is None:
+            return  # it was deleted or rewritten while somebody read it
+        if isinstance(error, NotFound):
+            store = self._objects.at(current.bucket)
+            if None not in [await look.head(store, key) for key in current.keys.all]:
+                return
+        await self.keep(topic, [part.ledger_id for part in current.slices], f"its copy was found damaged: {error}")
+
+
+class Fate(StrEnum):
+    """What becomes of a ledger whose copy a job found damaged."""
+
+    KEPT = "kept"
+    """Its grant is revoked, or it was: the source keeps it."""
+    GONE = "gone"
+    """Its source is deleting it already, or has."""
+    NOT_KEPT = "not-kept"
+    """The job may not revoke its grant, or could not: somebody else has to."""
+    DRY_RUN = "dry-run"
+    """The job was not to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedLedger:
+    """One such ledger; `text` says what became of it, and `what_to_do` what follows from that."""
+
+    topic: TopicName
+    ledger_id: int
+    fate: Fate
+    text: str
+    what_to_do: str
+
+
+class JobKeeper:
+    """Keeps at their source what a job found damaged, by the metadata alone; `store` is None for a job without any."""
+
+    def __init__(self, store: MetadataStore | None, clock: Clock, *, job: str, dry_run: bool = False) -> None:
+        self._store = store
+        self._clock = clock
+        self._job = job
+        self._dry_run = dry_run
+
+    async def keep(self, topic_map: TopicMap, damage: Mapping[UUID, str]) -> list[DamagedLedger]:
+        """Revoke the grants of the ledgers of damaged segments, as far as the map has them; says what became of each.
+
+        Raises nothing of ours: a job that may not write, or whose metadata store is away, says what is left to do.
+        """
+        ledgers = {
+            part.ledger_id: damage[one.segment_id]
+            for one in topic_map.segments
+            if one.segment_id in damage and not one.foreign  # nobody grants the deletion of a broker's
+            for part in one.slices
+        }
+        return [await self._keep(topic_map.topic, *one) for one in sorted(ledgers.items())]
+
+    async def _keep(self, topic: TopicName, ledger_id: int, what: str) -> DamagedLedger:
+        fate, text, advice = await self._revoked(topic, ledger_id, f"its copy was found damaged by {self._job}: {what}")
+        return DamagedLedger(topic=topic, ledger_id=ledger_id, fate=fate, text=text, what_to_do=advice)
+
+    async def _revoked(self, topic: TopicName, ledger_id: int, reason: str) -> tuple[Fate, str, str]:
+        by_hand = f"offloadctl grants revoke {topic} {ledger_id} --reason damaged"
+        if self._dry_run:
+            return (
+                Fate.DRY_RUN,
+                "its grant was not revoked: this is a dry run",
+                f"without --dry-run it is, or {by_hand}",
+            )
+        if self._store is None:
+            return Fate.NOT_KEPT, "its grant was not revoked: the job works without metadata", by_hand
+        now_ms = self._clock.wall_ms()
+        try:
+            await grant_records.revoke(self._store, topic, ledger_id, reason=reason, now_ms=now_ms, damaged=True)
+        except Conflict as error:
+            return Fate.GONE, error.message, "restore the copy: it may be the last one"
+        except OffloaderError as error:
+            return Fate.NOT_KEPT, f"its grant could not be revoked: {error.message}", by_hand
+        return (
+            Fate.KEPT,
+            "its grant is revoked, so its source keeps it",
+            f"restore the copy, then offloadctl grants allow {topic} {ledger_id}",
+        )

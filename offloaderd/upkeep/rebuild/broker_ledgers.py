@@ -1,0 +1,99 @@
+"""What brokers have offloaded of some topics, from the bucket alone: by labels, index and last block of each ledger.
+
+No object says that a broker refers to it: one that was left behind by a try that failed may look the same. So what is
+found here may only fill what else would be a gap, and two copies of one ledger fill none.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import BucketMissing, CorruptData, InvalidInput, NotFound
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.objects import keys
+from offloaderd.objects.broker_ledger import verified_index
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.gc.orphans import WRITER
+from offloaderd.upkeep.rebuild.known import Known
+from offloaderd.upkeep.stored import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.upkeep.stored import Site, StoredSegment
+
+log = structlog.get_logger(__name__)
+
+BATCH = 256
+DRIVER = "aws-s3"
+"""What Pulsar calls its driver for S3; objects do not say which one wrote them."""
+
+
+async def read(objects: ObjectReader, site: Site, topics: Collection[TopicName]) -> list[Known]:
+    """Return the ledgers of these topics that brokers have offloaded; what is not sound is left out, and logged.
+
+    Asks for the labels of every such object of the site, which is a whole bucket. Raises what the listing raises,
+    Transient, Denied.
+    """
+    found: list[Known] = []
+    batch: list[StoredSegment] = []
+    async with aclosing(stored.segments(objects, site, Counts(), with_brokers=True)) as listed:
+        async for one in listed:
+            if one.may_be_brokers and {ObjectKind.DATA, ObjectKind.INDEX} <= one.objects.keys():
+                batch.append(one)
+            if len(batch) == BATCH:
+                found += await _known(objects, site, topics, batch)
+                batch.clear()
+    return found + await _known(objects, site, topics, batch)
+
+
+async def _known(
+    objects: ObjectReader, site: Site, topics: Collection[TopicName], batch: list[StoredSegment]
+) -> list[Known]:
+    async def look(one: StoredSegment) -> Known | None:
+        try:
+            return await _ledger(objects, site, topics, one)
+        except BucketMissing:
+            raise
+        except (CorruptData, NotFound) as error:
+            log.warning("rebuild.broker_object_left_out", key=one.keys.data, error=str(error))
+            return None
+
+    return [one for one in await each(list(batch), look) if one is not None]
+
+
+async def _ledger(objects: ObjectReader, site: Site, topics: Collection[TopicName], one: StoredSegment) -> Known | None:
+    """Return a broker's ledger of one of the topics. Raises NotFound, CorruptData."""
+    data, objects = one.objects[ObjectKind.DATA], objects.at(site.bucket)
+    labels = (await objects.head(data.key)).metadata
+    name = labels.get(keys.MANAGED_LEDGER_KEY, "")
+    ours = labels.get(keys.SOFTWARE_VERSION_KEY, "").startswith(WRITER)
+    if ours or labels.get(keys.CLUSTER_KEY) != site.cluster or one.keys.ledger_id is None:
+        return None
+    try:
+        topic = TopicName.from_managed_ledger(name)
+    except InvalidInput:
+        return None
+    if topic not in topics:
+        return None
+    index, data_bytes = await verified_index(objects, one.keys, managed_ledger=name)
+    ledger = index.ledger()
+    segment = CommittedSegment(
+        segment_id=one.segment_id,
+        slices=(LedgerSlice(one.keys.ledger_id, 0, ledger.lastEntryId, ledger.length),),
+        object_bytes=data_bytes,
+        assigned_ms=data.modified_ms,
+        offloaded_ms=data.modified_ms,
+        bucket=site.bucket,
+        prefix="",
+        method=OffloadMethod.LEDGER_BASED,
+        driver=DRIVER,
+    )
+    return Known(topic=topic, segment=segment, epoch=0, closed={one.keys.ledger_id: ledger.lastEntryId + 1})

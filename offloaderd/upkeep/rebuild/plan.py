@@ -1,0 +1,283 @@
+"""What a topic's map has to be, from its manifests alone. Pure.
+
+Nothing is chosen silently: where the manifests contradict each other, overlap or lack entries that were certainly
+there, the plan says so and is not to be carried out before somebody has decided. What nobody can tell from the
+manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import LedgerEnd, Position, lost_up_to
+from offloaderd.metadata import paths, pieces
+from offloaderd.metadata.committed import ledger_segment
+from offloaderd.metadata.records.context import LedgerContext
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
+from offloaderd.upkeep.rebuild.superseded import merged, place_of, superseded
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.model import Loss, TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.pieces import StoredContext
+    from offloaderd.metadata.records.context import LedgerSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """A topic as it is to be written. The map is what can be made of it where the plan is blocked."""
+
+    map: TopicMap
+    epoch: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def topic(self) -> TopicName:
+        """Whose map it is."""
+        return self.map.topic
+
+    @property
+    def blocked(self) -> bool:
+        """Whether somebody has to decide first."""
+        return any(problem.blocks for problem in self.problems)
+
+
+def plan_topic(
+    topic: TopicName,
+    found: Iterable[Known],
+    *,
+    prefer: Collection[UUID] = (),
+    boundary: Position | None = None,
+    brokers: Iterable[Known] = (),
+) -> TopicPlan:
+    """Put the segments of one topic together; `prefer` names those that win over what overlaps them.
+
+    What lies right before the `boundary` is history that is known not to be there yet, which is no problem. Ledgers
+    that `brokers` have offloaded fill what would be a gap between segments or before them, or may be one.
+    """
+    known = sorted(found, key=place_of)
+    problems: list[Problem] = []
+    kept, replaced = superseded(known, prefer, problems)
+    kept, sources = merged(kept, prefer, problems)
+    replaced += sources
+    chosen = _disjoint(kept, prefer, problems)
+    losses = _losses([*replaced, *chosen])
+    chosen = _filled(chosen, brokers, _ends([*replaced, *chosen], []), losses)
+    ends = _ends([*replaced, *chosen], problems)
+    if chosen and (boundary is None or chosen[0].segment.begin < boundary):
+        problems += _front(chosen[0])
+    for before, after in pairwise(chosen):
+        if boundary is not None and before.segment.end < boundary <= after.segment.begin:
+            continue
+        problems += _between(before.segment, after.segment, ends, losses)
+    topic_map = TopicMap(topic)
+    try:
+        topic_map = TopicMap.build(topic, _contexts(topic, [one.segment for one in chosen], ends), losses)
+    except (ValueError, CorruptData) as error:
+        if not any(problem.blocks for problem in problems):
+            problems.append(Problem(kind=Failure.CONTRADICTION, text=str(error)))
+    named = tuple(_named(problem, topic) for problem in problems)
+    return TopicPlan(map=topic_map, epoch=max((one.epoch for one in known), default=0), problems=named)
+
+
+def _named(problem: Problem, topic: TopicName) -> Problem:
+    return Problem(
+        kind=problem.kind, text=problem.text, topic=topic, segments=problem.segments, what_to_do=problem.what_to_do
+    )
+
+
+def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
+    """Return segments of which no two overlap; those that do are a problem unless one of them is preferred."""
+    preferred = [one.segment for one in known if one.segment.segment_id in prefer]
+    chosen: list[Known] = []
+    for one in known:
+        segment = one.segment
+        if segment not in preferred and any(_overlap(segment, other) for other in preferred):
+            continue
+        if chosen and _overlap(chosen[-1].segment, segment):
+            problems.append(_overlapping(chosen[-1].segment, segment))
+            if segment.end > chosen[-1].segment.end:
+                chosen[-1] = one
+            continue
+        chosen.append(one)
+    return chosen
+
+
+def _filled(
+    chosen: Sequence[Known], brokers: Iterable[Known], ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> list[Known]:
+    """Return the segments with brokers' ledgers where something is, or may be, missing between them or before them.
+
+    Of a ledger that lies there more than once nobody knows which copy its broker refers to: it stays a gap.
+    """
+    offered = sorted(brokers, key=place_of)
+    copies = Counter(one.segment.begin.ledger_id for one in offered)
+    sole = [one for one in offered if copies[one.segment.begin.ledger_id] == 1]
+    filled: list[Known] = []
+    if chosen and any(True for _ in _front(chosen[0])):
+        filled += [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
+    filled += chosen[:1]
+    for before, after in pairwise(chosen):
+        if any(True for _ in _between(before.segment, after.segment, ends, losses)):
+            low, high = before.segment.end.ledger_id, after.segment.begin.ledger_id
+            filled += [one for one in sole if low < one.segment.begin.ledger_id < high]
+        filled.append(after)
+    return filled
+
+
+def _overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
+    return one.begin <= other.end and other.begin <= one.end
+
+
+def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
+    same = one.range == other.range
+    return Problem(
+        kind=Failure.OVERLAP,
+        text=f"segments {one.segment_id} ({one.range}) and {other.segment_id} ({other.range}) hold "
+        + ("the same entries" if same else "entries of each other"),
+        segments=(one.segment_id, other.segment_id),
+        what_to_do="one of them was never committed: verify both and name the one to keep with --prefer",
+    )
+
+
+def _ends(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
+    """Return how ledgers ended, the latest word on each; different words on one ledger are a problem."""
+    ends: dict[int, LedgerEnd] = {}
+    for one in chosen:
+        said = dict(one.ends)
+        said |= {ledger: LedgerEnd(entries, None) for ledger, entries in one.closed.items() if ledger not in said}
+        for ledger_id, end in said.items():
+            before = ends.get(ledger_id, end)
+            if _differ(before, end):
+                text = f"ledger {ledger_id} ended with {before.entries} entries before {before.next_ledger_id}, or with"
+                text += f" {end.entries} before {end.next_ledger_id}, as segment {one.segment.segment_id} says"
+                problems.append(_contradiction(text, one.segment))
+            elif end.next_ledger_id is not None or ledger_id not in ends:
+                ends[ledger_id] = end
+    for one in chosen:
+        for part in one.segment.slices:
+            ended = ends.get(part.ledger_id)
+            if ended is not None and ended.entries <= part.last_entry_id:
+                text = f"ledger {part.ledger_id} ended with {ended.entries} entries, and segment "
+                text += f"{one.segment.segment_id} holds entry {part.last_entry_id} of it"
+                problems.append(_contradiction(text, one.segment))
+    return ends
+
+
+def _differ(one: LedgerEnd, other: LedgerEnd) -> bool:
+    """Whether two words on a ledger's end cannot both be true; which ledger came next may be known later."""
+    followers = {end.next_ledger_id for end in (one, other) if end.next_ledger_id is not None}
+    return one.entries != other.entries or len(followers) > 1
+
+
+def _contradiction(text: str, segment: CommittedSegment) -> Problem:
+    return Problem(
+        kind=Failure.CONTRADICTION,
+        text=text,
+        segments=(segment.segment_id,),
+        what_to_do="verify the segments; leave out the one that is wrong with --without",
+    )
+
+
+def _losses(chosen: Sequence[Known]) -> tuple[Loss, ...]:
+    """Return what was lost, each range once; a narrower range that lies within a wider one is part of it."""
+    found = sorted({loss for one in chosen for loss in one.losses})
+    return tuple(
+        loss
+        for loss in found
+        if not any(other != loss and other.after <= loss.after and loss.before <= other.before for other in found)
+    )
+
+
+def _front(first: Known) -> Iterator[Problem]:
+    begin = first.segment.begin
+    earlier = [ledger_id for ledger_id, _ in first.ends if ledger_id < begin.ledger_id]
+    if begin.entry_id > 0 or earlier:
+        what = f"something up to ledger {earlier[-1]}" if earlier else f"ledger {begin.ledger_id} up to {begin}"
+        yield Problem(
+            kind=Failure.FRONT,
+            text=f"the bucket begins with {begin}; {what} was offloaded before, and is not in it",
+            segments=(first.segment.segment_id,),
+            what_to_do="nothing, if retention deleted it",
+        )
+
+
+def _between(
+    before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> Iterator[Problem]:
+    """Say what is missing between two segments, as far as anything is known of the ledgers there."""
+    gone, begin = before.end, after.begin
+    lost = lost_up_to(losses, gone, begin)
+    first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
+    # Losses begin behind what was offloaded, or within one another.
+    missing = [str(loss.after) for loss in losses if first <= loss.after < begin]
+    if begin.ledger_id == first.ledger_id:
+        missing += _run(begin.ledger_id, first.entry_id, begin.entry_id)
+    else:
+        end = ends.get(first.ledger_id)
+        missing += _run(first.ledger_id, first.entry_id, end.entries if end is not None else 0)
+        for ledger_id in sorted(ends):
+            if first.ledger_id < ledger_id < begin.ledger_id:
+                missing += _run(ledger_id, 0, ends[ledger_id].entries)
+        missing += _run(begin.ledger_id, 0, begin.entry_id)
+    segments = (before.segment_id, after.segment_id)
+    if missing:
+        yield Problem(
+            kind=Failure.GAP,
+            text=f"{', '.join(missing)} between {gone} and {begin}: in no segment, and not recorded as lost",
+            segments=segments,
+            what_to_do="look for a segment that is incomplete, unreadable or gone from the bucket and restore it; or "
+            "begin the topic behind the gap: leave out what lies before it with --without, and what of it the source "
+            "still has is offloaded again as history",
+        )
+    elif not _joined(first, begin, ends):
+        yield Problem(
+            kind=Failure.DOUBT,
+            text=f"nobody can tell whether there was anything between {gone} and {begin}",
+            segments=segments,
+            what_to_do="nothing; a version that did not record it yet has written these segments",
+        )
+
+
+def _run(ledger_id: int, first: int, end: int) -> list[str]:
+    if first >= end:
+        return []
+    last = Position(ledger_id, end - 1)
+    return [f"{Position(ledger_id, first)}" if end == first + 1 else f"{Position(ledger_id, first)}..{last}"]
+
+
+def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> bool:
+    """Whether it is known that the one ledger follows the other, over empty ones if need be."""
+    ledger_id: int | None = first.ledger_id
+    while ledger_id is not None and ledger_id < begin.ledger_id:
+        end = ends.get(ledger_id)
+        ledger_id = end.next_ledger_id if end is not None else None
+    return ledger_id == begin.ledger_id
+
+
+def _contexts(
+    topic: TopicName, segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]
+) -> dict[int, StoredContext]:
+    """Return the nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
+    parts: dict[int, list[LedgerSegment]] = {}
+    created: dict[int, int] = {}
+    for segment in segments:
+        for part in segment.slices:
+            parts.setdefault(part.ledger_id, []).append(ledger_segment(segment, part))
+            if part.created_ms is not None:
+                created.setdefault(part.ledger_id, part.created_ms)
+    contexts = {}
+    for ledger_id, found in parts.items():
+        end = ends.get(ledger_id)
+        whole = end is not None and found[-1].end_entry_id + 1 == end.entries
+        known = LedgerContext(segments=tuple(found), end=end if whole else None, created_ms=created.get(ledger_id))
+        contexts[ledger_id] = pieces.of_segments(paths.ledger(topic, ledger_id), known)
+    return contexts

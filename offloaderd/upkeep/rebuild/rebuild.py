@@ -1,0 +1,399 @@
+"""From the buckets alone to the metadata: read all manifests, plan each topic, write what nobody has to decide.
+
+Writing goes into metadata that is empty, and may be broken off: a marker says that a rebuild is under way, the same
+command goes on where the last one stopped, and a topic's policy, by which others know of it, is its last node. Topics
+come back disabled, so that nobody works on them before an operator has looked.
+
+Ledgers that brokers have offloaded have no manifest: where segments do not join, such objects are looked for and fill
+what would be a gap. What a bucket does not hold does not come back: policies and selections, marks of deleted ledgers,
+grants, the end of a ledger that was found out after its last segment, and a loss that was noticed after the last one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import (
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+)
+from offloaderd.core.model import TopicName
+from offloaderd.format import head
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.manifest.wire import managed_ledger
+from offloaderd.format.values import Broken
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.identity import ensure_deployment
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records import loss as loss_record
+from offloaderd.metadata.records.identity import Deployment
+from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.whole import apart, whole
+from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.rebuild import broker_ledgers
+from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
+from offloaderd.upkeep.rebuild.plan import TopicPlan, plan_topic
+from offloaderd.upkeep.stored import Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from offloaderd.format.head import TopicHead
+    from offloaderd.format.values import SegmentManifest
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.upkeep.stored import Site, StoredSegment
+
+BATCH = 256
+"""Manifests that are asked for before it is told how far one is."""
+TRIES = 5
+TORN = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
+"""What may be so because a broker has offloaded what lies between two segments, or before the first."""
+AUTHOR = "rebuild"
+"""Who the epoch's record says has claimed the topic last."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the bucket holds."""
+
+    known: list[Known] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    epochs: dict[TopicName, int] = field(default_factory=dict)
+    """Of the newest commits, as the heads of the topics tell them."""
+    deployments: set[str] = field(default_factory=set)
+    """Which deployments have committed them, by the same heads."""
+    brokers: list[Known] = field(default_factory=list)
+    """Ledgers that brokers have offloaded, as far as they were looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be written, and what concerns no topic in particular."""
+
+    topics: tuple[TopicPlan, ...]
+    problems: tuple[Problem, ...]
+    deployment_id: str = ""
+    """The deployment that has committed all of it; empty: nothing says that it was one."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something is to be decided before anything at all may be written."""
+        return any(problem.blocks for problem in self.problems)
+
+
+async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: Callable[[int], None]) -> Found:
+    """Read every manifest of all sites. `progress` hears how many were read."""
+    found = Found()
+    for site in sites:
+        batch: list[StoredSegment] = []
+        async for one in stored.segments(objects, site, found.counts):
+            if ObjectKind.MANIFEST in one.objects:
+                batch.append(one)
+            else:
+                found.problems.append(_orphan(one))
+            if len(batch) == BATCH:
+                await _read_batch(objects, site, batch, found)
+                batch.clear()
+                progress(found.counts.segments)
+        await _read_batch(objects, site, batch, found)
+        progress(found.counts.segments)
+        await _read_heads(objects, site, found)
+    return found
+
+
+async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
+    """Read under which epoch each topic was committed last: the next owner's has to be above it."""
+    topics = sorted({one.topic for one in found.known})
+
+    async def read(topic: TopicName) -> TopicHead | None:
+        key = keys.head(site.prefix, site.cluster, topic.managed_ledger)
+        try:
+            return head.decode_head(await objects.at(site.bucket).get(key), key=key)
+        except BucketMissing:
+            raise
+        except (NotFound, CorruptData):
+            return None  # of a version without heads, or damaged: the manifests have to do
+
+    for topic, one in zip(topics, await each(topics, read), strict=True):
+        if one is not None and one.managed_ledger == topic.managed_ledger:
+            found.epochs[topic] = max(found.epochs.get(topic, 0), one.epoch)
+            found.deployments |= {one.deployment_id} - {""}
+
+
+async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
+    """Look for what brokers have offloaded of topics whose segments do not join without it."""
+    plans = make_plan(found).topics
+    torn = {one.topic for one in plans if any(problem.kind in TORN for problem in one.problems)}
+    for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if torn else ():
+        found.brokers += await broker_ledgers.read(objects, site, torn)
+
+
+async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
+    for one in await each(batch, lambda one: _read(objects, site, one)):
+        if isinstance(one, Known):
+            found.known.append(one)
+        else:
+            found.problems.append(one)
+
+
+async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+    """Read one manifest and compare the listing with it."""
+    key, store = one.objects[ObjectKind.MANIFEST].key, objects.at(site.bucket)
+    stored = one.objects.get(ObjectKind.DATA)
+    data = b""
+    try:
+        async with whole(lambda length: store.get(key, 0, length)) as (data,):
+            data_bytes = stored.size_bytes if stored is not None else None
+            described = await apart(partial(manifest.decode, key=key, data_bytes=data_bytes), data)
+    except CorruptData as error:
+        return _unreadable(one, str(error), _suspected_topic(data))
+    topic = TopicName.from_managed_ledger(described.managed_ledger)
+    if described.segment_id != one.segment_id:
+        return _unreadable(one, f"{key} is the manifest of segment {described.segment_id}", topic)
+    if described.cluster != site.cluster:
+        text = f"segment {one.segment_id} is of cluster {described.cluster!r}"
+        return Problem(kind=Failure.FOREIGN, text=text, segments=(one.segment_id,))
+    wanted = {ObjectKind.DATA: described.data_bytes, ObjectKind.INDEX: described.index_bytes}
+    for kind, size_bytes in wanted.items():
+        info = one.objects.get(kind)
+        if info is None or info.size_bytes != size_bytes:
+            lack = "missing" if info is None else f"{info.size_bytes} bytes long, not {size_bytes}"
+            return Problem(
+                kind=Failure.INCOMPLETE,
+                text=f"segment {one.segment_id} ({described.range}): its {kind.value} object is {lack}",
+                topic=topic,
+                segments=(one.segment_id,),
+                what_to_do="restore the object, or leave the segment out with --without",
+            )
+    return known_of(described, topic, bucket=site.bucket, prefix=site.prefix)
+
+
+def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefix: str) -> Known:
+    """Return what a rebuild keeps of a manifest: the segment as a commit would have recorded it."""
+    return Known(
+        topic=topic,
+        segment=CommittedSegment.described(described, bucket=bucket, prefix=prefix),
+        epoch=described.epoch,
+        losses=described.losses,
+        ends=described.ends,
+        closed={part.ledger_id: part.ledger_entries for part in described.ledgers if part.closed},
+        replaces=frozenset(described.replaces),
+    )
+
+
+def make_plan(
+    found: Found,
+    *,
+    prefer: Collection[UUID] = (),
+    without: Collection[UUID] = (),
+    topics: Collection[TopicName] = (),
+) -> Plan:
+    """Plan every topic (or those named), with what somebody has decided. Raises InvalidInput for unknown segments."""
+    everything = {one.segment.segment_id for one in [*found.known, *found.brokers]}
+    everything |= {segment_id for problem in found.problems for segment_id in problem.segments}
+    unknown = sorted(str(segment_id) for segment_id in {*prefer, *without} - everything)
+    if unknown:
+        raise InvalidInput(f"no segment {unknown[0]} in the bucket", hint="segments are named by their whole uuid")
+    by_topic: dict[TopicName, list[Known]] = defaultdict(list)
+    for one in found.known:
+        if one.segment.segment_id not in without:
+            by_topic[one.topic].append(one)
+    left = [one for one in found.problems if not (one.blocks and set(one.segments) <= set(without))]
+    own = defaultdict(list)
+    for problem in left:
+        own[problem.topic if problem.topic in by_topic else None].append(problem)
+    missing = sorted(str(topic) for topic in set(topics) - by_topic.keys())
+    if missing:
+        raise InvalidInput(f"no segment of {missing[0]} in the bucket")
+    plans = []
+    for topic in sorted(topics or by_topic):
+        brokers = [one for one in found.brokers if one.topic == topic and one.segment.segment_id not in without]
+        plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers)
+        problems = (*own[topic], *plan.problems)
+        epoch = max(plan.epoch, found.epochs.get(topic, 0))
+        plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems))
+    author = "".join(found.deployments) if len(found.deployments) == 1 else ""
+    return Plan(topics=tuple(plans), problems=tuple(own[None]), deployment_id=author)
+
+
+async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
+    """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name.
+
+    What was broken off may have written topics, and goes on. Daemons that run would take topics that are half written.
+    """
+    begun = await nodes.node(metadata, paths.REBUILD) is not None
+    for topic in () if begun else topics:
+        if await metadata.children(paths.topic(topic)):
+            raise Conflict(
+                f"the metadata knows {topic} already",
+                hint=f"a rebuild writes into empty metadata only; move {paths.topic(topic)} away if it is damaged",
+            )
+    if topics:
+        return
+    there = (
+        "nothing needs a rebuild as long as the metadata is there; for a single topic whose metadata is lost there is "
+        "--topic; to have it all a second time, rebuild into another metadata.root"
+    )
+    checks = (
+        (paths.TOPICS, "the metadata is not empty", there),
+        (paths.DAEMONS, "daemons are running", "stop them, and start them again when the rebuild is done"),
+    )
+    for path, what, hint in checks[1:] if begun else checks:
+        names = await metadata.children(path)
+        if names:
+            raise Conflict(f"{what}: {', '.join(names[:3])} below {path}", hint=hint)
+
+
+async def write(
+    metadata: MetadataStore,
+    plan: Plan,
+    *,
+    topics: Collection[TopicName],
+    enable: bool,
+    now_ms: int,
+    progress: Callable[[int], None],
+) -> list[TopicName]:
+    """Write every topic that is not blocked; returns them. May be broken off and repeated with the same arguments.
+
+    `topics` are those that were asked for by name. Raises Conflict when the target is not empty, or holds other
+    things than would be written; what concerns no single topic blocks them all.
+    """
+    await check_target(metadata, topics)
+    ready = [] if plan.blocked else [one for one in plan.topics if not one.blocked]
+    if not ready:
+        return []
+    if await nodes.node(metadata, paths.REBUILD) is None:
+        await _put(metadata, paths.REBUILD, str(now_ms).encode())
+    done = 0
+
+    async def write_one(one: TopicPlan) -> None:
+        nonlocal done
+        await _write_topic(metadata, one, enable=enable)
+        done += 1
+        progress(done)
+
+    if plan.deployment_id:
+        same = Deployment(deployment_id=UUID(plan.deployment_id), made_ms=now_ms, made_by=AUTHOR)
+        await _continue_deployment(metadata, same, whole=not topics)
+    await each(ready, write_one)
+    await _announce(metadata)
+    await _take_away(metadata, paths.REBUILD)
+    return [one.topic for one in ready]
+
+
+async def _continue_deployment(metadata: MetadataStore, same: Deployment, *, whole: bool) -> None:
+    """Have the metadata be of the deployment that wrote the bucket.
+
+    A daemon that was started over empty metadata, which is how one hears that it is lost, has made another one: it
+    gives way to a rebuild of the `whole` cluster, before which there was no topic.
+    """
+    found = await nodes.node(metadata, paths.IDENTITY)
+    if found is None:
+        await ensure_deployment(metadata, same)
+    elif whole:
+        known = identity_record.decode_deployment(found.value, path=paths.IDENTITY)
+        if known.deployment_id != same.deployment_id:
+            await metadata.replace(paths.IDENTITY, identity_record.encode_deployment(same), found.version)
+
+
+async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool) -> None:
+    topic = plan.topic
+    for folder in paths.folders(topic):
+        await _put(metadata, folder, b"")
+    wanted = [(plan.map.loss_path(loss), loss_record.encode(loss)) for loss in plan.map.losses]
+    contexts = {paths.ledger(topic, ledger_id): stored for ledger_id, stored in plan.map.contexts.items()}
+    wanted += [(path, stored.value) for path, stored in contexts.items()]
+    last_ms = plan.map.segments[-1].offloaded_ms
+    epoch = epoch_record.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
+    wanted.append((paths.epoch(topic), epoch_record.encode(epoch)))
+    await each(wanted, lambda node: _put(metadata, *node))
+    below = [(f"{path}/{n}", piece.value) for path, stored in contexts.items() for n, piece in stored.pieces.items()]
+    await each(below, lambda node: _put(metadata, *node))
+    await _put(metadata, paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enable)))
+
+
+async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:
+    """Create a node; one that an earlier try has created is as good. Raises Conflict for one that differs."""
+    for _ in range(TRIES):
+        try:
+            await metadata.create(path, value)
+        except OutcomeUnknown:
+            continue
+        except Conflict:
+            found = (await metadata.get(path)).value
+            if found != value:
+                raise Conflict(
+                    f"{path} holds something else than would be written",
+                    hint="an earlier rebuild saw another bucket or had other arguments: empty the metadata first",
+                ) from None
+        return
+    raise _unsettled(path)
+
+
+async def _announce(metadata: MetadataStore) -> None:
+    """Wake daemons that follow the set of topics."""
+    for _ in range(TRIES):
+        node = await metadata.get(paths.TOPICS)
+        with suppress(Conflict, OutcomeUnknown):
+            await metadata.replace(paths.TOPICS, node.value, node.version)
+            return
+
+
+async def _take_away(metadata: MetadataStore, path: str) -> None:
+    """Delete a node; one that an earlier try has deleted is as good."""
+    for _ in range(TRIES):
+        with suppress(OutcomeUnknown):
+            with suppress(NotFound):
+                await metadata.delete(path)
+            return
+    raise _unsettled(path)
+
+
+def _unsettled(path: str) -> OffloaderError:
+    return OffloaderError(f"the answers to writing {path} were lost {TRIES} times", hint="run the same command again")
+
+
+def _orphan(one: StoredSegment) -> Problem:
+    kinds = " and ".join(kind.value for kind in one.objects)
+    return Problem(
+        kind=Failure.ORPHAN,
+        text=f"segment {one.segment_id} has {kinds} and no manifest: it was never finished, or its manifest is lost",
+        segments=(one.segment_id,),
+        what_to_do="offloadctl gc deletes it, unless a gap shows that it was part of a topic",
+    )
+
+
+def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Problem:
+    return Problem(
+        kind=Failure.UNREADABLE,
+        text=f"segment {one.segment_id}: {why}",
+        topic=topic,
+        segments=(one.segment_id,),
+        what_to_do="restore its manifest, or leave the segment out with --without",
+    )
+
+
+def _suspected_topic(data: bytes) -> TopicName | None:
+    """Guess from a damaged manifest whose it is; only ever used to hold back one topic instead of all."""
+    try:
+        return TopicName.from_managed_ledger(managed_ledger(memoryview(data)[manifest.HEADER.size :]))
+    except (Broken, InvalidInput):
+        return None

@@ -1,0 +1,367 @@
+"""How long the tier keeps a topic: marks what the source has deleted, and takes the oldest segments out of the map.
+
+Rules. A segment goes when all its ledgers are marked deleted, whoever marked them; a topic whose retention is limited
+also loses its oldest segments by age or size. Always the oldest segment first, so that what is left is in one piece.
+Of a limited topic the newest segment stays, and so does whatever the source still has: the tier never holds less than
+the source, so that a grant which the source has not used yet stays true. A ledger counts as deleted at the source only
+if the list of whoever keeps it, read fresh, goes on behind it or is gone as a whole, for as long as the lag says. What
+cannot be read, or contradicts what is known, deletes nothing. Ages are told by two clocks, this machine's and the
+store's, and the younger one counts. Limits that somebody has written into the metadata store hold after the same lag:
+whoever reaches it could have everything deleted in order, and an operator who mistypes a size would as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
+from offloaderd.core.model import TierRetention
+from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.topic_map import removal
+from offloaderd.objects import keys
+from offloaderd.upkeep.grants.records import deleted_by_us
+from offloaderd.upkeep.retention.limits import Limits, Standing, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.ledgers.port import LedgerRegister
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.policy.resolver import PolicyResolver
+    from offloaderd.segment.context import OffloadContext
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.upkeep.settings import RetentionSettings
+
+log = structlog.get_logger(__name__)
+
+
+_NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
+
+
+def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
+    """Return the ledgers of the map that the source's list says are deleted; `listed` is None when there is no topic.
+
+    Trimming takes ledgers from the front, so a list that ends before one of ours, or is empty, is not believed.
+    """
+    if listed is None:
+        return set(topic_map.contexts)
+    newest = max(listed, default=-1)
+    return {one for one in topic_map.contexts if one < newest and one not in listed}
+
+
+def over_limit(topic_map: TopicMap, limits: Limits, kept: Collection[int], *, now_ms: int) -> str | None:
+    """Say why the oldest segment has to go (`age` or `size`), None when it may stay.
+
+    `kept` are the ledgers that the source has.
+    """
+    if limits.kind is not TierRetention.LIMITED or len(topic_map.segments) < 2 or topic_map.unfinished is not None:
+        return None
+    oldest = topic_map.segments[0]
+    if any(part.ledger_id in kept for part in oldest.slices):
+        return None
+    if limits.age_s is not None and now_ms - oldest.offloaded_ms > limits.age_s * 1000:
+        return "age"
+    total = sum(segment.object_bytes for segment in topic_map.segments)
+    return "size" if limits.size_bytes is not None and total > limits.size_bytes else None
+
+
+def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collection[int] | None) -> list[int]:
+    """Return those of the ledgers that are still to be marked deleted at an operator's word.
+
+    `kept` are the ledgers that the source has; None when there is no source. Raises NotFound for a ledger that was
+    never offloaded, Conflict for one that the source still has, or that is still being written.
+    """
+    wanted = []
+    for ledger_id in sorted(set(ledger_ids)):
+        if ledger_id not in topic_map.contexts:
+            if topic_map.floor is not None and ledger_id <= topic_map.floor.ledger_id:
+                continue
+            raise NotFound(
+                f"the map of {topic_map.topic} has nothing of ledger {ledger_id}", hint="offloadctl ledgers list"
+            )
+        if kept is not None and ledger_id in kept:
+            raise Conflict(
+                f"the source still has ledger {ledger_id} of {topic_map.topic}",
+                hint="delete it there first: the tier never holds less than the source",
+            )
+        if kept is None and ledger_id == topic_map.segments[-1].end.ledger_id and ledger_id not in topic_map.ends:
+            raise Conflict(
+                f"ledger {ledger_id} of {topic_map.topic} may still be written",
+                hint="close it, or wait for the next one",
+            )
+        if ledger_id not in topic_map.deleted:
+            wanted.append(ledger_id)
+    return wanted
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """An operator's word: ledgers to be marked deleted, and where those that were not yet are awaited."""
+
+    ledger_ids: list[int]
+    done: asyncio.Future[list[int]]
+
+    def fail(self, error: OffloaderError) -> None:
+        """Tell whoever still waits why nothing, or not all of it, was done."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Desk:
+    """Where orders for a topic lie until its duty takes them: a caller that leaves cuts no transaction in two."""
+
+    def __init__(self) -> None:
+        self.orders: list[_Order] = []
+        self.signal = Signal()
+
+    def close(self, topic: TopicName) -> None:
+        """Refuse what nobody has taken."""
+        for order in self.orders:
+            order.fail(_released(topic))
+
+
+def _believes(offloader: TopicOffloader, listed: Collection[int] | None) -> bool:
+    """Say whether the absence of ledgers from a list, or of the topic (None), tells that they were deleted."""
+    believed = offloader.source_check.believes(listed)
+    if not believed:
+        log.warning("retention.list_not_believed", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+    return believed
+
+
+def _released(topic: TopicName) -> Transient:
+    return Transient(f"{topic} is being released", hint="ask its next owner; what was marked stays marked")
+
+
+class Retention:
+    """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
+
+    def __init__(
+        self, context: OffloadContext, register: LedgerRegister | None, options: RetentionSettings, book: PolicyResolver
+    ) -> None:
+        self._context = context
+        self._book = book
+        self._register = register
+        self.options = options
+        self._clock = context.upload_context.clock
+        self._desks: dict[TopicName, _Desk] = {}
+        self._standing = Standing(self._clock)
+
+    async def run(self, offloader: TopicOffloader) -> None:
+        """Look at a topic now and then, and whenever there is an order, until cancelled. Raises Fenced."""
+        absent: dict[int, float] = {}
+        desk = self._desks[offloader.topic] = _Desk()
+        try:
+            await offloader.identity.checked.wait()
+            while True:
+                holds, patience_s = offloader.policy, 0.0
+                try:
+                    while desk.orders:
+                        await self._carry_out(offloader, desk.orders.pop(0))
+                    patience_s = self._patience_s(offloader, await self.look(offloader, absent), absent)
+                except Fenced:
+                    raise
+                except OffloaderError as error:
+                    log.warning("retention.retried", topic=str(offloader.topic), error=str(error))
+                if not desk.orders and offloader.policy is holds:
+                    pause_s = self._clock.jitter(2 * self.options.interval_s) * 2 / 3
+                    with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
+                        await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
+        finally:
+            del self._desks[offloader.topic]
+            desk.close(offloader.topic)
+
+    def _patience_s(self, offloader: TopicOffloader, limits: Limits, absent: dict[int, float]) -> float:
+        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        if absent or self._standing.left_s(offloader.topic, self.options.follow_lag_s) > 0:
+            return 0.0
+        known = offloader.map.segments
+        if limits.kind is not TierRetention.LIMITED or limits.age_s is None or len(known) < 2:
+            return inf
+        if any(part.ledger_id in offloader.record.chain.ledgers for part in known[0].slices):
+            return inf
+        return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
+
+    async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
+        """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic).
+
+        Returns the limits that hold. Raises Fenced, Transient.
+        """
+        effective = await self._book.of(offloader.topic, fresh=True)
+        limits = limits_of(effective)
+        self._standing.note(offloader.topic, effective)
+        if why := await deletion_refused(self._context.metadata, offloader.topic):
+            log.error("retention.refused", topic=str(offloader.topic), why=why)
+            absent.clear()
+            return limits
+        follows = limits.kind is TierRetention.FOLLOW
+        theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
+        if self._register is not None and (follows or theirs):
+            try:
+                await self._kept(offloader)
+            except IdentityRefused:
+                absent.clear()
+                raise
+            await self._follow(offloader, self._register, absent, None if follows else theirs)
+        else:
+            absent.clear()
+        await offloader.record.note_source_deleted(offloader.record.trimmed())
+        await self.remove_marked(offloader)
+        left_s = self._standing.left_s(offloader.topic, self.options.follow_lag_s)
+        if limits.kind is TierRetention.LIMITED and left_s <= 0:
+            await self._remove_over(offloader, limits)
+        return limits
+
+    async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
+        """Have ledgers marked deleted at an operator's word, and what can go removed; returns those not marked before.
+
+        A caller that leaves does not stop it. Raises what `mark_now` does.
+        """
+        ledger_ids = list(ledger_ids)
+        if dry_run:
+            await self._check_identity(offloader.topic)
+            return checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
+        desk = self._desks.get(offloader.topic)
+        if desk is None:
+            raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")
+        order = _Order(ledger_ids, asyncio.get_running_loop().create_future())
+        desk.orders.append(order)
+        desk.signal.notify()
+        return await order.done
+
+    async def mark_now(self, offloader: TopicOffloader, ledger_ids: Iterable[int]) -> list[int]:
+        """Mark ledgers deleted, and remove what can go. Raises what `checked_marks` does, IdentityRefused, Fenced."""
+        wanted = checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
+        await self._check_identity(offloader.topic)
+        if wanted:
+            await offloader.record.mark_deleted(wanted)
+            log.info("ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=wanted, why="asked for")
+        await self.remove_marked(offloader)
+        return wanted
+
+    async def _check_identity(self, topic: TopicName) -> None:
+        """Raise IdentityRefused while nothing of a topic may be deleted."""
+        if why := await deletion_refused(self._context.metadata, topic):
+            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
+
+    async def _carry_out(self, offloader: TopicOffloader, order: _Order) -> None:
+        """Do as ordered, and say how it went. Raises Fenced."""
+        try:
+            marked = await self.mark_now(offloader, order.ledger_ids)
+        except OffloaderError as error:
+            order.fail(error)
+            if isinstance(error, Fenced):
+                raise
+        except BaseException:
+            order.fail(_released(offloader.topic))
+            raise
+        else:
+            if not order.done.done():
+                order.done.set_result(marked)
+
+    async def remove_marked(self, offloader: TopicOffloader) -> None:
+        """Take the oldest segments out of the map for as long as all their ledgers are marked deleted.
+
+        None goes before history is done: what is deleted is everything up to the floor, and nothing that is to come.
+        """
+        while (known := offloader.map).segments and known.unfinished is None:
+            if not removal.is_marked(known, known.segments[0]):
+                return
+            await self._remove(offloader, known.segments[0], "ledgers_deleted")
+
+    async def _follow(
+        self,
+        offloader: TopicOffloader,
+        register: LedgerRegister,
+        absent: dict[int, float],
+        only: Collection[int] | None,
+    ) -> None:
+        """Mark what has been missing from the source for long enough.
+
+        `only` has the ledgers that brokers have offloaded themselves, of which nothing is kept that they delete.
+        """
+        topic_map = offloader.map
+        if not topic_map.contexts.keys() - topic_map.deleted.keys():
+            return
+        try:
+            listed: Collection[int] | None = set(await register.listed(offloader.topic))
+        except NotFound:
+            listed = None
+        if not _believes(offloader, listed):
+            absent.clear()
+            return
+        missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
+        if only is not None:
+            missing &= set(only)
+        now_s = self._clock.monotonic()
+        for ledger_id in absent.keys() - missing:
+            del absent[ledger_id]
+        for ledger_id in missing - absent.keys():
+            absent[ledger_id] = now_s
+        due = sorted(one for one, since_s in absent.items() if now_s - since_s >= self.options.follow_lag_s)
+        due = [one for one in due if not await deleted_by_us(self._context.metadata, offloader.topic, one)]
+        if due:
+            await offloader.record.mark_deleted(due)
+            log.info(
+                "ledgers.marked_deleted", topic=str(offloader.topic), ledger_ids=due, why="the source has not got them"
+            )
+
+    async def _remove_over(self, offloader: TopicOffloader, limits: Limits) -> None:
+        """Take the oldest segments out of the map for as long as they are over a limit."""
+        kept = await self._kept(offloader)
+        may_be_another = kept is not None and self._context.known_source is not None
+        if may_be_another and not _believes(offloader, kept or None):
+            return
+        while True:
+            why = over_limit(offloader.map, limits, kept or set(), now_ms=self._clock.wall_ms())
+            if why is None:
+                return
+            oldest = offloader.map.segments[0]
+            if why == "age" and limits.age_s is not None and not await self._stored_for(oldest, limits.age_s):
+                log.warning("retention.clocks_differ", topic=str(offloader.topic), segment_id=str(oldest.segment_id))
+                return
+            await self._remove(offloader, oldest, why)
+
+    async def _kept(self, offloader: TopicOffloader) -> Collection[int] | None:
+        """Return the ledgers that the source has; None when there is no source. Raises Transient, IdentityRefused."""
+        if self._context.source is None:
+            return None
+        kept: set[int] = set()
+        try:
+            kept |= {info.ledger_id for info in await offloader.source_check.ledgers(self._context.source)}
+            if self._register is not None:
+                kept |= set(await self._register.listed(offloader.topic))
+        except NotFound:
+            log.debug("retention.not_at_source", topic=str(offloader.topic))
+        return kept
+
+    async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
+        """Whether a segment is as old as that by the store's own clock."""
+        store = self._context.upload_context.objects.at(segment.bucket)
+        stored = await store.head(segment.keys.data if segment.foreign else segment.keys.manifest)
+        place = self._context.places.of_bucket(segment.bucket) or self._context.places.home
+        key = f"{place.prefix}{keys.RETENTION_CLOCK}"
+        now = await store.put(key, b"")
+        now_ms = now.modified_ms or (await store.head(key)).modified_ms
+        await store.delete([key])
+        return now_ms - stored.modified_ms > age_s * 1000
+
+    async def _remove(self, offloader: TopicOffloader, segment: CommittedSegment, why: str) -> None:
+        if not await offloader.record.remove_oldest(segment, why):
+            return
+        self._context.upload_context.metrics.segments_removed.labels(reason=why).inc()
+        log.info(
+            "segment.removed",
+            topic=str(offloader.topic),
+            segment_id=str(segment.segment_id),
+            range=str(segment.range),
+            reason=why,
+        )
+        offloader.changed.notify()

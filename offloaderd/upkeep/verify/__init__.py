@@ -1,0 +1,1 @@
+"""Stored segments, compared with what was written."""

@@ -1,0 +1,341 @@
+"""Verifying everything that a cluster has stored, with nothing but read access to the buckets: fsck for segments.
+
+    list -> tables of every segment (manifest, index, size) -> topic by topic: continuity, then headers or every byte
+
+Without the map, what is in the bucket speaks for itself: segments of a topic have to be disjoint, and contiguous as far
+as their manifests know. With the map, every committed segment has to be there as it was committed, and whatever else
+is there is only noted. Daemons may be at work meanwhile: what looks half written or half deleted is looked at again at
+the end, and is a flaw only if it still is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import BucketMissing, OffloaderError, Transient
+from offloaderd.core.model import Position, TopicName
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.upkeep import stored
+from offloaderd.upkeep.gc.references import look
+from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import plan_topic
+from offloaderd.upkeep.rebuild.rebuild import known_of
+from offloaderd.upkeep.stored import Counts
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, unreachable
+from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.objects.retrying import RetryingReader
+    from offloaderd.upkeep.rebuild.known import Known, Problem
+    from offloaderd.upkeep.stored import Site
+
+BATCH = 256
+SIDE_BY_SIDE = 4
+"""Segments that are read at the same time; each holds one piece of a data object in memory."""
+SETTLE_S = 3.0
+"""Pause before what seems to be missing is looked for again."""
+UNREACHABLE_MAX = 50
+"""Segments that could not be looked at before the rest is not tried any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to look at: all topics unless some are named, those that come after `after`, and how closely."""
+
+    level: Level = Level.FULL
+    topics: tuple[TopicName, ...] = ()
+    after: TopicName | None = None
+
+    def wants(self, topic: TopicName) -> bool:
+        """Whether a topic is to be looked at."""
+        return (not self.topics or topic in self.topics) and (self.after is None or topic > self.after)
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was found of one topic; of no topic: what cannot be assigned to one."""
+
+    topic: TopicName | None
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    read_bytes: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def problems(self) -> int:
+        """How many flaws are problems."""
+        return sum(flaw.is_problem for flaw in self.flaws)
+
+    @property
+    def unreachable(self) -> int:
+        """How much could not be looked at."""
+        return sum(flaw.kind is Kind.UNREACHABLE for flaw in self.flaws)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A segment whose manifest could be read; `whole`: its three objects are there and agree."""
+
+    known: Known
+    target: Target
+    whole: bool
+
+
+class Verifier:
+    """One verification. With `metadata`, the bucket is compared with what is committed."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        sites: Sequence[Site],
+        looker: RetryingReader,
+        *,
+        clock: Clock,
+        metadata: MetadataStore | None = None,
+        progress: Callable[[str, int], None] = lambda _what, _count: None,
+    ) -> None:
+        self.counts = Counts()
+        self._objects = objects
+        self._sites = sites
+        self._cluster = sites[0].cluster
+        self._looker = looker
+        self._clock = clock
+        self._metadata = metadata
+        self._progress = progress
+        self._found: dict[TopicName, list[_Found]] = defaultdict(list)
+        self._flaws: dict[TopicName | None, list[Flaw]] = defaultdict(list)
+        self._again: list[Target] = []
+        self._unreachable = 0
+        self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def run(self, wish: Wish) -> AsyncGenerator[Report, None]:
+        """Yield a report for each topic, in order, and at the end one of what belongs to none if there is anything.
+
+        Raises what the listing and the metadata raise, and Transient when too much cannot be reached.
+        """
+        await self._look_at_tables()
+        names = set(self._found) | {topic for topic in self._flaws if topic is not None} | set(wish.topics)
+        if self._metadata is not None:
+            names |= (await look(self._metadata)).topics
+        for topic in sorted(name for name in names if wish.wants(name)):
+            yield await self._topic(topic, wish.level)
+        if self._flaws[None]:
+            yield Report(topic=None, flaws=self._flaws[None])
+
+    async def _look_at_tables(self) -> None:
+        for site in self._sites:
+            batch: list[Target] = []
+            async for one in stored.segments(self._objects, site, self.counts):
+                if one.objects.keys() <= {ObjectKind.DRAFT}:
+                    continue  # a late request left it; the collector takes it away
+                batch.append(Target(bucket=one.bucket, keys=one.keys, cluster=self._cluster))
+                if len(batch) == BATCH:
+                    await self._batch(batch, last=False)
+                    batch.clear()
+            await self._batch(batch, last=False)
+        if self._again:
+            await self._clock.sleep(SETTLE_S)
+            again, self._again = self._again, []
+            await self._batch(again, last=True)
+
+    async def _batch(self, targets: Sequence[Target], *, last: bool) -> None:
+        """Look at the tables of segments; what seems half there is put off unless this is the `last` time."""
+        for target, tables in zip(targets, await each(targets, self._tables), strict=True):
+            lacking = sum(flaw.kind is Kind.MISSING for flaw in tables.flaws)
+            if lacking and not last:
+                self._again.append(target)
+            elif lacking < len(stored.KINDS):  # else it was deleted meanwhile
+                self._keep(target, tables)
+        self._progress("segments seen", self.counts.segments)
+
+    async def _tables(self, target: Target) -> Tables:
+        try:
+            return await check_tables(self._looker, target)
+        except OffloaderError as error:
+            return Tables(flaws=[self._failed(target, error)])
+
+    def _failed(self, target: Target, error: OffloaderError) -> Flaw:
+        """Return the flaw that a segment could not be looked at. Raises Transient when that is so of too many."""
+        self._unreachable += 1
+        if self._unreachable >= UNREACHABLE_MAX or isinstance(error, BucketMissing):
+            raise Transient(f"gave up after {self._unreachable} segments could not be reached: {error}") from error
+        return unreachable(error, target.keys, topic=target.topic, committed=target.committed)
+
+    def _keep(self, target: Target, tables: Tables) -> None:
+        manifest = tables.manifest
+        if manifest is None:
+            self._flaws[None] += _unfinished(target, tables.flaws)
+            return
+        topic = TopicName.from_managed_ledger(manifest.managed_ledger)
+        known = known_of(manifest, topic, bucket=target.bucket, prefix=target.keys.prefix)
+        whole = not any(flaw.is_problem and flaw.kind is not Kind.LABELS for flaw in tables.flaws)
+        self._found[topic].append(_Found(known, replace(target, topic=topic), whole))
+        self._flaws[topic] += tables.flaws
+
+    async def _topic(self, topic: TopicName, level: Level) -> Report:
+        """Look at one topic as closely as it is wished."""
+        before = self._looker.read_bytes
+        found = self._found.pop(topic, [])
+        report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
+        knowns, boundary = [one.known for one in found], None
+        if self._metadata is not None:
+            knowns, boundary = await self._compared(report, found, self._metadata)
+        report.segments = len(knowns)
+        report.entries = sum(one.segment.entries for one in knowns)
+        report.object_bytes = sum(one.segment.object_bytes for one in knowns)
+        report.flaws += [joint(problem) for problem in plan_topic(topic, knowns, boundary=boundary).problems]
+        if level is not Level.METADATA:
+            await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
+        report.read_bytes = self._looker.read_bytes - before
+        return report
+
+    async def _compared(
+        self, report: Report, found: Sequence[_Found], metadata: MetadataStore
+    ) -> tuple[list[Known], Position | None]:
+        """Compare what is there with what is committed; returns those segments that are in the map.
+
+        Before the position beside them history is still to come.
+        """
+        assert report.topic is not None  # noqa: S101 - the caller's
+        topic_map = await catalog.load(metadata, report.topic)
+        there = {one.known.segment.segment_id: one for one in found}
+        committed = {segment.segment_id: segment for segment in topic_map.segments}
+        for segment_id, segment in committed.items():
+            if segment_id in there:
+                target, described = there[segment_id].target, there[segment_id].known.segment
+                flaws = differences(segment, described.slices, described.object_bytes, target.keys.manifest)
+                report.flaws += [replace(flaw, topic=report.topic, segment_id=segment_id) for flaw in flaws]
+            else:
+                report.flaws += await self._lacking(report.topic, segment, metadata)
+        for segment_id in there.keys() - committed.keys():
+            target = there[segment_id].target
+            said = f"segment {segment_id} is not in the map"
+            report.flaws.append(
+                Flaw(
+                    kind=Kind.UNREFERENCED,
+                    key=target.keys.data,
+                    found=said,
+                    topic=report.topic,
+                    segment_id=segment_id,
+                    entries=str(there[segment_id].known.segment.range),
+                )
+            )
+        plan = topic_map.unfinished
+        knowns = informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
+        return knowns, plan.live_begin if plan is not None else None
+
+    async def _lacking(self, topic: TopicName, segment: CommittedSegment, metadata: MetadataStore) -> list[Flaw]:
+        """Say what is wrong with a committed segment that the listing did not show whole."""
+        target = Target.of(segment, topic, self._cluster)
+        if (segment.bucket, segment.prefix) not in {(site.bucket, site.prefix) for site in self._sites}:
+            said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
+            where = Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, entries=str(segment.range))
+            return [replace(where, topic=topic, segment_id=segment.segment_id)]
+        try:
+            flaws = (await check_tables(self._looker, target)).flaws
+        except OffloaderError as error:
+            return [self._failed(target, error)]
+        now = await catalog.load(metadata, topic) if flaws else None
+        if now is not None and segment.segment_id not in {one.segment_id for one in now.segments}:
+            return []  # deleted meanwhile
+        self._flaws[None] = [flaw for flaw in self._flaws[None] if flaw.segment_id != segment.segment_id]
+        return [replace(flaw, entries=str(segment.range)) for flaw in flaws]
+
+    async def _inside(self, found: _Found, level: Level, report: Report) -> None:
+        """Look into a segment's data object."""
+        target = found.target
+        async with self._turns:
+            try:
+                flaws = await self._read(target, level)
+                if any(flaw.kind is Kind.MISSING for flaw in flaws):
+                    await self._clock.sleep(SETTLE_S)
+                    tables = await check_tables(self._looker, target)
+                    if sum(flaw.kind is Kind.MISSING for flaw in tables.flaws) >= len(stored.KINDS):
+                        return  # deleted meanwhile
+            except OffloaderError as error:
+                flaws = [self._failed(target, error)]
+        report.flaws += flaws
+
+    async def _read(self, target: Target, level: Level) -> list[Flaw]:
+        tables = Tables()
+        tables.manifest = await load_manifest(self._looker, target, tables)
+        found = [replace(flaw, topic=target.topic, segment_id=target.keys.segment_id) for flaw in tables.flaws]
+        async with aclosing(check_inside(self._looker, target, tables, level)) as steps:
+            async for _, flaws in steps:
+                found += flaws
+                self._progress("bytes read", self._looker.read_bytes)
+        return found
+
+
+def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
+    """Say what objects without a readable manifest are: leftovers, or a segment that lost its manifest."""
+    missing = {flaw.key for flaw in flaws if flaw.kind is Kind.MISSING}
+    if target.keys.manifest not in missing or len(missing) == 1:
+        return [replace(flaw, segment_id=target.keys.segment_id) for flaw in flaws]
+    left = target.keys.data if target.keys.data not in missing else target.keys.index
+    said = "alone: the segment was never finished, or the rest of it is lost"
+    return [Flaw(kind=Kind.ORPHAN, key=left, found=said, segment_id=target.keys.segment_id)]
+
+
+def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
+    """Return the segments of a map, in order, with the losses and ends that were found out after they were sealed.
+
+    What has left a segment, since it lies in an object of its own by now, is not held against that.
+    """
+    committed = {segment.segment_id: segment for segment in topic_map.segments}
+    found = []
+    for one in knowns:
+        segment = committed.get(one.segment.segment_id)
+        if segment is not None and segment.is_run_of(one.segment.slices):
+            one = replace(one, segment=replace(one.segment, slices=segment.slices))  # noqa: PLW2901 - what it holds now
+        found.append(one)
+    found.sort(key=lambda one: one.segment.begin)
+    if found:
+        ends = {**dict(found[-1].ends), **topic_map.ends}
+        found[-1] = replace(found[-1], losses=topic_map.losses, ends=tuple(sorted(ends.items())))
+    return found
+
+
+def between(knowns: Sequence[Known], topic_map: TopicMap) -> list[Flaw]:
+    """Return what is wrong between the segments of a map, all of which are known."""
+    plan = topic_map.unfinished
+    boundary = plan.live_begin if plan is not None else None
+    problems = plan_topic(topic_map.topic, informed(knowns, topic_map), boundary=boundary).problems
+    return [joint(one) for one in problems]
+
+
+def joint(problem: Problem) -> Flaw:
+    """Return what is wrong between segments as a flaw of the later one."""
+    return Flaw(
+        kind=Kind(problem.kind.value),
+        key=", ".join(map(str, problem.segments)),
+        found=problem.text,
+        topic=problem.topic,
+        segment_id=problem.segments[-1] if problem.segments else None,
+        advice=JOINTS.get(problem.kind, ""),
+    )
+
+
+JOINTS = {
+    Failure.OVERLAP: "one of them was never committed, or is being replaced: look again with --against-map, or ask "
+    "offloadctl gc",
+    Failure.GAP: "look for a segment that is gone from the bucket, and restore it; with --against-map it has a name",
+    Failure.CONTRADICTION: "somebody copied objects by hand, or two clusters share a name: compare both manifests",
+    Failure.DOUBT: "nothing; a version that did not record it yet has written these segments",
+    Failure.FRONT: "nothing, if retention deleted it",
+    Failure.SUPERSEDED: "nothing: the ledgers were rewritten as objects of their own",
+}

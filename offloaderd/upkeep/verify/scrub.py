@@ -1,0 +1,265 @@
+"""The scrub: every owner reads the segments of its topics again and again, slowly, and tells what is not as it was.
+
+Who was not looked at for longest goes first; one segment at a time a daemon, at most so many bytes a second. Progress
+is recorded under the owner's fence (`verified`), some seconds late, so that the next owner goes on where this one
+stopped. What seems wrong is read once more before it counts, for a bit can flip on its way too. Nothing is repaired:
+it is told, counted, and the ledgers concerned are kept from being deleted at their source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+import structlog
+
+from offloaderd.core.errors import Fenced, NewerRecord, NotFound, OffloaderError
+from offloaderd.core.limits import TokenBucket
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.records import verified as verified_record
+from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.upkeep.verify.flaws import Kind, Level
+from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from uuid import UUID
+
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.limits import Admission
+    from offloaderd.core.metrics.metrics import Metrics
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.upkeep.settings import ScrubSettings
+    from offloaderd.upkeep.stored import Site
+    from offloaderd.upkeep.verify.flaws import Flaw
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 300.0
+"""How often a topic in which nothing is due is looked at."""
+RECORD_S = 30.0
+"""Progress is recorded no more often than this."""
+RETRY_S = 60.0
+AGAIN_S = 3600.0
+"""A segment with a flaw is looked at again after this long, so that a repair shows."""
+CONFIRM_S = 2.0
+TOLD_MAX = 20
+"""Flaws of one segment that are logged one by one."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was seen of a topic; `version` is that of the node that holds `written`, None while there is none."""
+
+    segments: dict[UUID, SegmentVerified]
+    cursor: Cursor | None
+    version: int | None
+    written: bytes = b""
+    written_s: float = field(default=float("-inf"))
+
+
+class Scrubber:
+    """The duty towards each topic. `damaged` hears of ledgers that are not safe in the bucket."""
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        metadata: MetadataStore,
+        sites: Sequence[Site],
+        options: ScrubSettings,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        budget: Admission | None = None,
+        damaged: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._cluster = sites[0].cluster
+        self._buckets = {site.bucket for site in sites}
+        self._options = options
+        self._clock = clock
+        self._metrics = metrics
+        self._damaged = damaged
+        self._turns = asyncio.Semaphore(1)
+        self._throttle = TokenBucket(options.bytes_per_s, clock, burst_s=0)
+        self._looker = RetryingReader(
+            objects,
+            clock=clock,
+            throttle=self._throttle,
+            budget=budget,
+            read=metrics.scrub_bytes.inc,
+        )
+
+    def follow(self, options: ScrubSettings) -> None:
+        """Go on in another rhythm, from each topic's next turn; whether it is on stays as it is."""
+        self._options = options.model_copy(update={"enabled": self._options.enabled})
+        self._throttle.per_s = options.bytes_per_s
+
+    async def run(self, owned: TopicOffloader) -> None:
+        """Scrub a topic until cancelled. Raises Fenced."""
+        progress: _Progress | None = None
+        while self._options.enabled:
+            try:
+                if progress is None:
+                    progress = await self._load(owned)
+                wait_s = await self.turn(owned, progress)
+            except Fenced:
+                raise
+            except OffloaderError as error:
+                log.warning("scrub.retried", topic=str(owned.topic), error=str(error))
+                self._metrics.scrub_objects.labels(result="unreachable").inc()
+                progress, wait_s = None, RETRY_S
+            due = self._due(owned.map, progress) if progress is not None else None
+            patience_s = wait_s if progress is None else inf if due is None else due[1]
+            with owned.rest.until(self._clock.monotonic() + patience_s):
+                await self._clock.sleep(self._clock.jitter(wait_s))
+
+    async def turn(self, owned: TopicOffloader, progress: _Progress) -> float:
+        """Look at the segment that is due, if one is; returns how long to wait before the next turn."""
+        due = self._due(owned.map, progress)
+        self._show(owned, progress)
+        if due is None or due[1] > 0:
+            await self._keep(owned, progress, at_once=True)
+            return min(due[1], LOOK_S) if due is not None else LOOK_S
+        segment, _ = due
+        async with self._turns:
+            await self._scrub(owned, progress, segment)
+        self._show(owned, progress)
+        return 0.0
+
+    def _due(self, topic_map: TopicMap, progress: _Progress) -> tuple[CommittedSegment, float] | None:
+        """Return the segment that is next, and in how many seconds; first what was begun, then what waited longest."""
+        here = [one for one in topic_map.segments if one.bucket in self._buckets]
+        if progress.cursor is not None:
+            for segment in here:
+                if segment.segment_id == progress.cursor.segment_id:
+                    return segment, 0.0
+        now_ms = self._clock.wall_ms()
+        waits = [(self._wait_s(one, progress.segments.get(one.segment_id), now_ms), one.begin, one) for one in here]
+        if not waits:
+            return None
+        wait_s, _, segment = min(waits, key=lambda wait: wait[:2])
+        return segment, wait_s
+
+    def _wait_s(self, segment: CommittedSegment, seen: SegmentVerified | None, now_ms: int) -> float:
+        """Return in how many seconds a segment is due; a time in the future is a clock that was wrong."""
+        if seen is None:
+            since_ms, every_s = segment.offloaded_ms, self._options.first_s
+        else:
+            since_ms, every_s = seen.verified_ms, AGAIN_S if seen.flaws else self._options.interval_s
+        return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0
+
+    async def _scrub(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> None:
+        """Read a segment to its end, and note what was found."""
+        flaws = await self._look(owned, progress, segment)
+        if flaws:
+            progress.cursor = None
+            await self._clock.sleep(CONFIRM_S)
+            flaws = await self._look(owned, progress, segment)
+        progress.cursor = None
+        if not any(one.segment_id == segment.segment_id for one in owned.map.segments):
+            return  # deleted meanwhile
+        progress.segments[segment.segment_id] = SegmentVerified(
+            verified_ms=self._clock.wall_ms(),
+            level=Level.FULL.value,
+            flaws=len(flaws),
+            flaw=str(flaws[0]) if flaws else "",
+        )
+        await self._tell(owned.topic, segment, flaws)
+        await self._keep(owned, progress, at_once=bool(flaws))
+
+    async def _look(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
+        """Return all flaws of a segment; goes on where the last look stopped."""
+        target = Target.of(segment, owned.topic, self._cluster, owned.map.losses)
+        tables = await check_tables(self._looker, target)
+        flaws = list(tables.flaws)
+        begun = progress.cursor
+        start = begun.blocks if begun is not None and begun.segment_id == segment.segment_id else 0
+        async with aclosing(check_inside(self._looker, target, tables, Level.FULL, start=start)) as steps:
+            async for done, found in steps:
+                flaws += found
+                if done and not flaws:
+                    progress.cursor = Cursor(segment.segment_id, done)
+                    await self._keep(owned, progress)
+        return flaws
+
+    async def _tell(self, topic: TopicName, segment: CommittedSegment, flaws: Sequence[Flaw]) -> None:
+        bad = len({flaw.key for flaw in flaws})
+        self._metrics.scrub_objects.labels(result="damaged").inc(bad)
+        self._metrics.scrub_objects.labels(result="sound").inc(max(0, 3 - bad))
+        for flaw in flaws[:TOLD_MAX]:
+            log.error(
+                "scrub.damaged",
+                topic=str(topic),
+                segment_id=str(segment.segment_id),
+                kind=flaw.kind.value,
+                flaw=str(flaw),
+                entries=flaw.entries,
+                hint=flaw.what_to_do,
+            )
+        serious = [flaw for flaw in flaws if flaw.kind not in {Kind.LABELS, Kind.LOSSES}]
+        if serious:
+            self._metrics.checksum_failures.labels(where="scrub").inc(len(serious))
+            if self._damaged is not None:
+                ledgers = [part.ledger_id for part in segment.slices]
+                await self._damaged(topic, ledgers, f"the scrub found its copy damaged: {serious[0]}")
+
+    def _show(self, owned: TopicOffloader, progress: _Progress) -> None:
+        """Say of a topic how long ago the last of its segments was looked at, and how many are not sound."""
+        seen = [(one, progress.segments.get(one.segment_id)) for one in owned.map.segments]
+        oldest_ms = min((one.offloaded_ms if found is None else found.verified_ms for one, found in seen), default=0)
+        topic = str(owned.topic)
+        damaged = sum(found is not None and found.flaws > 0 for _, found in seen)
+        self._metrics.scrub_damaged_segments.labels(topic=topic).set(damaged)
+        self._metrics.scrub_last_complete_timestamp_seconds.labels(topic=topic).set(oldest_ms / 1000)
+
+    async def _load(self, owned: TopicOffloader) -> _Progress:
+        topic, path = owned.topic, paths.verified(owned.topic)
+        try:
+            node = await self._metadata.get(path)
+        except NotFound:
+            return _Progress({}, None, None)
+        try:
+            known = verified_record.decode(node.value, path=path)
+        except NewerRecord:
+            raise
+        except OffloaderError as error:
+            log.warning("scrub.record_unreadable", topic=str(topic), error=str(error), hint="it begins anew")
+            known = Verified({})
+        return _Progress(known.of(owned.map.segments), known.cursor, node.version, node.value)
+
+    async def _keep(self, owned: TopicOffloader, progress: _Progress, *, at_once: bool = False) -> None:
+        """Record the progress, unless that was done a moment ago. Raises Fenced, Conflict, NotFound."""
+        now_s = self._clock.monotonic()
+        if not at_once and now_s - progress.written_s < RECORD_S:
+            return
+        here = {one.segment_id for one in owned.map.segments}
+        kept = {segment_id: one for segment_id, one in progress.segments.items() if segment_id in here}
+        fitting = verified_record.fitting(kept, owned.map.segments)
+        value = verified_record.encode(replace(fitting, cursor=progress.cursor))
+        progress.segments = kept
+        if value == progress.written:
+            return
+        path = paths.verified(owned.topic)
+        version = progress.version
+        step = Create(path, value) if version is None else Replace(path, value, version)
+
+        async def recorded() -> bool:
+            try:
+                return (await self._metadata.get(path)).value == value
+            except NotFound:
+                return False
+
+        await owned.record.fence.settle([step], recorded)
+        progress.version = 0 if version is None else version + 1
+        progress.written, progress.written_s = value, now_s

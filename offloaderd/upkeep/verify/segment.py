@@ -1,0 +1,333 @@
+"""Looking at one segment: are its three objects there, do they agree, and is every byte what was written?
+
+Nothing is believed but the manifest's own checksum: sizes are asked of the store, the index is compared byte for byte
+with what the manifest was written with, blocks with their checksums; of a committed one, what its manifest says with
+the map. All flaws are found, not the first one only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from offloaderd.core.aio.each import each
+from offloaderd.core.entries import ENTRY_HEAD
+from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.verify import check_index, runs
+from offloaderd.objects import keys
+from offloaderd.upkeep.verify import broker_object
+from offloaderd.upkeep.verify.blocks import entries_of, look_at_run
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, corrupt, noted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from offloaderd.core.model import Loss
+    from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
+    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+    from offloaderd.objects.keys import SegmentKeys
+    from offloaderd.objects.retrying import RetryingReader
+
+CHUNK_BYTES = 4 << 20
+"""What is read with one request; a block that is larger is read alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`.
+
+    `losses` are those that the map has; the manifest has to have those before and within the segment.
+    """
+
+    bucket: str
+    keys: SegmentKeys
+    cluster: str
+    topic: TopicName | None = None
+    committed: CommittedSegment | None = None
+    losses: Sequence[Loss] = ()
+
+    @classmethod
+    def of(cls, segment: CommittedSegment, topic: TopicName, cluster: str, losses: Sequence[Loss] = ()) -> Target:
+        """Return a committed segment of a topic."""
+        bucket, keys_ = segment.bucket, segment.keys
+        return cls(bucket=bucket, keys=keys_, cluster=cluster, topic=topic, committed=segment, losses=losses)
+
+
+@dataclass(slots=True)
+class Tables:
+    """What the first look gives. `manifest` is None when it cannot be read or is another segment's."""
+
+    manifest: SegmentManifest | None = None
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another cluster wrote it: none of our business."""
+        return any(flaw.kind is Kind.FOREIGN for flaw in self.flaws)
+
+
+async def check_tables(looker: RetryingReader, target: Target) -> Tables:
+    """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound.
+
+    What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
+    """
+    found, looker, manifest = Tables(), looker.at(target.bucket), None
+    if target.committed is not None and target.committed.foreign:
+        found.flaws = await broker_object.check_objects(looker, target.committed)
+    else:
+        manifest = await load_manifest(looker, target, found)
+        if found.foreign:
+            return found
+        found.manifest = manifest
+        await _data(looker, target, manifest, found)
+        await _index(looker, target, manifest, found)
+    topic = target.topic or (TopicName.from_managed_ledger(manifest.managed_ledger) if manifest else None)
+    entries = str(manifest.range) if manifest else ""
+    found.flaws = [
+        replace(flaw, topic=topic, segment_id=target.keys.segment_id, entries=flaw.entries or entries)
+        for flaw in found.flaws
+    ]
+    return found
+
+
+async def load_manifest(looker: RetryingReader, target: Target, found: Tables) -> SegmentManifest | None:
+    """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
+    key, manifest = target.keys.manifest, None
+    with noted(found.flaws, key, Kind.MANIFEST):
+        data_bytes = target.committed.object_bytes if target.committed is not None else None
+        decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
+        manifest = await looker.at(target.bucket).table(decode, key)
+    if manifest is None:
+        return None
+    wrong = _identity(target, manifest)
+    found.flaws += wrong
+    return None if any(flaw.kind is Kind.IDENTITY for flaw in wrong) else manifest
+
+
+def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    """Compare whose manifest it is, and what was committed of it."""
+    key = target.keys.manifest
+    if manifest.segment_id != target.keys.segment_id:
+        expected, held = f"segment {target.keys.segment_id}", f"segment {manifest.segment_id}"
+        return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=held)]
+    if manifest.cluster != target.cluster:
+        kind = Kind.FOREIGN if target.committed is None else Kind.IDENTITY
+        return [Flaw(kind=kind, key=key, expected=f"cluster {target.cluster}", found=f"cluster {manifest.cluster}")]
+    if target.topic is not None and manifest.managed_ledger != target.topic.managed_ledger:
+        expected = target.topic.managed_ledger
+        return [Flaw(kind=Kind.IDENTITY, key=key, expected=expected, found=manifest.managed_ledger)]
+    if target.committed is None:
+        return []
+    flaws = differences(target.committed, manifest.ledgers, manifest.data_bytes, key)
+    return flaws + unrecorded(target.committed, manifest, target.losses, key)
+
+
+async def _data(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Ask for the data object's size and labels."""
+    key = target.keys.data
+    committed = target.committed
+    wanted = manifest.data_bytes if manifest else committed.object_bytes if committed else None
+    size_bytes = await _head(looker, key, found)
+    if size_bytes is not None and wanted is not None and size_bytes != wanted:
+        offset = min(size_bytes, wanted)
+        expected, held = f"{wanted} bytes", f"{size_bytes} bytes"
+        found.flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=offset, expected=expected, found=held))
+
+
+async def _index(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Read the index and compare it with the manifest; without one it has to be an index at least."""
+    key = target.keys.index
+    if await _head(looker, key, found) is None:
+        return
+    decode: Callable[[bytes], object]
+    if manifest is not None:
+        decode = partial(check_index, manifest=manifest, key=key)
+    else:
+        decode = partial(v1.decode_index if target.keys.ledger_id is not None else v2.decode_index, key=key)
+    with noted(found.flaws, key, Kind.INDEX):
+        await looker.table(decode, key)
+
+
+async def _head(looker: RetryingReader, key: str, found: Tables) -> int | None:
+    """Return an object's size, None when it is missing; Pulsar's readers refuse one without its labels."""
+    info = None
+    with noted(found.flaws, key, Kind.LABELS):
+        info = await looker.head(key)
+    if info is None:
+        return None
+    version = info.metadata.get(keys.FORMAT_VERSION_KEY)
+    if version != keys.FORMAT_VERSION:
+        expected = f"user metadata {keys.FORMAT_VERSION_KEY}={keys.FORMAT_VERSION}"
+        found.flaws.append(Flaw(kind=Kind.LABELS, key=key, expected=expected, found=version or "none"))
+    return info.size_bytes
+
+
+async def check_headers(looker: RetryingReader, target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    """Read the header of every block and the head of its first entry. Raises what the store raises."""
+    key, looker = target.keys.data, looker.at(target.bucket)
+    lengths = _block_lengths(manifest)
+
+    async def check(block: BlockInfo) -> list[Flaw]:
+        def of(data: bytes) -> None:
+            if block.head_bytes:
+                _check_header(data, block, lengths[block.offset], key, manifest.method)
+            _check_first_entry(data, block, key)
+
+        try:
+            await looker.checked(key, block.offset, block.head_bytes + ENTRY_HEAD.size, of)
+        except CorruptData as error:
+            return [corrupt(Kind.HEADER, error, entries=entries_of(block))]
+        return []
+
+    gone: list[Flaw] = []
+    flaws: list[Flaw] = []
+    with noted(gone, key, Kind.HEADER, entries=str(manifest.range)):
+        flaws = [flaw for found in await each(manifest.blocks, check) for flaw in found]
+        flaws += await _preamble(looker, key, manifest)
+    return _named(gone or flaws, target, manifest)
+
+
+def _block_lengths(manifest: SegmentManifest) -> dict[int, int]:
+    """Return what the header at each offset has to say of its block's length: that of all runs up to the next one."""
+    lengths: dict[int, int] = {}
+    begin = 0
+    for block in manifest.blocks:
+        begin = block.offset if block.head_bytes else begin
+        lengths[begin] = block.offset + block.length - begin
+    return lengths
+
+
+def _check_header(data: bytes, block: BlockInfo, length: int, key: str, method: OffloadMethod) -> None:
+    """Raise CorruptData unless these are the first bytes of the block, or of the first run of a ledger's block."""
+    if method is OffloadMethod.LEDGER_BASED:
+        whole = v1.decode_header(data, key=key, at=block.offset)
+        said = (whole.block_bytes, block.ledger_id, whole.first_entry_id)
+    else:
+        header = v2.decode_header(data, key=key, at=block.offset)
+        said = (header.block_bytes, header.ledger_id, header.first_entry_id)
+    if said != (length, block.ledger_id, block.first_entry_id):
+        expected = f"a block of {length} bytes from {block.ledger_id}:{block.first_entry_id} on"
+        held = f"one of {said[0]} bytes from {said[1]}:{said[2]} on"
+        raise CorruptData(key=key, offset=block.offset, expected=expected, found=held)
+
+
+def _check_first_entry(data: bytes, block: BlockInfo, key: str) -> None:
+    at = block.offset + block.head_bytes
+    if len(data) < block.head_bytes + ENTRY_HEAD.size:
+        raise CorruptData(key=key, offset=at, expected="an entry", found="the end of the object")
+    _, entry_id = ENTRY_HEAD.unpack_from(data, block.head_bytes)
+    if entry_id != block.first_entry_id:
+        raise CorruptData(key=key, offset=at + 4, expected=f"entry id {block.first_entry_id}", found=entry_id)
+
+
+async def _preamble(looker: RetryingReader, key: str, manifest: SegmentManifest) -> list[Flaw]:
+    if not manifest.preamble_bytes:
+        return []
+
+    def of(data: bytes) -> None:
+        if data != v2.PREAMBLE:
+            raise CorruptData(key=key, offset=0, expected=f"padding {v2.PREAMBLE.hex(' ')}", found=data.hex(" "))
+
+    try:
+        await looker.checked(key, 0, manifest.preamble_bytes, of)
+    except CorruptData as error:
+        return [corrupt(Kind.BLOCK, error)]
+    return []
+
+
+async def check_inside(
+    looker: RetryingReader, target: Target, tables: Tables, level: Level, *, start: int = 0
+) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
+    """Look into the data behind the tables, as closely as `level` says. Yields and raises as `check_blocks` does."""
+    manifest = tables.manifest
+    if any(flaw.kind is Kind.MISSING and flaw.key == target.keys.data for flaw in tables.flaws):
+        return
+    if target.committed is not None and target.committed.foreign:
+        if level is Level.FULL and not tables.flaws:
+            yield 0, await broker_object.check_entries(looker, target.committed)
+    elif manifest is not None and level is Level.HEADERS:
+        yield 0, await check_headers(looker, target, manifest)
+    elif manifest is not None and level is Level.FULL:
+        async with aclosing(check_blocks(looker, target, manifest, start=start)) as steps:
+            async for step in steps:
+                yield step
+
+
+async def check_blocks(
+    looker: RetryingReader, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
+) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
+    """Read the data object from block `start` on; yields after each request how many blocks are done, and the flaws.
+
+    Raises what the store raises, except NotFound.
+    """
+    key, blocks, looker = target.keys.data, manifest.blocks, looker.at(target.bucket)
+    payload_bytes: Counter[int] = Counter()
+    sound, at = True, start
+    gone: list[Flaw] = []
+    with noted(gone, key, Kind.BLOCK, entries=str(manifest.range)):
+        if start == 0 and (flaws := await _preamble(looker, key, manifest)):
+            yield 0, _named(flaws, target, manifest)
+        for run in runs(blocks[start:], chunk_bytes):
+            looked = await look_at_run(looker, run, key, manifest)
+            payload_bytes.update(looked.payload_bytes)
+            at = at + len(run.blocks) if looked.whole else len(blocks)
+            sound = sound and not looked.flaws
+            yield at, _named(looked.flaws, target, manifest)
+            if not looked.whole:
+                break
+    if gone:
+        yield len(blocks), _named(gone, target, manifest)
+    elif sound and start == 0:
+        yield at, _named(_sums(manifest, payload_bytes, target.keys.manifest), target, manifest)
+
+
+def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:
+    """Compare what the entries add up to with what the manifest says of each ledger."""
+    return [
+        Flaw(
+            kind=Kind.MANIFEST,
+            key=key,
+            expected=f"{payload_bytes[part.ledger_id]} payload bytes of ledger {part.ledger_id}, which the blocks hold",
+            found=f"{part.payload_bytes}",
+        )
+        for part in manifest.ledgers
+        if part.payload_bytes != payload_bytes[part.ledger_id]
+    ]
+
+
+def _named(flaws: Sequence[Flaw], target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    topic = TopicName.from_managed_ledger(manifest.managed_ledger)
+    return [replace(flaw, topic=topic, segment_id=target.keys.segment_id) for flaw in flaws]
+
+
+def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: Sequence[Loss], key: str) -> list[Flaw]:
+    """Return the losses that the map has before and within a segment, and its manifest has not."""
+    said = {(loss.after, loss.before) for loss in manifest.losses}
+    return [
+        Flaw(kind=Kind.LOSSES, key=key, expected=f"the loss between {loss.after} and {loss.before}", found="none")
+        for loss in losses
+        if committed.begin <= loss.before <= committed.end and (loss.after, loss.before) not in said
+    ]
+
+
+def differences(
+    committed: CommittedSegment, parts: Sequence[LedgerPart] | Sequence[LedgerSlice], data_bytes: int, key: str
+) -> list[Flaw]:
+    """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
+    flaws = []
+    if not committed.is_run_of(parts):
+        held = ", ".join(
+            f"{part.ledger_id}:{part.first_entry_id} to {part.ledger_id}:{part.last_entry_id}" for part in parts
+        )
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=f"entries {committed.range}", found=f"entries {held}"))
+    if committed.object_bytes != data_bytes:
+        expected, found = f"a data object of {committed.object_bytes} bytes", f"one of {data_bytes} bytes"
+        flaws.append(Flaw(kind=Kind.MAP, key=key, expected=expected, found=found))
+    return flaws

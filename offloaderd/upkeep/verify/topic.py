@@ -1,0 +1,136 @@
+"""Verifying the committed segments of one topic, for a daemon that is asked to: the map against the bucket."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import Transient
+from offloaderd.upkeep.rebuild.rebuild import known_of
+from offloaderd.upkeep.verify.cluster import between
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, first_damage, unreachable
+from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.retrying import RetryingReader
+    from offloaderd.read.ports import Maps
+    from offloaderd.upkeep.rebuild.known import Known
+    from offloaderd.upkeep.stored import Site
+
+CALLS_BYTES = 16 * 1024 * 1024
+"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
+IN_A_ROW_MAX = 3
+"""Segments one after the other that could not be looked at before the rest is not tried: the store is away then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentReport:
+    """What was found of one segment, which is `number` of `of`."""
+
+    segment: CommittedSegment
+    number: int
+    of: int
+    read_bytes: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Between:
+    """What is wrong between segments, and the sum."""
+
+    segments: int
+    read_bytes: int
+    flaws: list[Flaw]
+
+
+class TopicVerifier:
+    """Looks at topics in all sites of a cluster; `looker` makes the one that is used for one verification."""
+
+    def __init__(
+        self,
+        maps: Maps,
+        looker: Callable[[], RetryingReader],
+        sites: Sequence[Site],
+        damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
+    ) -> None:
+        """`damaged` hears of segments that are not what was committed."""
+        self._damaged = damaged
+        self._maps = maps
+        self._looker = looker
+        self._cluster = sites[0].cluster
+        self._buckets = {site.bucket for site in sites}
+
+    async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
+        """Yield a report of each segment, oldest first, and at the end what is between them.
+
+        A segment that is deleted meanwhile is left out. One that the store does not give is told and passed over, and
+        the end is Transient; many in a row end it at once. Raises what the metadata store raises.
+        """
+        looker = self._looker()
+        topic_map = await self._maps.topic_map(topic)
+        knowns: list[Known] = []
+        away: list[Flaw] = []
+        in_a_row = 0
+        for number, segment in enumerate(topic_map.segments, start=1):
+            before = looker.read_bytes
+            report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
+            try:
+                report.flaws, known = await look_at(
+                    looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets
+                )
+                in_a_row = 0
+            except Transient as error:
+                report.flaws, known = [unreachable(error, segment.keys, topic=topic, committed=segment)], None
+                away += report.flaws
+                in_a_row += 1
+            if report.flaws:
+                now = await self._maps.topic_map(topic)
+                if segment.segment_id not in {one.segment_id for one in now.segments}:
+                    continue
+            if known is not None:
+                knowns.append(known)
+            if bad := first_damage(report.flaws):
+                self._damaged(topic, segment, str(bad))
+            report.read_bytes = looker.read_bytes - before
+            yield report
+            if in_a_row == IN_A_ROW_MAX:
+                break
+        whole = len(knowns) == len(topic_map.segments)
+        flaws = between(knowns, topic_map) if whole else []
+        yield Between(segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=flaws)
+        if away:
+            rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
+            raise Transient(
+                f"{len(away)} of {len(topic_map.segments)} segments of {topic} could not be looked at, {rest}; "
+                f"the last: {away[-1]}",
+                hint=away[-1].what_to_do,
+            )
+
+
+async def look_at(
+    looker: RetryingReader,
+    topic: TopicName,
+    segment: CommittedSegment,
+    level: Level,
+    *,
+    cluster: str,
+    buckets: Collection[str],
+) -> tuple[list[Flaw], Known | None]:
+    """Look at one committed segment; returns what is wrong with it, and what its manifest says. Raises as `run`."""
+    target = Target.of(segment, topic, cluster)
+    if segment.bucket not in buckets:
+        said = f"in bucket {segment.bucket!r}"
+        return [Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, segment_id=segment.segment_id)], None
+    tables = await check_tables(looker, target)
+    flaws = list(tables.flaws)
+    async with aclosing(check_inside(looker, target, tables, level)) as steps:
+        async for _, found in steps:
+            flaws += found
+    if tables.manifest is None:
+        return flaws, None
+    return flaws, known_of(tables.manifest, topic, bucket=segment.bucket, prefix=segment.prefix)

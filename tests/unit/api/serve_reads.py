@@ -1,0 +1,36 @@
+"""ReadService over a real gRPC connection, for tests of ranges and of seeking."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from offloaderd.api.read.service import ReadService
+from offloaderd.protocol.conversion import decoded_read_response
+from offloaderd.protocol.v1 import read_pb2, read_pb2_grpc
+from tests.unit.api.serve import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from grpc import aio
+
+    from offloaderd.core.model import EntryBatch
+    from tests.unit.read.build import House
+
+
+def entries_of(answer: read_pb2.ReadResponse) -> EntryBatch:
+    """Return the entries of an answer, framed or not."""
+    return decoded_read_response(answer.SerializeToString(), where="the test")[0]
+
+
+@asynccontextmanager
+async def served(house: House, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
+    """Serve a house's reader; gives a stub."""
+
+    def register(server: aio.Server) -> None:
+        service = ReadService(house.reader, readers_max, metrics=house.metrics)
+        read_pb2_grpc.add_ReadServiceServicer_to_server(service, server)
+
+    async with house.reader, serving(house.metrics, register) as channel:
+        yield read_pb2_grpc.ReadServiceStub(channel)

@@ -1,0 +1,304 @@
+"""Silence: the entry after it is seen at once, it costs next to nothing, and no bookie can make it last for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.bookkeeper.background import Background
+from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
+from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import Position
+from offloaderd.ledgers.pulsar.watcher import HEARTBEAT_S
+from offloaderd.testing import FakeClock, payloads
+from tests.unit.bookkeeper.bench import Bench, benched
+from tests.unit.bookkeeper.fake_cluster import FakeBookies, FakeLedger, Shape
+from tests.unit.bookkeeper.test_watch import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+THREE = Shape(ensemble=3, write_quorum=3)
+STRIPED = Shape(ensemble=3)
+SPREAD = pytest.mark.parametrize("shape", [Shape(), THREE, STRIPED], ids=["2/2", "3/3", "3/2"])
+POLL_S, QUIET_S = SourceOptions().poll_max_s, SourceOptions().quiet_poll_s
+LONG_S = 300.0
+
+
+class Stage:
+    """A ledger of ten entries that is watched and has been quiet for long."""
+
+    def __init__(self, bench: Bench, watcher: Watcher, ledger: FakeLedger) -> None:
+        self.bench = bench
+        self.clock = bench.clock
+        self.bookies = bench.bookies
+        self.watcher = watcher
+        self.ledger = ledger
+
+    def waits(self) -> dict[str, int]:
+        """Return how many long polls each bookie was sent."""
+        return {bookie: count for (kind, bookie), count in self.bookies.requests.items() if kind == "wait"}
+
+    def tasks(self) -> list[str]:
+        """Return the names of the source's tasks."""
+        return [task.get_name() for task in self.bench.source._background._tasks]
+
+    def waited_for(self) -> list[str]:
+        """Return the bookies at which bells hang."""
+        return [
+            bookie for (bookie, _), waiting in self.bookies.waiting.items() if not all(w.done() for _, w in waiting)
+        ]
+
+
+@asynccontextmanager
+async def silence(
+    shape: Shape | None = None, *, entries: int = 10, admin: bool = False, options: SourceOptions | None = None
+) -> AsyncIterator[Stage]:
+    """Make one."""
+    async with benched(options, admin=admin) as bench, asyncio.TaskGroup() as group:
+        watcher = Watcher(bench)
+        task = group.create_task(watcher.run())
+        ledger = await bench.cluster.ledger(shape)
+        await ledger.write(payloads(entries))
+        await bench.clock.advance(LONG_S)
+        bench.bookies.requests.clear()
+        yield Stage(bench, watcher, ledger)
+        task.cancel()
+
+
+@SPREAD
+async def test_the_entry_after_a_silence_is_seen_at_once(shape: Shape) -> None:
+    """Without any time, again and again, and those that follow it soon."""
+    async with silence(shape) as it:
+        for last in range(9, 15):
+            await it.ledger.write(payloads(1))
+            await it.clock.settle()
+            assert it.watcher.last == last
+            await it.clock.advance(LONG_S + 7 * last)
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(0.01)
+        await it.ledger.write(payloads(10))
+        await it.clock.advance(0.3)
+        assert it.watcher.last == 25
+
+
+@pytest.mark.parametrize(("shape", "most"), [(Shape(), 30), (THREE, 30), (STRIPED, 60)], ids=["2/2", "3/3", "3/2"])
+async def test_silence_is_nearly_free(shape: Shape, most: int) -> None:
+    """Less than a request a minute where entries are not spread; watchers hear that they are up to date."""
+    async with silence(shape) as it:
+        wakes = it.watcher.wakes
+        await it.clock.advance(1800)
+        assert sum(it.bookies.requests.values()) < most
+        assert 150 <= it.watcher.wakes - wakes <= 1800 / HEARTBEAT_S + 2
+
+
+@SPREAD
+async def test_any_bookie_can_be_missing_an_entry(shape: Shape) -> None:
+    """So many bells hang that an entry on a write quorum rings one of them."""
+    async with silence(shape) as it:
+        hung = set(it.waited_for())
+        assert len(hung) == shape.ensemble - shape.write_quorum + 1
+        for entry_id in range(shape.ensemble):
+            assert hung.intersection(it.ledger.metadata.replicas(entry_id))
+
+
+@SPREAD
+async def test_a_bookie_restarts(shape: Shape) -> None:
+    """Its bell is broken; the topic is asked about within a moment, and the next entry is seen at once again."""
+    async with silence(shape) as it:
+        for bookie_id in it.waited_for():
+            it.bookies.restart(bookie_id)
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(RETURN_S + 0.1)
+        assert it.watcher.last == 9
+        await it.clock.advance(LONG_S)
+        await it.ledger.write(payloads(1))
+        await it.clock.settle()
+        assert it.watcher.last == 10
+
+
+async def test_a_bookie_hangs() -> None:
+    """What its connection finds out has the others asked instead."""
+    async with silence() as it:
+        (bookie_id,) = it.waited_for()
+        it.bookies.frozen = {bookie_id}
+        it.bookies.break_long_polls(bookie_id, Transient("it hangs"))
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(RETURN_S + SourceOptions().hedge_s + 0.1)
+        assert it.watcher.last == 9
+        await it.clock.advance(LONG_S)
+        assert it.waited_for()
+        assert it.waited_for() != [bookie_id]
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(SourceOptions().hedge_s)
+        assert it.watcher.last == 10
+
+
+async def test_a_bookie_that_forgot_the_bell_delays_and_no_more() -> None:
+    """A cache that went cold at the wrong moment: the wait ends, and a plain read finds the entry."""
+    async with silence() as it:
+        for waiting in it.bookies.waiting.values():
+            waiting.clear()
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(QUIET_S)
+        assert it.watcher.last == 9
+
+
+async def test_a_cold_cache_is_warmed_before_a_bell_is_hung() -> None:
+    """A bookie that restarted unnoticed has forgotten its LACs: the first answer is not taken for news, nor lost."""
+    async with silence() as it:
+        await it.clock.advance(60)
+        it.bookies.remembered.clear()
+        await it.clock.advance(LONG_S)
+        await it.ledger.write(payloads(1))
+        await it.clock.settle()
+        assert it.watcher.last == 9
+
+
+async def test_bookies_without_long_polls_are_polled() -> None:
+    """As they always were; so are all when it is turned off."""
+    async with silence() as it:
+        it.bookies.without_long_polls = {"b0", "b1"}
+        await it.clock.advance(LONG_S)
+        it.bookies.requests.clear()
+        await it.clock.advance(100)
+        assert not it.waits()
+        assert 50 <= sum(it.bench.polls().values()) <= 60
+    for quiet_poll_s in (0.0, POLL_S):
+        async with silence(options=SourceOptions(quiet_poll_s=quiet_poll_s)) as it:
+            await it.clock.advance(100)
+            assert not it.waits()
+            assert 50 <= sum(it.bench.polls().values()) <= 60
+
+
+async def test_an_empty_ledger_is_polled() -> None:
+    """Bookies know nothing of it, so none can tell of the first entry."""
+    async with silence(entries=0) as it:
+        await it.clock.advance(100)
+        assert not it.waits()
+        assert 50 <= sum(it.bench.polls().values()) <= 60
+
+
+async def test_a_fenced_ledger_that_nobody_closes() -> None:
+    """A bookie answers at once and has nothing: that is polled, and tried again now and then."""
+    async with silence() as it:
+        it.bookies.fenced.add(it.ledger.ledger_id)
+        await it.clock.advance(LONG_S)
+        it.bookies.requests.clear()
+        await it.clock.advance(400)
+        assert 1 <= sum(it.waits().values()) <= 10
+        assert sum(it.bench.polls().values()) <= 250
+        await it.ledger.close()
+        await it.clock.settle()
+        assert it.watcher.seen[-1][:2] == (9, True)
+
+
+async def test_a_writer_with_another_ensemble_is_followed() -> None:
+    """The ledger's node says so, whatever the old bookies do."""
+    async with silence() as it:
+        await it.ledger.next_ensemble(["b3", "b4"])
+        await it.ledger.write(payloads(2))
+        await it.clock.advance(POLL_S + 0.1)
+        assert it.watcher.last == 10
+        await it.clock.advance(LONG_S)
+        assert set(it.waited_for()) <= {"b3", "b4"}
+        await it.ledger.write(payloads(1))
+        await it.clock.settle()
+        assert it.watcher.last == 11
+
+
+async def test_what_is_hidden_is_asked_of_the_broker_all_the_same() -> None:
+    """As often as without bells."""
+    async with silence(admin=True) as it:
+        before = len(it.bench.broker.asked_s)
+        await it.clock.advance(300)
+        assert 9 <= len(it.bench.broker.asked_s) - before <= 11
+        it.bench.broker.position = Position(7, 9)
+        await it.clock.advance(31)
+        assert it.watcher.last == 9
+
+
+async def test_a_question_meanwhile_is_answered_by_bookies() -> None:
+    """A reader wants the end as it is now; if it has moved although no bell rang, the watchers hear of it."""
+    async with silence() as it:
+        for waiting in it.bookies.waiting.values():
+            waiting.clear()
+        await it.ledger.write(payloads(1))
+        await it.clock.settle()
+        assert it.watcher.last == 8
+        assert (await it.bench.confirmed()).last_entry_id == 9
+        await it.clock.settle()
+        assert it.watcher.last == 9
+
+
+async def test_waits_grow_and_differ() -> None:
+    """From ten seconds to the longest, each a little shorter by chance: topics do not come back in one moment."""
+    async with silence() as it:
+        first, second, *longest = it.bookies.waits_s
+        assert 8 <= first <= 9
+        assert 32 <= second <= 36
+        assert all(0.8 * QUIET_S <= wait_s <= 0.9 * QUIET_S for wait_s in longest)
+        assert len(set(longest)) == len(longest) >= 2
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(12)
+        assert it.bookies.waits_s[-1] <= 9
+
+
+@SPREAD
+async def test_a_silent_topic_has_no_task(shape: Shape) -> None:
+    """Neither its bells, nor the watches of its nodes, nor what follows it; heartbeats have one for all topics."""
+    async with silence(shape) as it:
+        for last in range(9, 12):
+            assert it.waited_for()
+            assert it.tasks() == ["heartbeats"]
+            await it.ledger.write(payloads(1))
+            await it.clock.settle()
+            assert it.watcher.last == last
+            await it.clock.advance(LONG_S)
+        await it.ledger.close()
+        await it.clock.advance(HEARTBEAT_S)
+        assert it.tasks() == []
+        await it.bench.cluster.ledger()
+        await it.clock.settle()
+        assert it.watcher.seen[-1].closed is False
+
+
+async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() -> None:
+    """Nor does it ring: whoever took it down has gone on."""
+    told = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    clock, options, rung = FakeClock(), SourceOptions(), list[str]()
+
+    class Asked(FakeBookies):
+        async def newer(self, *_: object, **__: object) -> asyncio.Future[int]:
+            return told[len(rung)]
+
+    async with Background(clock) as background:
+        for error in (None, Transient("the connection ended")):
+            long_polls = LongPolls(Asked(), background, clock=clock, options=options)
+            (long_poll,) = long_polls.hang(7, {"b0": 9}, options.quiet_poll_s, lambda: rung.append("rung"))
+            await clock.advance(options.quiet_poll_s)
+            if error is None:
+                told[0].set_result(9)
+            else:
+                told[0].set_exception(error)
+            long_poll.take_down()
+            await clock.settle()
+            assert not rung
+            assert long_poll.last_answer is None
+            assert not background._tasks
+            told.pop(0)
+
+
+async def test_the_end_of_a_watch_takes_the_bells_down() -> None:
+    """Nobody waits at a bookie any more."""
+    async with silence() as it:
+        assert it.waited_for()
+        waiting = [future for each in it.bookies.waiting.values() for _, future in each]
+    await it.clock.settle()
+    assert waiting
+    assert all(future.cancelled() for future in waiting if future.done())
+    assert all(future.done() for future in waiting)

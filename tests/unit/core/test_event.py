@@ -1,0 +1,61 @@
+"""Events: who waits is woken, once, and whoever gives up leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from offloaderd.core.aio.event import Event
+from tests.patience import PATIENCE_S
+
+
+async def turns() -> None:
+    """Let everybody go as far as he can."""
+    for _ in range(3):
+        await asyncio.sleep(0)  # noqa: TID251 - turns of the loop
+
+
+async def test_all_who_wait_are_woken() -> None:
+    """And whoever comes later does not wait, until it is cleared."""
+    event = Event()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        waiting = [group.create_task(event.wait()) for _ in range(3)]
+        await turns()
+        assert not event.is_set()
+        assert not any(task.done() for task in waiting)
+        event.set()
+        event.clear()
+        await turns()
+        assert all(task.done() for task in waiting)
+        late = group.create_task(event.wait())
+        await turns()
+        assert not late.done()
+        event.set()
+        event.set()
+        await event.wait()
+
+
+async def test_a_wait_that_was_begun_before_hears_of_a_change_before_its_first_turn() -> None:
+    """Whoever has called `wait` has not missed it."""
+    event = Event()
+    wait = event.wait()
+    event.set()
+    await wait
+
+
+async def test_who_gives_up_is_forgotten() -> None:
+    """The others are woken all the same, also when one gives up in the same moment."""
+    event = Event()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        impatient, patient = (group.create_task(event.wait()) for _ in range(2))
+        await turns()
+        impatient.cancel()
+        event.set()
+        await patient
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+    event.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await event.wait()

@@ -1,0 +1,118 @@
+"""Settings of security: what opens the API by mistake, what locks everybody out, and where secrets are not shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import SecretStr
+
+from offloaderd.access.settings import AccessSettings, TlsSettings
+from offloaderd.api.settings import GrpcSettings
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.daemon.settings import Settings, check, describe, load
+from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.rules.rules import broken_rules
+from offloaderd.daemon.settings.sections.settings import HttpSettings
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - settings to judge; nothing listens
+PAIR = {"cert_file": "c", "key_file": "k"}
+GRANTS = ("admin alice *",)
+SECRET = SecretStr("s")
+FILES = ObjectsSettings(kind="filesystem")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grpc": GrpcSettings(host=EVERYWHERE)}, "opens the API to others"),
+        ({"grpc": GrpcSettings(host=EVERYWHERE), "tls": TlsSettings(**PAIR)}, "opens the API to others"),
+        ({"tls": TlsSettings(cert_file="c")}, "tls.cert_file is set without tls.key_file"),
+        ({"http": HttpSettings(tls="server")}, "http.tls = server needs tls.cert_file"),
+        ({"http": HttpSettings(tls="mutual"), "tls": TlsSettings(**PAIR)}, "http.tls = mutual needs tls.client_ca"),
+        ({"tls": TlsSettings(**PAIR, client_ca_file="a")}, "access.grants gives none of them a role"),
+        ({"access": AccessSettings(grants=GRANTS)}, "nobody has to say who they are"),
+        ({"access": AccessSettings(grants=GRANTS, token_secret_key=SECRET)}, "tokens would be sent in the clear"),
+        (
+            {
+                "access": AccessSettings(grants=GRANTS, token_secret_key=SECRET, token_public_key=SECRET),
+                "tls": TlsSettings(**PAIR),
+            },
+            "are both set",
+        ),
+        ({"metadata": MetadataSettings(acl="creator")}, "metadata.acl = creator needs a name"),
+        ({"metadata": MetadataSettings(tls_ca_file="a")}, "metadata.tls is not"),
+        ({"metadata": MetadataSettings(username="u")}, "metadata.username is set without metadata.password"),
+        ({"objects": ObjectsSettings(kind="filesystem", role_arn="r")}, "objects.role_arn is set without"),
+        ({"objects": ObjectsSettings(kind="filesystem", kms_key_id="k")}, "set it to sse-kms"),
+        (
+            {"objects": ObjectsSettings(kind="filesystem", profile="p", access_key="a", secret_key=SECRET)},
+            "are ways to the same credentials",
+        ),
+    ],
+)
+def test_each_mistake_is_told(changes: dict[str, object], message: str) -> None:
+    """One rule, one sentence with the settings and what to do."""
+    settings = Settings.model_validate({"objects": FILES} | changes)
+    (broken,) = broken_rules(settings)
+    assert message in broken.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tls": TlsSettings(**PAIR)},
+        {
+            "grpc": GrpcSettings(host=EVERYWHERE),
+            "tls": TlsSettings(**PAIR, client_ca_file="a"),
+            "access": AccessSettings(grants=GRANTS),
+        },
+        {
+            "grpc": GrpcSettings(host=EVERYWHERE),
+            "tls": TlsSettings(**PAIR),
+            "access": AccessSettings(grants=GRANTS, token_public_key=SECRET),
+        },
+        {"metadata": MetadataSettings(acl="creator", username="u", password=SECRET)},
+        {"metadata": MetadataSettings(acl="creator", tls=True, tls_cert_file="c", tls_key_file="k")},
+        {"objects": ObjectsSettings(kind="filesystem", encryption="sse-kms")},
+    ],
+)
+def test_what_belongs_together_is_allowed(changes: dict[str, object]) -> None:
+    """Nothing to complain of."""
+    assert broken_rules(Settings.model_validate({"objects": FILES} | changes)) == []
+
+
+def test_grants_come_as_a_list_or_as_one_text(tmp_path: Path) -> None:
+    """The file has a list, the environment semicolons; a wrong one is told with what is allowed."""
+    file = tmp_path / "o.toml"
+    file.write_text('[objects]\nkind="filesystem"\n[tls]\ncert_file="c"\nkey_file="k"\nclient_ca_file="a"\n')
+    text = "admin alice *; read 'bob the reader' public/*;"
+    found = load(file, {"OFFLOADERD__ACCESS__GRANTS": text}).access.grants
+    assert found == ("admin alice *", "read 'bob the reader' public/*")
+    file.write_text(file.read_text() + '[access]\ngrants = ["admin alice *", "read bob public/*"]\n')
+    assert load(file, {}).access.grants == ("admin alice *", "read bob public/*")
+    with pytest.raises(InvalidConfig, match="no such role 'write'"):
+        load(file, {"OFFLOADERD__ACCESS__GRANTS": "write bob *"})
+
+
+def test_no_secret_is_shown_whatever_is_wrong_with_the_others() -> None:
+    """Every secret setting gets a canary: neither the rows nor the mistakes nor the values' own words have it."""
+    secrets = [setting for setting in all_settings() if setting.is_secret]
+    assert {"access.token_secret_key", "metadata.password", "objects.secret_key"} <= {one.key for one in secrets}
+    environ = {setting.environment: f"canary-{setting.name}" for setting in secrets}
+    report = check(None, {**environ, "OFFLOADERD__GRPC__PORT": "x", "OFFLOADERD__ACCESS__TOKEN_SECRET": "canary-x"})
+    assert report.mistakes
+    assert "canary" not in str(report)
+    settings = Settings(
+        objects=ObjectsSettings(kind="filesystem", secret_key=SecretStr("canary")),
+        access=AccessSettings(token_secret_key=SecretStr("canary"), token_public_key=SecretStr("canary")),
+        metadata=MetadataSettings(password=SecretStr("canary")),
+    )
+    assert "canary" not in str(describe(settings))
+    assert "canary" not in repr(settings)
+    assert "canary" not in settings.model_dump_json()

@@ -1,0 +1,67 @@
+"""What the probes tell of the dependencies: whether they answer, and whether the bucket takes what is written."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.health import Dependency, Health
+from offloaderd.daemon import probes
+from offloaderd.daemon.adapters.sources import Ledgers
+from offloaderd.daemon.probes import PROBE_S, Prober
+from offloaderd.testing.clock import FakeClock
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.objects import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import pytest
+
+    from offloaderd.objects.port import ObjectInfo
+
+
+async def test_a_bucket_that_takes_nothing_is_down_though_it_can_be_reached() -> None:
+    """Others can do no better with it, so that topics stay; it is up once it takes something again."""
+    clock, reached = FakeClock(), list[OffloaderError | None]()
+    health, why = Health(clock.wall_ms), ""
+    prober = Prober(health, clock, bucket=reached.append, refused=lambda: why)
+    up, metadata = Dependency("objects", up=True), Dependency("metadata", up=True)
+    async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
+        running = group.create_task(prober.run(tree, MemoryStore(clock), Ledgers()))
+        await clock.advance(1)
+        assert health.view.dependencies == (metadata, up)
+        why, since_ms = "no space left", clock.wall_ms() + round((PROBE_S - 1) * 1000)
+        await clock.advance(2 * PROBE_S)
+        assert health.view.dependencies == (metadata, Dependency("objects", up=False, message=why, since_ms=since_ms))
+        why = ""
+        await clock.advance(PROBE_S)
+        assert health.view.dependencies == (metadata, up)
+        assert set(reached) == {None}
+        running.cancel()
+
+
+class Hanging(MemoryStore):
+    """A bucket that takes requests and never answers."""
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+        yield await self.head(prefix)
+
+
+async def test_what_hangs_is_told_within_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have answered just before, and what a page shows may be 2 s old."""
+    assert PROBE_S + probes.ANSWERS_S + 2 <= 10
+    monkeypatch.setattr(probes, "ANSWERS_S", 0.01)
+    clock, told = FakeClock(), asyncio.Event()
+    health = Health(clock.wall_ms)
+    prober = Prober(health, clock, bucket=lambda error: told.set() if error is not None else None, refused=str)
+    async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
+        running = group.create_task(prober.run(tree, Hanging(clock), Ledgers()))
+        await told.wait()
+        assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
+            ("objects", "no answer within 0.01 s")
+        ]
+        running.cancel()

@@ -1,0 +1,267 @@
+"""A daemon's parts follow each setting that is said to be followed, on in-memory stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloaderd.access.roles import Identity, Kind, Role
+from offloaderd.api.admin.service import DaemonSnapshot
+from offloaderd.bookkeeper.replicas.limits import Limits as SourceLimits
+from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters.sources import Ledgers
+from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.composition.components import Components, assemble
+from offloaderd.daemon.composition.security import Guard
+from offloaderd.daemon.log_levels import LogLevels
+from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.settings import Settings, check
+from offloaderd.daemon.settings.change import LIVE
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.topic.pool import BufferPool
+from tests.authority import Authority
+from tests.unit.daemon.test_log_levels import standard_levels
+
+TOPIC = TopicName.parse("public/default/orders")
+CLOCK = SystemClock()
+PUBLIC = Path(__file__).parents[2] / "golden" / "token-public.txt"
+SECRET = "data:;base64," + "QUJD" * 11
+HELD_BY_POLICIES = {
+    "grants.deletion_lag_s": "deletion_lag_s",
+    "offload.segment_age_max_s": "segment_age_max_s",
+    "offload.segment_age_min_s": "segment_age_min_s",
+    "offload.segment_bytes_max": "segment_bytes_max",
+    "outage.policy": "outage",
+    "read.priority": "read_priority",
+    "retention.age_s": "retention_age_s",
+    "retention.kind": "retention",
+    "retention.size_bytes": "retention_bytes",
+}
+ASKED_FOR_WHEN_NEEDED = {"gc.interval_s", "gc.mode", "shutdown.drain_s", "placement.impaired_s"}
+"""By the daemon itself, of the settings that hold."""
+
+_all_levels = standard_levels
+
+
+SNAPSHOT = DaemonSnapshot(daemon_id="d", version="0", state="serving", started_ms=1)
+
+
+ALICE, BOB = (Identity(Kind.TOKEN, name) for name in ("alice", "bob"))
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> Authority:
+    """Who signs the daemon's certificate."""
+    return Authority(tmp_path)
+
+
+class Site:
+    """Settings of a daemon with tokens, and its parts."""
+
+    def __init__(self, ca: Authority) -> None:
+        files = ca.server()
+        self.given = {
+            "objects.bucket": "offload",
+            "tls.cert_file": str(files.cert),
+            "tls.key_file": str(files.key),
+            "access.token_secret_key": SECRET,
+            "access.grants": "admin alice *",
+        }
+        metrics = Metrics()
+        settings = self.read({})
+        self.guard = Guard(settings, CLOCK, metrics)
+        objects = MemoryStore(CLOCK)
+        limits = SourceLimits(wiring.source_options(settings), CLOCK, metrics)
+        ledgers = Ledgers(limits=limits)
+        pool, uploads = BufferPool(settings.memory.buffer_bytes), ByteBudget(settings.memory.upload_bytes)
+        context = contexts.context(
+            settings, MemoryTree().connect(), objects, ledgers, pool, uploads, clock=CLOCK, metrics=metrics
+        )
+        self.levels = LogLevels(settings.log, CLOCK, metrics)
+        reloader = Reloader(settings, None, CLOCK, metrics)
+        self.components: Components = assemble(
+            settings, context, ledgers, self.guard, self.levels, reloader, snapshot=lambda: SNAPSHOT, clock=CLOCK
+        )
+
+    def read(self, changed: dict[str, str]) -> Settings:
+        """Return settings in which something is different; an empty value takes one away."""
+        given = {key: value for key, value in {**self.given, **changed}.items() if value}
+        report = check(None, {}, given)
+        assert report.settings is not None, report.mistakes
+        return report.settings
+
+    def state(self) -> dict[str, Any]:
+        """Return what the parts go by, by the setting that it comes from."""
+        components, gate = self.components, self.guard.gate
+        context, rules, bounds = components.engine.context, gate._authentication, gate._limits
+        token = rules.token_rules if rules is not None else None
+        source, grants = components.ledgers.limits, components.grants
+        assert source is not None
+        daemon = [(scope._bytes, scope._requests) for scope in source._daemon]
+        placement, scrub = components.engine.placement.options, components.scrubber._options
+        levels = self.levels.shown()
+        holds = components.engine.book.effective(TOPIC, None).values
+        found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
+        return found | {
+            "access.audit_reads": bounds.audit_reads,
+            "access.calls_per_s": bounds.calls_per_s,
+            "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
+            "access.identity_calls_max": bounds.identity_calls_max,
+            "access.identity_readers_max": bounds.identity_readers_max,
+            "access.namespace_expressions_max": components.engine._selector.expressions_max,
+            "access.namespace_topics_max": components.broker.topics.namespace_topics_max,
+            "access.tenant_namespaces_max": components.broker.topics.tenant_namespaces_max,
+            "access.token_audience": token and token.audience,
+            "access.token_audience_claim": token and token.audience_claim,
+            "access.token_claim": token and token.claim,
+            "access.token_leeway_s": token and token.leeway_s,
+            "access.token_secret_key": rules and next(iter(rules.token_keys()), None),
+            "access.token_secret_key_previous": rules and list(rules.token_keys())[1:],
+            "bookkeeper.bytes_per_s": [one is None for one, _ in daemon],
+            "bookkeeper.requests_per_s": [one is None for _, one in daemon],
+            "bookkeeper.topic_bytes_per_s": source._topic_rates[0],
+            "bookkeeper.topic_requests_per_s": source._topic_rates[1],
+            "gc.grace_s": components.upkeep.grace_s,
+            "grants.interval_s": grants._options.interval_s,
+            "grants.readback": grants._checker.readback,
+            "grpc.call_s_max": bounds.call_s_max,
+            "grpc.calls_max": bounds.calls_max,
+            "grpc.send_s_max": bounds.send_s_max,
+            "log.level": levels[0].level,
+            "log.levels": levels[1:],
+            "memory.buffer_bytes": context.pool.limit_bytes,
+            "memory.upload_bytes": context.upload_context.budget.limit_bytes,
+            "offload.parts_in_flight_max": context.upload_context.limits.parts_in_flight_max,
+            "offload.sleep_after_s": components.engine.idle_topics.options.after_s,
+            "offload.verify": context.upload_context.limits.readback,
+            "placement.grace_s": placement.grace_s,
+            "placement.handover_s": placement.handover_s,
+            "placement.handovers_max": placement.handovers_max,
+            "placement.keep_s": placement.keep_s,
+            "placement.settle_s": placement.settle_s,
+            "read.batch_bytes": components.reader.options.batch_bytes,
+            "read.readers_max": components.reads.readers_max,
+            "retention.follow_lag_s": components.retention.options.follow_lag_s,
+            "retention.interval_s": components.retention.options.interval_s,
+            "scrub.bytes_per_s": components.scrubber._throttle.per_s,
+            "scrub.first_s": scrub.first_s,
+            "scrub.interval_s": scrub.interval_s,
+            "tls.reload_s": self.guard._settings.tls.reload_s,
+            "upload.concurrency_max": context.upload_context.pace.ceiling,
+        }
+
+
+OTHER = {
+    "access.audit_reads": "true",
+    "access.calls_per_s": "7",
+    "access.grants": "read bob *",
+    "access.identity_calls_max": "17",
+    "access.identity_readers_max": "17",
+    "access.namespace_expressions_max": "16",
+    "access.namespace_topics_max": "17",
+    "access.tenant_namespaces_max": "18",
+    "access.token_audience": "us",
+    "access.token_audience_claim": "whom",
+    "access.token_claim": "who",
+    "access.token_leeway_s": "3",
+    "access.token_secret_key": SECRET + "QUJD",
+    "access.token_secret_key_previous": SECRET + "QUJD",
+    "bookkeeper.bytes_per_s": "1MiB",
+    "bookkeeper.requests_per_s": "7",
+    "bookkeeper.topic_bytes_per_s": "1MiB",
+    "bookkeeper.topic_requests_per_s": "7",
+    "gc.grace_s": "90000",
+    "grants.deletion_lag_s": "17",
+    "grants.interval_s": "17",
+    "grants.readback": "true",
+    "grpc.call_s_max": "17",
+    "grpc.calls_max": "17",
+    "grpc.send_s_max": "17",
+    "log.level": "error",
+    "log.levels": "read debug",
+    "memory.buffer_bytes": "17MiB",
+    "memory.upload_bytes": "117MiB",
+    "offload.parts_in_flight_max": "3",
+    "offload.segment_age_max_s": "17",
+    "offload.segment_age_min_s": "17",
+    "offload.segment_bytes_max": "17MiB",
+    "offload.sleep_after_s": "17",
+    "offload.verify": "readback",
+    "outage.policy": "block",
+    "placement.grace_s": "17",
+    "placement.handover_s": "17",
+    "placement.handovers_max": "3",
+    "placement.keep_s": "17",
+    "placement.settle_s": "17",
+    "read.batch_bytes": "17KiB",
+    "read.priority": "bookkeeper-first",
+    "read.readers_max": "17",
+    "retention.follow_lag_s": "17",
+    "retention.interval_s": "17",
+    "retention.kind": "keep",
+    "retention.size_bytes": "17MiB",
+    "retention.age_s": "17",
+    "scrub.bytes_per_s": "17MiB",
+    "scrub.first_s": "17",
+    "scrub.interval_s": "17000",
+    "tls.reload_s": "17",
+    "upload.concurrency_max": "3",
+}
+LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
+PUBLIC_KEY = {f"access.token_public_{name}{age}" for name in ("key", "alg") for age in ("", "_previous")}
+"""In place of the secret; see below."""
+
+
+def test_the_list_of_what_is_followed_is_the_list_of_what_is_tried() -> None:
+    """A setting that is said to be followed, and that nobody tells of, would be a lie in the documentation."""
+    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY == LIVE
+
+
+@pytest.mark.parametrize("key", sorted(OTHER))
+def test_each_setting_that_is_followed_changes_what_a_part_goes_by(ca: Authority, key: str) -> None:
+    """After it was followed its part goes by another value, and back again; preparing alone changes nothing."""
+    site = Site(ca)
+    needed = LIMITED if key in LIMITED else {}
+    site.components.prepare(site.read(needed))()
+    before = site.state()
+    follow = site.components.prepare(site.read({**needed, key: OTHER[key]}))
+    assert site.state() == before
+    follow()
+    assert site.state()[key] != before[key]
+    site.components.prepare(site.read(needed))()
+    assert site.state() == before
+
+
+def test_a_token_key_that_cannot_be_used_refuses_all_of_it(ca: Authority) -> None:
+    """The file is read before anybody is told."""
+    site = Site(ca)
+    before = site.state()
+    changed = {"access.token_secret_key": "file:///nowhere/key", "grpc.calls_max": "17"}
+    with pytest.raises(InvalidConfig, match="nowhere"):
+        site.components.prepare(site.read(changed))
+    assert site.state() == before
+
+
+def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) -> None:
+    """The pinned algorithm goes with it."""
+    site = Site(ca)
+    public = {"access.token_secret_key": "", "access.token_public_key": PUBLIC.read_text().strip()}
+    for algorithm in ("RS256", "RS512"):
+        site.components.prepare(site.read({**public, "access.token_public_alg": algorithm}))()
+        assert site.state()["access.token_secret_key"].algorithms == (algorithm,)
+    before = {"access.token_secret_key_previous": SECRET}
+    site.components.prepare(site.read({**public, **before}))()
+    assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("HS256",)]
+    elder = {"access.token_public_key_previous": public["access.token_public_key"]}
+    site.components.prepare(site.read({**elder, "access.token_public_alg_previous": "PS256"}))()
+    assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("PS256",)]
+    with pytest.raises(InvalidConfig, match=r"access\.token_public_key_previous.*cannot be used with ES256"):
+        site.components.prepare(site.read({**elder, "access.token_public_alg_previous": "ES256"}))

@@ -1,0 +1,247 @@
+"""From settings to options: every setting of a cluster arrives where it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+from pydantic import SecretStr
+
+from offloaderd.bookkeeper.connections.options import SaslOptions, TlsOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TierRetention
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters import stores
+from offloaderd.daemon.adapters.sources import Ledgers
+from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings.sections.settings import MemorySettings
+from offloaderd.history.rewriting import rewrite
+from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.policy.merge import Origin, effective
+from offloaderd.policy.rules import Surroundings
+from offloaderd.segment.settings import OffloadSettings
+from offloaderd.spark.jobs import stores as backfill_stores
+from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.topic.pool import BufferPool
+from offloaderd.topic.settings import SpillSettings
+from offloaderd.upkeep.retention.limits import Limits, limits_of
+from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
+from offloaderd.upkeep.verify.topic import CALLS_BYTES
+from tests.unit.read.build import turns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILES = ObjectsSettings(kind="filesystem")
+BOOKKEEPER = BookkeeperSettings(
+    servers="zk:2181",
+    ledgers_root="/a/ledgers",
+    managed_ledgers_root="/a/managed-ledgers",
+    poll_min_s=0.3,
+    poll_max_s=4,
+    quiet_poll_s=90,
+    connect_timeout_s=6,
+    request_timeout_s=7,
+    hedge_s=3,
+    batch_bytes=123_456,
+    requests_in_flight_max=17,
+    long_polls_in_flight_max=18,
+    bytes_per_s=1_000_001,
+    requests_per_s=1002,
+    topic_bytes_per_s=1_000_003,
+    topic_requests_per_s=1004,
+    tls=True,
+    tls_ca_file="ca",
+    tls_cert_file="cert",
+    tls_key_file="key",
+    tls_hostname_check=False,
+    sasl_username="u",
+    sasl_password=SecretStr("p"),
+)
+PULSAR = PulsarSettings(admin_url="https://b", admin_token=SecretStr("t"), admin_ca_file="ca", admin_quiet_s=5)
+SETTINGS = Settings(objects=FILES, bookkeeper=BOOKKEEPER, pulsar=PULSAR)
+
+
+def test_outages(tmp_path: Path) -> None:
+    """Policy and place to spill arrive, with their limit in the metrics; no topic may hold all that uploads may."""
+    metrics = Metrics()
+    spill = SpillSettings(directory=str(tmp_path / "spill"), bytes_max=64 << 20)
+    settings = Settings(objects=FILES, spill=spill)
+    area = contexts.spill_area(settings, metrics)
+    assert area is not None
+    assert (area.directory, area.bytes_max) == (tmp_path / "spill", 64 << 20)
+    assert not area.directory.exists(), "wiring does nothing"
+    assert metrics.registry.get_sample_value("offloaderd_spill_limit_bytes") == 64 << 20
+    assert contexts.spill_area(Settings(objects=FILES), metrics) is None
+    assert contexts.parts_of_topic(settings) == 4
+    tight = Settings(objects=FILES, memory=MemorySettings(upload_bytes=24 << 20))
+    assert contexts.parts_of_topic(tight) == 2
+
+
+def test_bookies() -> None:
+    """Times, windows, TLS and the user; the password is in no repr."""
+    options = wiring.bookie_options(SETTINGS)
+    assert (options.connect_timeout_s, options.request_timeout_s, options.window) == (6, 7, 17)
+    assert options.ledgers_root == "/a/ledgers"
+    assert options.tls == TlsOptions(ca_file="ca", cert_file="cert", key_file="key", hostname_check=False)
+    assert options.sasl == SaslOptions(username="u", password="p")
+    assert "'p'" not in repr(options)
+    plain = wiring.bookie_options(Settings(objects=FILES))
+    assert (plain.tls, plain.sasl) == (None, None)
+
+
+def test_source() -> None:
+    """Roots, paces, patience and limits, none of them swapped; a small window bounds single reads too."""
+    options = wiring.source_options(SETTINGS)
+    assert (options.ledgers_root, options.managed_ledgers_root) == ("/a/ledgers", "/a/managed-ledgers")
+    assert (options.poll_min_s, options.poll_max_s, options.hedge_s, options.quiet_s) == (0.3, 4, 3, 5)
+    assert (options.batch_read_bytes, options.singles_window, options.quiet_poll_s) == (123_456, 17, 90)
+    assert wiring.bookie_options(SETTINGS).long_polls_max == 18
+    assert (options.bytes_per_s, options.requests_per_s) == (1_000_001, 1002)
+    assert (options.topic_bytes_per_s, options.topic_requests_per_s) == (1_000_003, 1004)
+
+
+def test_the_defaults_are_those_of_the_components() -> None:
+    """So that the tables of the documentation and the docstrings of the components say the same."""
+    settings = Settings(objects=FILES)
+    for options in (wiring.source_options(settings), wiring.bookie_options(settings), wiring.admin_options(settings)):
+        default = type(options)()
+        for field in fields(options):
+            assert getattr(options, field.name) == getattr(default, field.name), field.name
+
+
+def test_admin_api() -> None:
+    """The token in either form; it is in no repr."""
+    options = wiring.admin_options(SETTINGS)
+    assert (options.token, options.token_file, options.ca_file) == ("t", "", "ca")
+    assert "'t'" not in repr(options)
+    by_file = PulsarSettings(admin_url="https://b", admin_token_file="f")
+    assert wiring.admin_options(Settings(objects=FILES, pulsar=by_file)).token_file == "f"
+
+
+def test_the_clusters_zookeeper_is_the_daemons_unless_it_is_named() -> None:
+    """One list of servers serves both in the usual case."""
+    assert wiring.cluster_servers(SETTINGS) == "zk:2181"
+    ours = Settings(objects=FILES, metadata=MetadataSettings(servers="m:2181"))
+    assert wiring.cluster_servers(ours) == "m:2181"
+
+
+def test_retention_and_grants() -> None:
+    """Limits of 0 are none; how long the source keeps ledgers."""
+    settings = Settings(
+        objects=FILES,
+        retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5),
+        grants=GrantSettings(deletion_lag_s=9),
+    )
+    holds = effective(wiring.policy_levels(settings))
+    assert holds.values.deletion_lag_s == 9
+    assert limits_of(holds) == Limits(TierRetention.LIMITED, None, 5)
+    aged = RetentionSettings(kind=TierRetention.LIMITED, age_s=4)
+    limits = limits_of(effective(wiring.policy_levels(Settings(objects=FILES, retention=aged))))
+    assert limits == Limits(TierRetention.LIMITED, 4, None)
+
+
+def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
+    """Of every value it is known whether somebody set it in the daemon's file; all of them agree with the settings."""
+    settings = Settings(objects=FILES, offload=OffloadSettings(segment_age_max_s=30))
+    holds = effective(wiring.policy_levels(settings))
+    assert holds.said_at("segment_age_max_s").origin is Origin.SETTINGS
+    assert holds.said_at("segment_bytes_max").origin is Origin.DEFAULT
+    assert holds.values.segment_bytes_max == settings.offload.segment_bytes_max
+    untouched = effective([])
+    by_settings = effective(wiring.policy_levels(Settings(objects=FILES)))
+    assert replace(by_settings.values, bucket="", prefix="") == untouched.values
+
+
+def test_a_policy_has_to_go_with_the_daemon() -> None:
+    """Its bucket, its prefix, whether closed ledgers can be read, and whether brokers may delete them."""
+    objects = ObjectsSettings(bucket="b-1", prefix="p/")
+    for kind, has_source, has_brokers in (
+        ("none", False, False),
+        ("embedded", True, False),
+        ("bookkeeper", True, True),
+    ):
+        settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
+        expected = Surroundings(places=(("b-1", "p/"),), has_source=has_source, has_brokers=has_brokers)
+        assert wiring.surroundings(settings) == expected
+
+
+def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
+    """What is rewritten as whole ledgers follows the same settings where there is nobody to describe a ledger."""
+    settings = SETTINGS.model_copy(update={"offload": OffloadSettings(block_bytes=2 << 20, part_bytes=16 << 20)})
+    clock, metrics = SystemClock(), Metrics()
+    store = MemoryLedgers(clock=clock, ledger_entries_max=10)
+    made = [
+        contexts.context(
+            settings,
+            MemoryTree().connect(),
+            MemoryStore(clock),
+            ledgers,
+            BufferPool(1),
+            ByteBudget(64 << 20),
+            clock=clock,
+            metrics=metrics,
+        )
+        for ledgers in (Ledgers(), Ledgers(source=store, describer=store))
+    ]
+    assert (made[0].ledgers, made[0].cut) == (None, made[1].cut)
+    cut = rewrite.cut_of(made[0])
+    assert (cut.block_bytes, cut.part_bytes, cut.run_bytes) == (64 << 20, 16 << 20, 2 << 20)
+    told = {"entries": 3, "payload_bytes": 30, "metadata": b"m"}
+    assert cut.layout(**told) == rewrite.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
+
+
+async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TLS and as whom the settings say: nodes that a job makes have the same owner."""
+    metadata = MetadataSettings(username="offloaderd", password=SecretStr("x"), tls=True, tls_ca_file="/ca.pem")
+    settings = SETTINGS.model_copy(update={"metadata": metadata})
+    seen: list[object] = []
+
+    def made(*_: object, security: object, **__: object) -> NoReturn:
+        seen.append(security)
+        raise Transient("no server in this test")
+
+    monkeypatch.setattr(stores, "ZooKeeperStore", made)
+    with pytest.raises(Transient):
+        await backfill_stores.open_stores(settings, SystemClock()).__aenter__()
+    assert seen == [wiring.zookeeper_security(settings)]
+
+
+async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
+    """A role to read is enough for them, and blocks may be large."""
+    held = most = 0
+
+    class Slow(MemoryStore):
+        async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+            nonlocal held, most
+            held += length or 0
+            most = max(most, held)
+            await turns(3)
+            held -= length or 0
+            return await super().get(key, first, length)
+
+    objects = Slow(SystemClock(), part_bytes_min=1)
+    await objects.put("block", b"x")
+    keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
+    made: Any = wiring.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
+
+    async def look() -> None:
+        async with made._verifier._looker().piece("block", 0, 5 << 20):
+            pass
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(look())
+    assert 0 < most <= CALLS_BYTES

@@ -1,0 +1,145 @@
+"""What happens at the edges: parts that never start, ledgers by the thousand, stores that are away when it matters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.fleet import ownership
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.topic_map import removal
+from offloaderd.segment.builder import LEDGERS_MAX
+from offloaderd.segment.open_segment import OpenSegment
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.clock import FakeClock
+from offloaderd.testing.faults import Faults, FaultyMetadata
+from tests.patience import PATIENCE_S
+from tests.unit.rigs.owned import Owned, offloaded_topic
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, turn, until_offloaded
+
+if TYPE_CHECKING:
+    from offloaderd.segment.claim.fence import Claim
+
+
+async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -> None:
+    """Its neighbour fails in the same turn: none of its code runs, and the budget of all topics is whole again."""
+    rig = await offloaded_topic(10)
+    owned = await Owned.claim(rig)
+    context, topic = owned.context, owned.offloader
+    attempt = context.attempt(Position(5, 0), context.layout, context.places.home, epoch=topic.claim.epoch)
+    segment = OpenSegment(
+        context,
+        topic._log,
+        attempt,
+        failure_tracker=topic.failure_tracker,
+        opened_s=0.0,
+        continued=False,
+        rereadable=True,
+    )
+    await topic._log.begin(attempt)
+
+    async def send_and_fail(parts: asyncio.TaskGroup) -> None:
+        segment.builder.add(EntryBatch(5, 0, payloads(50, 1000)))
+        await segment.send(parts)
+        assert context.upload_context.budget.used_bytes
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - it is the test's own
+        await segment.store(send_and_fail)
+    assert context.upload_context.budget.used_bytes == 0
+    assert segment.upload._slots._value == context.upload_context.limits.parts_in_flight_max
+
+
+async def test_a_segment_takes_no_more_ledgers_than_one_commit_can_write() -> None:
+    """Thousands of ledgers with an entry each: they go by the hundred, however small the segments are."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600.0))
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=1)
+    last = await rig.ledgers.append(TOPIC, payloads(2 * LEDGERS_MAX + 50, 10))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        assert [len(one.slices) for one in topic.map.segments] == [LEDGERS_MAX, LEDGERS_MAX, 50]
+
+
+async def test_marks_are_written_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic with very many ledgers is deleted at its source: no transaction becomes too large for it."""
+    rig = await offloaded_topic(50)
+    owned = await Owned.claim(rig)
+    contexts = owned.offloader.map.contexts
+    one = len(contexts[0].value) + removal.MARK_BYTES
+    monkeypatch.setattr(removal, "BATCH_BYTES", 2 * one + 10)
+    assert list(removal.batches(owned.offloader.map, [4, 0, 3, 1, 2, 99])) == [[0, 1], [2, 3], [4]]
+    await owned.offloader.record.mark_deleted(contexts)
+    assert owned.offloader.map.deleted.keys() == contexts.keys()
+
+
+async def _claimed(rig: Rig, plan: Faults) -> tuple[FaultyMetadata, TopicName, Claim]:
+    store, topic = rig.tree.connect(), TopicName.parse("public/default/x")
+    for folder in paths.folders(topic):
+        await store.create(folder, b"")
+    node = DaemonNode(daemon_id="a", address="a:1", version="0", started_ms=1)
+    claim = await ownership.claim(store, topic, node, await store.session(), rig.clock)
+    assert claim is not None
+    return FaultyMetadata(store, plan), topic, claim
+
+
+async def test_a_cancelled_claim_is_let_go_though_the_store_is_away_for_a_moment() -> None:
+    """The session lives on, so nothing else would ever free the topic."""
+    rig, faults = Rig(), Faults()
+    store, topic, _ = await _claimed(rig, faults)
+    faults.fail("get", Transient("away"), times=2)
+    await ownership.let_go(store, topic, await store.session(), rig.clock)
+    assert faults.fired == 2
+    assert await ownership.owner_of(store, topic) is None
+
+
+async def test_a_topic_is_released_however_long_the_store_is_away() -> None:
+    """As long as the session outlasts it: else a daemon that lives would hold what it does not work on."""
+    clock, faults = FakeClock(), Faults()
+    rig = Rig()
+    store, topic, claim = await _claimed(rig, faults)
+    faults.fail("transact", Transient("away"), times=-1)
+    session = await store.session()
+    async with asyncio.TaskGroup() as group:
+        releasing = group.create_task(ownership.release(store, claim, session, clock))
+        for _ in range(20):
+            await turn()
+            await clock.advance(1.0)
+        assert not releasing.done()
+        faults.heal()
+        while not releasing.done():
+            await turn()
+            await clock.advance(1.0)
+    assert await ownership.owner_of(store, topic) is None
+
+
+async def test_a_release_ends_with_the_session() -> None:
+    """Which frees the topic by itself."""
+    rig, faults = Rig(), Faults()
+    store, _, claim = await _claimed(rig, faults)
+    faults.fail("transact", Transient("away"), times=-1)
+    session = await store.session()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        group.create_task(ownership.release(store, claim, session, rig.clock))
+        await turn()
+        session.lost.set()
+
+
+async def test_a_trash_record_that_cannot_be_read_leaves_the_others_going() -> None:
+    """It stays, and is told; what lies behind it on the list is deleted."""
+    rig = await offloaded_topic(10)
+    owned = await Owned.claim(rig)
+    store = rig.tree.connect()
+    first, second = sorted((rig.clock.uuid(), rig.clock.uuid()), key=str)
+    trash = trash_record.Trash(segment_id=second, upload_id="", reason="r", decided_ms=1, bucket="b", prefix="seg/")
+    await store.create(paths.trash_record(TOPIC, first), b"\xff\xff\xff")
+    await store.create(paths.trash_record(TOPIC, second), trash_record.encode(trash))
+    assert await owned.empty_trash() == 1
+    assert await store.children(paths.trash(TOPIC)) == [str(first)]

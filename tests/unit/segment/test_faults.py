@@ -1,0 +1,342 @@
+"""What goes wrong between the engine and its stores: retries, lost answers, lost uploads, fencing, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offloaderd.core.errors import Denied, NoSpace, NotFound, OffloaderError, Transient
+from offloaderd.core.model import Position, TopicName
+from offloaderd.metadata import paths
+from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import owner as owner_record
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
+from offloaderd.testing.memory.objects import MemoryStore
+from tests.unit.rigs.crashing import crash
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class QuickClock:
+    """The real clock with short pauses, so that tests of many retries end soon."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._clock = rig.clock
+        self.wall_ms = rig.clock.wall_ms
+        self.monotonic = rig.clock.monotonic
+        self.uuid = rig.clock.uuid
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep a hundredth of the time."""
+        await self._clock.sleep(seconds / 100)
+
+    def jitter(self, seconds: float) -> float:
+        """No jitter."""
+        return seconds
+
+
+def faulty_rig() -> tuple[Rig, Faults]:
+    """A rig whose bucket fails on demand."""
+    rig, faults = Rig(policy=RollPolicy(segment_bytes_max=10_000, segment_age_max_s=3600)), Faults()
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=70)
+    rig.clock = QuickClock(rig)  # type: ignore[assignment]
+    return rig, faults
+
+
+async def offload_all(rig: Rig, entries: Sequence[bytes], *, metadata: FaultyMetadata | None = None) -> None:
+    """Append entries, offload them and check that exactly they are committed, with nothing left over."""
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, entries)
+    async with rig.engine(metadata=metadata) as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        assert topic.failure_tracker.error is None
+    assert [payload for _, payload in await rig.committed()] == list(entries)
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head"])
+@pytest.mark.parametrize(
+    "error", [Transient("gone"), Denied("no"), NoSpace("full")], ids=lambda error: type(error).__name__
+)
+async def test_requests_that_fail_for_a_while_are_tried_again(operation: str, error: OffloaderError) -> None:
+    """Failing three times each, whatever the class of error, delays the segment and changes nothing else."""
+    rig, faults = faulty_rig()
+    faults.fail(operation, error, times=3)
+    await offload_all(rig, payloads(300))
+    assert faults.fired == 3
+    assert await rig.leftovers() == []
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "abort_upload"])
+async def test_lost_answers_of_the_store_are_read_back(operation: str) -> None:
+    """Done but not answered: the segment is committed once, and no second upload stays behind."""
+    rig, faults = faulty_rig()
+    faults.lose_answer(operation, times=2)
+    await offload_all(rig, payloads(300))
+    assert faults.fired == (0 if operation == "abort_upload" else 2)
+    assert await rig.leftovers() == []
+
+
+@pytest.mark.parametrize("skip", range(8))
+async def test_lost_answers_of_the_metadata_store_are_read_back(skip: int) -> None:
+    """Each transaction in turn is carried out without an answer; all entries are committed once."""
+    rig, _ = faulty_rig()
+    faults, count = Faults(), 0
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        nonlocal count
+        if operation == "transact" and when == "after":
+            count += 1
+            if count == skip + 1:
+                faults.lose_answer("transact")
+                return faults(operation, key, "after")
+        return None
+
+    await offload_all(rig, payloads(300), metadata=FaultyMetadata(rig.tree.connect(), plan))
+    assert faults.fired == 1
+    assert await rig.leftovers() == []
+
+
+async def test_an_upload_that_vanished_begins_a_new_attempt_at_the_same_position() -> None:
+    """The store forgot the upload: the attempt is given up, its leftovers go, the entries are committed once."""
+    rig, faults = faulty_rig()
+    faults.fail("upload_part", NotFound("no such upload"), times=1)
+    await offload_all(rig, payloads(300))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+    assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
+    assert await rig.leftovers() == []
+
+
+async def test_a_part_that_cannot_be_completed_begins_a_new_attempt() -> None:
+    """The size that HEAD reports is not what was sent: the segment is not committed as it is."""
+    rig, _ = faulty_rig()
+    store = rig.store
+    real, lies = store.head, [True]
+
+    async def head(key: str) -> object:
+        info = await real(key)
+        if lies and not key.endswith(("-index", "-manifest")):
+            lies.clear()
+            return type(info)(key=info.key, size_bytes=info.size_bytes - 1, etag=info.etag, modified_ms=0)
+        return info
+
+    store.head = head  # type: ignore[method-assign,assignment]
+    await offload_all(rig, payloads(300))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+    assert await rig.leftovers() == []
+
+
+async def test_read_back_refuses_what_reads_differently() -> None:
+    """With verify = readback a block that reads back with another checksum is never committed."""
+    rig, _ = faulty_rig()
+    rig.readback = True
+    store = rig.store
+    real, damaged = store.get, set[str]()
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        data = await real(key, first, length)
+        if length is not None and (not damaged or key in damaged):
+            damaged.add(key)
+            return data[:-1] + bytes([data[-1] ^ 1])
+        return data
+
+    store.get = get  # type: ignore[method-assign]
+    await offload_all(rig, payloads(300))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+
+
+@pytest.mark.parametrize("what", ["get", "put"])
+@pytest.mark.parametrize("kind", ["", "-index", "-manifest"])
+async def test_one_damaged_answer_gives_up_no_segment(what: str, kind: str) -> None:
+    """What reads back differently once is read, or put, again: a finished segment is not thrown away for it."""
+    rig, _ = faulty_rig()
+    rig.readback = True
+    store = rig.store
+    get, put, damaged = store.get, store.put, list[str]()
+
+    def hit(key: str) -> bool:
+        if damaged or not (key.endswith(kind) if kind else len(key.rsplit("/", 1)[-1]) == 36):
+            return False
+        damaged.append(key)
+        return True
+
+    async def garbled(key: str, first: int = 0, length: int | None = None) -> bytes:
+        data = await get(key, first, length)
+        return data[:-1] + bytes([data[-1] ^ 1]) if hit(key) else data
+
+    async def rotten(key: str, data: bytes, **more: object) -> object:
+        return await put(key, data[:-1] + bytes([data[-1] ^ 1]) if hit(key) else data, **more)  # type: ignore[arg-type]
+
+    if what == "get":
+        store.get = garbled  # type: ignore[method-assign]
+    else:
+        store.put = rotten  # type: ignore[method-assign,assignment]
+    await offload_all(rig, payloads(300))
+    assert bool(damaged) is (what == "get" or bool(kind))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    assert await rig.leftovers() == []
+
+
+async def test_a_stalled_topic_says_why_and_leaves_the_others_running() -> None:
+    """Rights are missing: the status names the class and the message; it goes on when they are back."""
+    rig, faults = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(50))
+    faults.fail("create_upload", Denied("no rights on the bucket", hint="ask for them"), times=-1)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: engine.statuses()[0].state == "stalled")
+        status = engine.statuses()[0]
+        assert status.stalled_class == "denied"
+        assert "no rights on the bucket (ask for them)" in status.stalled_reason
+        assert status.lag_entries == 50
+        faults.heal()
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        assert engine.statuses()[0].state == "offloading"
+
+
+async def test_damaged_nodes_cost_their_topic_alone() -> None:
+    """A policy or trash node that cannot be read is reported; the other topics are offloaded all the same."""
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(20))
+    store = rig.tree.connect()
+    for path in (paths.trash(TOPIC), paths.ledgers(TOPIC)):
+        await store.create(path, b"")
+    await store.create(f"{paths.trash(TOPIC)}/no-uuid", b"")
+    await store.create(f"{paths.trash(TOPIC)}/11223344-5566-7788-99aa-bbccddeeff00", b"\xff\xff\xff")
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        await store.create(paths.policy(TopicName.parse("public/default/damaged")), b"\xff\xff\xff")
+        other = await enabled(engine, topic=TopicName.parse("public/default/other"))
+        assert other.offloaded is None
+        await rig.ledgers.append(TOPIC, payloads(20, seed=1))
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+    assert len(await rig.committed()) == 40
+
+
+async def test_a_deposed_owner_commits_nothing() -> None:
+    """Another daemon raised the epoch while this one held its segment ready: its commit is refused, it stops."""
+    rig, faults = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(50))
+    faults.fail("complete_upload", Transient("slow"), times=-1)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await topic.request_roll()
+        await until(lambda: faults.fired > 0)
+        other = rig.tree.connect()
+        node = await other.get(paths.epoch(TOPIC))
+        taken = epoch_record.Epoch(epoch=99, daemon_id="other", claimed_ms=1)
+        theirs = owner_record.Owner(daemon_id="other", address="elsewhere:1", session_id="another", epoch=99)
+        await other.transact(
+            [
+                Replace(paths.epoch(TOPIC), epoch_record.encode(taken), node.version),
+                Delete(paths.owner(TOPIC)),
+                Create(paths.owner(TOPIC), owner_record.encode(theirs), ephemeral=True),
+            ]
+        )
+        faults.heal()
+        await until(lambda: rig.metrics.fenced_writes._value.get() == 1)
+        assert (await catalog.load(other, TOPIC)).segments == ()
+        await other.delete(paths.owner(TOPIC))
+        await until(lambda: engine.find(TOPIC) not in {topic, None})  # the deposed one has let go
+        again = await offloader_of(engine)
+        target = await again.request_roll()
+        assert target is not None
+        await until_offloaded(again, target)
+        assert again.claim.epoch == 100
+    assert [payload for _, payload in await rig.committed()] == payloads(50)
+    assert await rig.leftovers() == []
+
+
+async def test_a_lost_session_stops_the_owner_at_once() -> None:
+    """The session expires: the topic is given up and claimed again under a new one, nothing lost or doubled."""
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    store = rig.tree.connect()
+    async with rig.engine(metadata=store) as engine:
+        first = await enabled(engine)
+        await rig.ledgers.append(TOPIC, payloads(130))
+        await until(lambda: first.taken.entry_id > 0)
+        store.expire()
+        await until(lambda: engine.find(TOPIC) not in {None, first})
+        again = await offloader_of(engine)
+        target = await again.request_roll()
+        assert target is not None
+        await until_offloaded(again, target)
+    assert [payload for _, payload in await rig.committed()] == payloads(130)
+    assert await rig.leftovers() == []
+
+
+async def test_an_upload_that_was_never_recorded_is_found_and_dropped() -> None:
+    """Killed after the store made the upload and before its id was written down: the next owner leaves none behind."""
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(30))
+    real, session = rig.store, rig.tree.connect()
+    crashed = asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> Exception | None:
+        if crashed.is_set() or (operation, when) == ("create_upload", "after"):
+            crashed.set()
+            return asyncio.CancelledError()  # type: ignore[return-value]
+        return None
+
+    rig.objects = FaultyStore(real, plan)
+    died = asyncio.ensure_future(_run_until_done(rig, "one", FaultyMetadata(session, plan)))  # noqa: TID251
+    await crashed.wait()
+    died.cancel()
+    await asyncio.wait([died])
+    session.expire()
+    assert len([upload async for upload in real.list_uploads()]) == 1
+    rig.objects = real
+    await _run_until_done(rig, "two", None)
+    assert [payload for _, payload in await rig.committed()] == payloads(30)
+    assert await rig.leftovers() == []
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(crashes=st.lists(st.integers(1, 400), max_size=4), size=st.integers(50, 300))
+def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size: int) -> None:
+    """Cancelled after any number of store calls and started again, the engine commits every entry once."""
+    asyncio.run(_crash_and_restart(crashes, size))
+
+
+async def _crash_and_restart(crashes: list[int], size: int) -> None:
+    rig, _ = faulty_rig()
+    assert rig.ledgers is not None
+    entries = payloads(size)
+    await rig.ledgers.append(TOPIC, entries)
+    for number, calls in enumerate(crashes):
+        await crash(rig, calls, partial(_run_until_done, rig, f"run-{number}"))
+    await _run_until_done(rig, "last", None)
+    assert [payload for _, payload in await rig.committed()] == entries
+    assert await rig.leftovers() == []
+
+
+async def _run_until_done(rig: Rig, name: str, metadata: FaultyMetadata | None) -> None:
+    async with rig.engine(name, metadata=metadata) as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        await until_offloaded(topic, target or Position(0, 0))

@@ -1,0 +1,161 @@
+"""Segments that earlier owners sealed and did not finish, taken over all at once by a daemon with little memory."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.segment import writer
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.topic import tailing_feed
+from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
+from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.topic.pool import BufferPool
+from offloaderd.topic.requests.mailbox import Requests
+from offloaderd.topic.tailing_feed import TailingFeed
+from tests.unit.rigs.lives import life, until_found
+from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.records.attempt import Attempt
+
+TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(3)]
+ENTRIES = 500
+ENTRY_COST = 100 + ENTRY_OVERHEAD_BYTES
+PART_COST = LAYOUT.part_bytes // 100 * ENTRY_COST
+"""Memory that the entries of one part take in a buffer, in bytes."""
+BUFFER_BYTES = 40_000
+"""More than that, and less than it is for each topic."""
+
+
+class Stubborn:
+    """A store that takes the first part of each object and no other."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def __call__(self, operation: str, key: str, when: str) -> Exception | None:
+        """Look at a call."""
+        if operation != "upload_part":
+            return None
+        if when == "after":
+            self._taken.add(key)
+        return Transient("busy") if when == "before" and key in self._taken else None
+
+
+async def left(rig: Rig, topic: TopicName) -> Attempt | None:
+    """Return a topic's attempt as it is recorded."""
+    node = await nodes.node(rig.tree.connect(), paths.attempt(topic))
+    return attempt_record.decode(node.value, path="attempt") if node is not None else None
+
+
+async def push(topic: TopicOffloader, number: int) -> None:
+    """Push all entries of a topic, each batch as soon as there is room."""
+    last = topic.handle.last_offered()
+    for first in range(0 if last is None else last.entry_id + 1, ENTRIES, 20):
+        batch = EntryBatch(0, first, payloads(ENTRIES, seed=number)[first : first + 20])
+        while topic.offer(batch) is OfferResult.FULL:
+            await topic.handle.room()
+
+
+async def sealed_everywhere(*, push_only: bool) -> Rig:
+    """Make a rig in which each topic has a segment whose end is recorded, and of whose entries most are not stored."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with life(rig, "one", Stubborn(), push_only=push_only) as one:
+        topics = [await enabled(one.engine, topic=name) for name in TOPICS]
+        for number, topic in enumerate(topics):
+            if push_only:
+                await push(topic, number)
+            else:
+                await rig.ledgers.append(TOPICS[number], payloads(ENTRIES, seed=number))
+            await topic.request_roll()
+        for name in TOPICS:
+            await until_found(partial(left, rig, name), lambda found: found.seal is not None and len(found.parts) > 0)
+    return rig
+
+
+@pytest.mark.parametrize("push_only", [False, True], ids=["source", "pushed"])
+async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_only: bool) -> None:
+    """Each of them lacks a part's worth of entries, all memory is pinned by them: they are finished one by one."""
+    rig = await sealed_everywhere(push_only=push_only)
+    rig.buffer_bytes = BUFFER_BYTES
+    most = 0
+    async with rig.engine("two", push_only=push_only) as engine, asyncio.TaskGroup() as group:
+        topics = [await offloader_of(engine, name) for name in TOPICS]
+        pool = topics[0].buffer._pool
+        if push_only:
+            for number, topic in enumerate(topics):
+                group.create_task(push(topic, number))
+        while any(topic.offloaded is None for topic in topics):
+            await turn()
+            most = max(most, pool.overdrawn_bytes)
+    assert 0 < most <= (ENTRIES * ENTRY_COST if push_only else 2 * PART_COST)
+    assert pool.used_bytes == 0
+    for number, name in enumerate(TOPICS):
+        assert [payload for _, payload in await rig.committed(name)] == payloads(ENTRIES, seed=number)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+    assert rig.metrics.segments_continued._value.get() == len(TOPICS)
+
+
+async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken more memory than there is, then its pusher goes away: after a while another may, and is finished."""
+    monkeypatch.setattr(tailing_feed, "OVERDRAW_S", 0.2)
+    monkeypatch.setattr(writer, "LOOK_S", 0.05)
+    rig = await sealed_everywhere(push_only=True)
+    rig.buffer_bytes = BUFFER_BYTES
+    async with rig.engine("two", push_only=True) as engine, asyncio.TaskGroup() as group:
+        away, other, _ = [await offloader_of(engine, name) for name in TOPICS]
+        pool = away.buffer._pool
+        pushing = group.create_task(push(away, 0))
+        while not pool.overdrawn_bytes:
+            await turn()
+        pushing.cancel()
+        await push(other, 1)
+        await until_offloaded(other, Position(0, ENTRIES - 1))
+        assert away.offloaded is None
+        await push(away, 0)
+        await until_offloaded(away, Position(0, ENTRIES - 1))
+
+
+@pytest.mark.parametrize(
+    ("end", "built", "held", "method", "helps"),
+    [
+        (None, 5, 5, OffloadMethod.STREAMING, True),
+        (Position(1, 20), 5, 5, OffloadMethod.STREAMING, False),
+        (Position(1, 4), 5, 5, OffloadMethod.STREAMING, True),
+        (None, None, 5, OffloadMethod.STREAMING, True),
+        (None, None, 0, OffloadMethod.STREAMING, False),
+        (None, None, 5, OffloadMethod.NONE, False),
+        (None, None, 5, OffloadMethod.LEDGER_BASED, False),
+    ],
+    ids=["open", "ends later", "being stored", "begins now", "unreachable", "not now", "a whole ledger"],
+)
+def test_pressing_helps_where_a_segment_can_end(
+    end: Position | None, built: int | None, held: int, method: OffloadMethod, helps: bool
+) -> None:
+    """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
+    taken = Position(1, 4) if built else Position(1, -1)
+    buffer = TailingBuffer(BufferPool(10_000), resume=taken, rereadable=True, on_pressure=lambda: False)
+    if held:
+        assert buffer.fill(EntryBatch(1, taken.entry_id + 1, payloads(held)), taken)
+    topic: Any = SimpleNamespace(
+        buffer=buffer,
+        feed=TailingFeed(buffer, SystemClock(), resume=taken),
+        taken=taken,
+        attempt=SimpleNamespace(end=end) if built else None,
+        progress=SimpleNamespace(entries=built) if built else None,
+        next=SimpleNamespace(method_of=lambda run: method),
+        requests=Requests(Signal(), RollPolicy(segment_bytes_max=1, segment_age_max_s=1)),
+    )
+    assert TopicOffloader.press(topic) is helps
