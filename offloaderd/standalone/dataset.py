@@ -16,7 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.standalone.lines import STDIN, Lines
@@ -32,34 +32,6 @@ ROWS_A_BATCH = 1_000
 TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 _WHOLE = re.compile(r"-?\d{1,18}")
-
-
-class Dataset(Protocol):
-    """Entries in batches."""
-
-    @property
-    def title(self) -> str:
-        """What it is, for people."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What a topic with these entries is called."""
-        ...
-
-    @property
-    def total_entries(self) -> int | None:
-        """How many entries there are; None when nobody knows."""
-        ...
-
-    @property
-    def skipped(self) -> int:
-        """How many empty lines were left out so far, which are no entries."""
-        ...
-
-    def batches(self) -> AsyncIterator[list[bytes]]:
-        """Yield the entries once, in order. Raises OffloaderError when they cannot be read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +83,12 @@ class OwnLines:
     def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield the lines in batches."""
         return self.lines.batches()
+
+
+Dataset = Flights | OwnLines
+"""Entries in batches. `title` is for people, `name` for a topic with these entries; `total_entries` is None when nobody
+knows how many there are; `skipped` are the empty lines that were left out so far, which are no entries.
+"""
 
 
 def choose(source: str | None) -> Dataset:
