@@ -1,4 +1,4 @@
-"""ReadService: entries by range or as they come, and how far a topic reaches.
+"""ReadService: entries by range or as they come, seeks, and how far a topic reaches.
 
 A client that stops reading holds only its own stream: gRPC takes no further answer until the client makes room, so
 the read pauses with what it has fetched ahead, which the block cache bounds. A client that vanishes ends the read.
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 from offloaderd.api.gate import share_of_caller
 from offloaderd.api.read.memory import UNPACK_BYTES, Unpacking
 from offloaderd.api.read.messages import MessageReader
-from offloaderd.api.read.seek import sought, to_response
 from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.model import EntryBatch, TopicName
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.parsing import filled
 from offloaderd.format.pulsar import broker_entry
-from offloaderd.protocol.conversion import encoded_read_response, from_position
-from offloaderd.protocol.v1 import read_pb2, read_pb2_grpc
+from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position
+from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.plan import Tier
+from offloaderd.read.seek.goal import Answered, Goal, SeekKind
+from offloaderd.read.seek.seek import seek
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -32,11 +33,18 @@ if TYPE_CHECKING:
     from offloaderd.core.frames import Entries
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.read.reader import TopicReader
+    from offloaderd.read.seek.goal import Sought
 
     Context = aio.ServicerContext[object, object]
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 """Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""
+_KINDS = {"time_ms": SeekKind.TIME, "index": SeekKind.INDEX, "sequence": SeekKind.SEQUENCE}
+_ANSWERS = {
+    Answered.MANIFEST: read_pb2.SEEK_ANSWER_MANIFEST,
+    Answered.BLOCK: read_pb2.SEEK_ANSWER_BLOCK,
+    Answered.SCAN: read_pb2.SEEK_ANSWER_SCAN,
+}
 
 
 class ReadService(read_pb2_grpc.ReadServiceServicer):
@@ -114,7 +122,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         if request.HasField("seek"):
             if first is not None:
                 raise InvalidInput("a read from a position and from a seek", hint="say one of the two")
-            found = await sought(self._reader, topic, request.seek)
+            found = await seek(self._reader, topic, _goal_of(request.seek))
             first = found.begin
             beyond = first is not None and last is not None and first > last
             if beyond or (found.hit is None and not request.follow):
@@ -160,10 +168,33 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     ) -> read_pb2.SeekResponse:
         """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
-            return to_response(await sought(self._reader, TopicName.parse(request.topic), request.target))
+            return _to_response(await seek(self._reader, TopicName.parse(request.topic), _goal_of(request.target)))
 
 
 def _client_bytes(batch: Entries) -> EntryBatch:
     """Return the entries without what the broker put before them (PIP-70)."""
     payloads = [broker_entry.without_head(payload) for payload in batch.payloads]
     return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)
+
+
+def _goal_of(target: read_pb2.SeekTarget) -> Goal:
+    """Read what to look for; raises InvalidInput when nothing is said."""
+    chosen = target.WhichOneof("target")
+    if chosen is None:
+        raise InvalidInput("a seek without a target", hint="say a time, an index or a sequence number")
+    return Goal(_KINDS[chosen], getattr(target, chosen))
+
+
+def _to_response(found: Sought) -> read_pb2.SeekResponse:
+    """Return what a seek found as a message."""
+    hit, cost = found.hit, found.cost
+    return filled(
+        read_pb2.SeekResponse,
+        cost,
+        answer=_ANSWERS[cost.answered] if hit is not None else read_pb2.SEEK_ANSWER_NOTHING,
+        position=found.begin,
+        time_ms=hit.time.time_ms if hit is not None else None,
+        index=hit.time.message_index if hit is not None else None,
+        sequence=hit.sequence if hit is not None else None,
+        tier=TIERS[hit.tier] if hit is not None else common_pb2.TIER_UNSPECIFIED,
+    )
