@@ -4,12 +4,12 @@ What is named here stays; the modules behind it may change. Answers are the mess
 ReadAnswer.
 """
 
-from offloaderd.client.answers import ReadAnswer
 from offloaderd.client.blocking import BlockingClient
 from offloaderd.client.channel import checked_address
 from offloaderd.client.client import DaemonClient
 from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, translated
 from offloaderd.client.push import LedgerClosed, Pushed
+from offloaderd.client.read_ahead import ReadAnswer
 from offloaderd.client.reading import Wanted
 from offloaderd.client.trust import NotTrusted, Trust
 from offloaderd.core.errors import LedgerUnknown

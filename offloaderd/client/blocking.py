@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from offloaderd.client.answers import ReadAnswer
+    from offloaderd.client.read_ahead import ReadAnswer
     from offloaderd.client.reading import Wanted
     from offloaderd.client.trust import Trust
     from offloaderd.core.model import Position, TopicName

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from offloaderd.client.answers import read_answer
 from offloaderd.client.calls import Calls
-from offloaderd.client.read_ahead import Ahead
+from offloaderd.client.read_ahead import Ahead, read_answer
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
 from offloaderd.format.pulsar.transactions import Transactions
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-    from offloaderd.client.answers import ReadAnswer
+    from offloaderd.client.read_ahead import ReadAnswer
     from offloaderd.core.model import TopicName
     from offloaderd.protocol.v1 import common_pb2
 

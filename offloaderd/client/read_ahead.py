@@ -1,6 +1,7 @@
-"""What is fetched before it is asked for: a number of answers, so that a reader that pauses holds little.
+"""What a read gives, and the answers that are fetched before they are asked for: so many that a pause holds little.
 
-Not a number of bytes: to weigh an answer costs as much as to read it, and the daemon bounds each (read.batch_bytes).
+They are bounded by number, not by bytes: to weigh an answer costs as much as to read it, and the daemon bounds each
+(read.batch_bytes).
 """
 
 from __future__ import annotations
@@ -8,14 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import Closed
+from offloaderd.protocol.conversion import decoded_read_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.client.answers import ReadAnswer
+    from offloaderd.core.model import EntryBatch
+    from offloaderd.protocol.v1 import common_pb2
+
+
+class ReadAnswer(NamedTuple):
+    """Consecutive entries of one ledger, and the tier that served them."""
+
+    batch: EntryBatch
+    tier: common_pb2.Tier.ValueType
+
+
+def read_answer(message: bytes, address: str) -> ReadAnswer:
+    """Return what a serialized ReadResponse of the daemon at `address` says. Raises CorruptData."""
+    return ReadAnswer(*decoded_read_response(message, where=f"an answer of {address}"))
 
 
 class Ahead:

@@ -21,7 +21,7 @@ from offloaderd.protocol.v1 import common_pb2, read_pb2
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from offloaderd.client.answers import ReadAnswer
+    from offloaderd.client.read_ahead import ReadAnswer
     from offloaderd.client.resume import Resume
     from offloaderd.core.clock import Clock
     from offloaderd.core.model import EntryBatch, TopicName
