@@ -6,7 +6,7 @@ A turn is left to others during the pause before a next try.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from offloaderd.core.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 from offloaderd.core.limits import Admission
@@ -60,18 +60,6 @@ What may pass soon is tried again soon. Expired credentials are mostly replaced 
 """
 
 
-class Pace(Protocol):
-    """What the pauses between tries go by: a Clock, or a Turn."""
-
-    async def sleep(self, seconds: float) -> None:
-        """See Clock."""
-        ...
-
-    def jitter(self, seconds: float) -> float:
-        """See Clock."""
-        ...
-
-
 class Turn:
     """One holder's turn at something that only so many do at once.
 
@@ -114,9 +102,9 @@ class Turn:
 
 
 class Backoff:
-    """Growing, jittered pauses between tries; each class of error has a pace, and a count of tries, of its own."""
+    """Growing, jittered pauses between tries, by a clock or a turn; each class of error has its own."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Clock | Turn) -> None:
         self._pace = pace
         self._tries: Counter[type[Exception]] = Counter()
 
@@ -141,7 +129,7 @@ class Backoff:
 
 
 async def until_answered(
-    pace: Pace,
+    pace: Clock | Turn,
     ask: Callable[[], Awaitable[T]],
     *,
     passes: type[Exception] | tuple[type[Exception], ...] = Transient,

@@ -19,7 +19,8 @@ from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.core.byte_budget import ByteBudget, Pace
+    from offloaderd.core.byte_budget import ByteBudget, Turn
+    from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import Position, TopicName
     from offloaderd.format.layout import SegmentLayout
@@ -44,7 +45,7 @@ class LedgerReading:
     chain: LedgerChain
     refresh: Callable[[], Awaitable[object]]
     failing: Callable[[OffloaderError | None], None]
-    pace: Pace
+    pace: Clock | Turn
     metrics: Metrics
 
 
