@@ -24,7 +24,7 @@ from offloaderd.spark.backfill.plan import aim_of
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.jobs import lease as backfill_lease
 from offloaderd.spark.jobs.job import PATIENCE_S, BackfillFailed
-from offloaderd.upkeep.gc.disabled import only_here
+from offloaderd.upkeep.gc.abandoned import only_here
 
 if TYPE_CHECKING:
     from offloaderd.core.model import OffloadMethod, TopicName

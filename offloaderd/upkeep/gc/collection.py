@@ -20,8 +20,7 @@ from offloaderd.objects import marker
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.gc.abandoned import AbandonedTrash
-from offloaderd.upkeep.gc.disabled import DisabledAttempts
+from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
 from offloaderd.upkeep.gc.findings import ALARMS, RUBBISH, Find, Kind, Verdict
 from offloaderd.upkeep.gc.orphans import Judgement, OrphanClassifier, foreign
 from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.keys import SegmentKeys
     from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
-    from offloaderd.upkeep.gc.findings import Summary
+    from offloaderd.upkeep.gc.findings import Rules, Summary
     from offloaderd.upkeep.gc.references import Committed, References
-    from offloaderd.upkeep.gc.rules import Rules
     from offloaderd.upkeep.stored import Site
 
 BATCH = 64
@@ -98,14 +96,11 @@ class Collection:
         for batch in _batches(uploads):
             for find in await self._dealt_with([self._upload_judged(one, after) for one in batch]):
                 yield find
-        trash = AbandonedTrash(self._objects, self._metadata, self._rules)
-        async with aclosing(trash.finds(after, self._summary)) as abandoned:
-            async for find in abandoned:
-                yield find
-        attempts = DisabledAttempts(self._objects, self._metadata, self._rules)
-        async with aclosing(attempts.finds(after, self._summary)) as disabled:
-            async for find in disabled:
-                yield find
+        for kind in (AbandonedTrash, DisabledAttempts):
+            unowned = kind(self._objects, self._metadata, self._rules)
+            async with aclosing(unowned.finds(after, self._summary)) as left:
+                async for find in left:
+                    yield find
 
     async def _check_places(self) -> None:
         """Look whose the places are. Raises IdentityRefused where another deployment works in one."""

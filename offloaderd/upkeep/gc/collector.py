@@ -21,8 +21,7 @@ import structlog
 from offloaderd.core.errors import Conflict, OffloaderError
 from offloaderd.objects import keys
 from offloaderd.upkeep.gc.collection import Collection
-from offloaderd.upkeep.gc.findings import Find, Summary, Verdict
-from offloaderd.upkeep.gc.rules import Rules
+from offloaderd.upkeep.gc.findings import Find, Rules, Summary, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
