@@ -29,12 +29,12 @@ Exit codes:
   1    failed
   2    wrong usage, argument or configuration
   3    the daemon cannot be reached
-  4    the topic, or what was asked of it, does not exist
+  4    the topic, or the requested entry or object, does not exist
   5    stored data is corrupt
   6    no result before --timeout
   7    not allowed: certificate, token or role is missing or not accepted
   130  interrupted (Ctrl-C)
-  141  whoever read the output went away"""
+  141  the reader of the output ended"""
 
 DEBUG = "OFFLOADERD_DEBUG"
 """Set in the environment, it lets unexpected errors through with their traceback."""
