@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import click
@@ -112,3 +113,12 @@ def test_log_events_that_lead_to_a_failure_are_logged() -> None:
     source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "offloaderd").rglob("*.py"))
     assert len(named) > 100
     assert [event for event in named if f'"{event}"' not in source] == []
+
+
+def test_the_architecture_names_the_packages_in_their_order() -> None:
+    """The table of packages in ARCHITECTURE.md is the contract of imports, layer by layer."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["id"] == "layers")
+    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("| package | contents |")[2]
+    rows = re.findall(r"(?m)^\| (`.+?`) \|", table)
+    assert [" | ".join(re.findall(r"`(\w+)`", row)) for row in rows] == layers
