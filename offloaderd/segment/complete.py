@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import google_crc32c
+import structlog
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import OffloadMethod
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
     from offloaderd.core.traces import SegmentTrace
     from offloaderd.format.values import BlockInfo, LedgerPart
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.segment.builder import SegmentBuilder
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.upload import SegmentUpload
 
     Prove = Callable[[SegmentManifest], Awaitable[None]]
+
+
+log = structlog.get_logger(__name__)
 
 
 class SegmentCompletion:
@@ -58,6 +63,13 @@ class SegmentCompletion:
         """
         index, described = self._describe(attempt, blocks)
         data_key, index_key = attempt.keys.data, attempt.keys.index
+        self._trace.say(
+            end=str(described.range.end),
+            ledgers=len(described.ledgers),
+            entries=sum(part.last_entry_id - part.first_entry_id + 1 for part in described.ledgers),
+            payload_bytes=sum(part.payload_bytes for part in described.ledgers),
+            object_bytes=described.data_bytes,
+        )
         with self._stage("commit", described.data_bytes), self._trace.step("complete"):
             await self._upload.complete(described.data_bytes)
             await self._upload.put(ObjectKind.INDEX, index, lambda data: same_bytes(index_key, data, index))
@@ -166,6 +178,26 @@ def without_chunks(described: SegmentManifest) -> SegmentManifest:
     """Return a manifest without what readers of less than a block go by; older versions had other sparse positions."""
     blocks = tuple(replace(block, chunks=b"", sparse=()) for block in described.blocks)
     return replace(described, chunk_bytes=0, blocks=blocks)
+
+
+def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> bool:
+    """Say whether a segment holds what was sealed; if the source has lost some of that meanwhile, it is sealed again.
+
+    What it holds may be the last copy there is. The end alone does not tell: a ledger in the middle may be gone.
+    """
+    seal, holds = attempt.seal, (builder.end, builder.entries)
+    if seal is not None and (seal.end, seal.entries) != holds:
+        log.error(
+            "segment.sealed_again",
+            topic=str(topic),
+            segment_id=str(attempt.segment_id),
+            sealed=str(seal.end),
+            end=str(builder.end),
+            entries_lost=seal.entries - builder.entries,
+            hint="the source deleted what was sealed and not stored; look why it was late",
+        )
+        return False
+    return seal is not None
 
 
 def index_groups(ledgers: tuple[LedgerPart, ...], blocks: tuple[BlockInfo, ...]) -> list[v2.LedgerIndex]:

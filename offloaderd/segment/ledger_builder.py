@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.chunks import CHUNK_BYTES
+from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.segment.builder import OpenBlock, SegmentBuilder
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.core.model import EntryBatch, LedgerInfo
-    from offloaderd.format.layout import LedgerLayout
+    from offloaderd.format.layout import SegmentLayout
     from offloaderd.format.values import BlockInfo, LedgerPart
+    from offloaderd.metadata.records.attempt import Attempt
 
 
 @dataclass(slots=True)
@@ -126,3 +128,14 @@ class LedgerBuilder(SegmentBuilder):
         if block.pad_bytes not in {0, self._room}:
             raise InvalidInput(f"a run from entry {block.first_entry_id} has {block.pad_bytes} bytes of padding")
         self._room -= block.pad_bytes
+
+
+def builder_of(attempt: Attempt, layout: SegmentLayout, *, chunk_bytes: int) -> SegmentBuilder:
+    """Return what cuts an attempt's entries as it was begun; `layout` is for one whose record does not say how."""
+    if isinstance(attempt.layout, LedgerLayout):
+        return LedgerBuilder(
+            attempt.segment_id, attempt.layout, assigned_ms=attempt.assigned_ms, chunk_bytes=chunk_bytes
+        )
+    return SegmentBuilder(
+        attempt.segment_id, attempt.layout or layout, assigned_ms=attempt.assigned_ms, chunk_bytes=chunk_bytes
+    )

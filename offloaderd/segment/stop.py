@@ -13,17 +13,28 @@ from offloaderd.segment.states import SegmentState, follow, state_of
 if TYPE_CHECKING:
     from offloaderd.core.model import Position
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.segment.builder import SegmentBuilder
+    from offloaderd.segment.committer import Assignment
     from offloaderd.segment.feed import Gap
-    from offloaderd.segment.open_segment import OpenSegment
+    from offloaderd.segment.progress import Progress
+    from offloaderd.segment.upload import SegmentUpload
     from offloaderd.segment.view import TopicView
 
 
 class SegmentProgress:
     """What an open segment has become so far."""
 
-    def __init__(self, segment: OpenSegment) -> None:
-        self._segment = segment
-        self.state = state_of(segment.attempt)
+    def __init__(self, record: Progress, builder: SegmentBuilder, upload: SegmentUpload, work: Assignment) -> None:
+        self._record = record
+        self._builder = builder
+        self._upload = upload
+        self.resumed = work.resumed
+        """Whether an earlier owner began it."""
+        self.opened_s = work.opened_s
+        """Since when it is open, by the monotonic clock."""
+        self.reason = "continued"
+        """Why it was sealed."""
+        self.state = state_of(work.attempt)
         self.open = True
         """Whether it is neither a part of its topic nor given up yet."""
 
@@ -35,52 +46,42 @@ class SegmentProgress:
     @property
     def attempt(self) -> Attempt:
         """Its record."""
-        return self._segment.attempt
-
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier owner began it."""
-        return self._segment.continued
-
-    @property
-    def opened_s(self) -> float:
-        """Since when it is open, by the monotonic clock."""
-        return self._segment.opened_s
+        return self._record.attempt
 
     @property
     def catching_up(self) -> bool:
         """Whether an earlier owner stored parts that are not cut again yet."""
-        return self._segment.catching_up
+        return self._builder.part_count < self._upload.stored_count
 
     @property
     def entries(self) -> int:
         """How many entries it holds."""
-        return self._segment.builder.entries
+        return self._builder.entries
 
     @property
     def payload_bytes(self) -> int:
         """Their payload."""
-        return self._segment.builder.payload_bytes
+        return self._builder.payload_bytes
 
     @property
     def begin(self) -> Position | None:
         """The first of them."""
-        return self._segment.builder.begin
+        return self._builder.begin
 
     @property
     def end(self) -> Position | None:
         """The last of them."""
-        return self._segment.builder.end
+        return self._builder.end
 
     @property
     def part_count(self) -> int:
         """How many parts of it are cut."""
-        return self._segment.builder.part_count
+        return self._builder.part_count
 
     @property
     def full(self) -> bool:
         """Whether no object, or no commit, takes more."""
-        return self._segment.builder.full
+        return self._builder.full
 
 
 class Limit(NamedTuple):

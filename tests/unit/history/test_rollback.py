@@ -18,7 +18,7 @@ from offloaderd.format.manifest import document as manifest
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.segment.open_segment import OpenSegment
+from offloaderd.segment.builder import SegmentBuilder
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -193,14 +193,14 @@ async def test_damage_stops_its_ledger_and_no_other(flip: int) -> None:
 async def test_an_object_that_reads_back_differently_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder that swaps two entries makes an object that is sound in itself: only the hash of all entries tells."""
     rig, written = await streamed(15)
-    real = OpenSegment.add
+    real = SegmentBuilder.add
 
-    def swapped(self: OpenSegment, batch: object, limit: int | None = None) -> object:
+    def swapped(self: SegmentBuilder, batch: object, limit: int | None = None) -> object:
         entries = list(batch.payloads)  # type: ignore[attr-defined]
         entries[0], entries[-1] = entries[-1], entries[0]
         return real(self, replace(batch, payloads=entries), limit)  # type: ignore[type-var,arg-type]
 
-    monkeypatch.setattr(OpenSegment, "add", swapped)
+    monkeypatch.setattr(SegmentBuilder, "add", swapped)
     async with rolling(rig) as work:
         await work.order()
         done = await work.ended()

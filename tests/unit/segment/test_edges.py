@@ -15,13 +15,14 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.topic_map import removal
 from offloaderd.segment.builder import LEDGERS_MAX
-from offloaderd.segment.open_segment import OpenSegment
+from offloaderd.segment.feed import Entries
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, turn, until_offloaded
+from tests.unit.segment.test_writer import Desk, ScriptedFeed
 
 if TYPE_CHECKING:
     from offloaderd.segment.claim.fence import Claim
@@ -29,31 +30,21 @@ if TYPE_CHECKING:
 
 async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -> None:
     """Its neighbour fails in the same turn: none of its code runs, and the budget of all topics is whole again."""
-    rig = await offloaded_topic(10)
-    owned = await Owned.claim(rig)
-    context, topic = owned.context, owned.offloader
-    attempt = context.attempt(Position(5, 0), context.layout, context.places.home, epoch=topic.claim.epoch)
-    segment = OpenSegment(
-        context,
-        topic._log,
-        attempt,
-        failure_tracker=topic.failure_tracker,
-        opened_s=0.0,
-        continued=False,
-        rereadable=True,
-    )
-    await topic._log.begin(attempt)
+    desk = await Desk.made()
+    budget, limits = desk.owned.context.upload_context.budget, desk.owned.context.upload_context.limits
 
-    async def send_and_fail(parts: asyncio.TaskGroup) -> None:
-        segment.builder.add(EntryBatch(5, 0, payloads(50, 1000)))
-        await segment.send(parts)
-        assert context.upload_context.budget.used_bytes
-        raise ValueError
+    class Failing(ScriptedFeed):
+        """Fails as soon as the first part is cut."""
+
+        def sent(self, through: Position) -> None:
+            assert budget.used_bytes
+            raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - it is the test's own
-        await segment.store(send_and_fail)
-    assert context.upload_context.budget.used_bytes == 0
-    assert segment.upload._slots._value == context.upload_context.limits.parts_in_flight_max
+        await desk.write(Failing([Entries((EntryBatch(5, 0, payloads(50, 1000)),))]))
+    assert budget.used_bytes == 0
+    assert desk.writer.progress is not None
+    assert desk.writer.progress._upload._slots._value == limits.parts_in_flight_max
 
 
 async def test_a_segment_takes_no_more_ledgers_than_one_commit_can_write() -> None:
