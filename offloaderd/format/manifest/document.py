@@ -17,9 +17,9 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.format.manifest import parts as manifest_parts
 from offloaderd.format.manifest.rules import canonical_uuid, check
 from offloaderd.format.manifest.wire import taken_apart
-from offloaderd.format.parsing import parse_message
+from offloaderd.format.parsing import filled, parse_message, value_of
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.format.values import Broken, SegmentManifest
+from offloaderd.format.values import Broken, LedgerPart, SegmentManifest
 
 if TYPE_CHECKING:
     from offloaderd.format.values import BlockInfo
@@ -82,49 +82,28 @@ def _check_header(data: bytes, key: str) -> None:
 
 
 def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
-    return pb.SegmentManifest(
-        segment_id=str(manifest.segment_id),
-        managed_ledger=manifest.managed_ledger,
-        cluster=manifest.cluster,
-        epoch=manifest.epoch,
-        assigned_ms=manifest.assigned_ms,
-        sealed_ms=manifest.sealed_ms,
-        data_bytes=manifest.data_bytes,
-        preamble_bytes=manifest.preamble_bytes,
-        index_bytes=manifest.index_bytes,
-        index_crc32c=manifest.index_crc32c,
-        ledgers=map(manifest_parts.part_to_message, manifest.ledgers),
+    return filled(
+        pb.SegmentManifest,
+        manifest,
         blocks=map(manifest_parts.block_to_message, manifest.blocks),
-        software_version=manifest.software_version,
         losses=map(manifest_parts.loss_to_message, manifest.losses),
         ends=[manifest_parts.end_to_message(*pair) for pair in manifest.ends],
         ledger_based=manifest.method is OffloadMethod.LEDGER_BASED,
         past=manifest_parts.past_to_message(manifest.past) if manifest.past else None,
-        replaces=map(str, manifest.replaces),
-        chunk_bytes=manifest.chunk_bytes,
     )
 
 
 def _from_message(message: pb.SegmentManifest, blocks: tuple[BlockInfo, ...]) -> SegmentManifest:
     """Return the manifest that a message describes; raises Broken where it cannot even be expressed."""
-    return SegmentManifest(
+    return value_of(
+        SegmentManifest,
+        message,
         segment_id=canonical_uuid(message.segment_id),
-        managed_ledger=message.managed_ledger,
-        cluster=message.cluster,
-        epoch=message.epoch,
-        assigned_ms=message.assigned_ms,
-        sealed_ms=message.sealed_ms,
-        data_bytes=message.data_bytes,
-        preamble_bytes=message.preamble_bytes,
-        index_bytes=message.index_bytes,
-        index_crc32c=message.index_crc32c,
-        ledgers=tuple(map(manifest_parts.part_from_message, message.ledgers)),
+        ledgers=tuple(value_of(LedgerPart, one) for one in message.ledgers),
         blocks=blocks,
-        software_version=message.software_version,
         losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
         ends=tuple(map(manifest_parts.end_from_message, message.ends)),
         method=OffloadMethod.LEDGER_BASED if message.ledger_based else OffloadMethod.STREAMING,
         past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
         replaces=tuple(map(canonical_uuid, message.replaces)),
-        chunk_bytes=message.chunk_bytes,
     )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.format.chunks import packed, unpacked
+from offloaderd.format.parsing import filled, halves, value_of
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
-from offloaderd.format.values import BlockInfo, Broken, LedgerPart, Past
+from offloaderd.format.values import BlockInfo, Broken, Past
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
         "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
         "time_min", "time_max", "index_max", "first_publish_time",
     ]  # fmt: skip
-
-
-def part_to_message(part: LedgerPart) -> pb.SegmentLedger:
-    """Return the message of what a segment holds of one ledger."""
-    return pb.SegmentLedger(
-        ledger_id=part.ledger_id,
-        first_entry_id=part.first_entry_id,
-        last_entry_id=part.last_entry_id,
-        payload_bytes=part.payload_bytes,
-        closed=part.closed,
-        ledger_entries=part.ledger_entries,
-        ledger_bytes=part.ledger_bytes,
-        closed_ms=part.closed_ms,
-        created_ms=part.created_ms,
-    )
 
 
 def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
@@ -67,45 +53,17 @@ def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
 
 def past_to_message(past: Past) -> pb.SegmentPast:
     """Return the message of what lay before a segment."""
-    return pb.SegmentPast(
-        entries=past.entries,
-        since_ledger_id=past.since.ledger_id,
-        since_entry_id=past.since.entry_id,
-        time_max=past.time_max,
-        index_max=past.index_max,
-    )
+    return filled(pb.SegmentPast, past, **halves("since", past.since))
 
 
 def loss_to_message(loss: Loss) -> pb.SegmentLoss:
     """Return the message of a lost range."""
-    return pb.SegmentLoss(
-        after_ledger_id=loss.after.ledger_id,
-        after_entry_id=loss.after.entry_id,
-        before_ledger_id=loss.before.ledger_id,
-        before_entry_id=loss.before.entry_id,
-        entries=loss.entries,
-        noticed_ms=loss.noticed_ms,
-    )
+    return filled(pb.SegmentLoss, loss, **halves("after", loss.after), **halves("before", loss.before))
 
 
 def end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
     """Return the message of a ledger's end."""
-    return pb.SegmentLedgerEnd(ledger_id=ledger_id, entries=end.entries, next_ledger_id=end.next_ledger_id)
-
-
-def part_from_message(message: pb.SegmentLedger) -> LedgerPart:
-    """Read what a segment holds of one ledger."""
-    return LedgerPart(
-        ledger_id=message.ledger_id,
-        first_entry_id=message.first_entry_id,
-        last_entry_id=message.last_entry_id,
-        payload_bytes=message.payload_bytes,
-        closed=message.closed,
-        ledger_entries=message.ledger_entries,
-        ledger_bytes=message.ledger_bytes,
-        closed_ms=message.closed_ms,
-        created_ms=message.created_ms if message.HasField("created_ms") else None,
-    )
+    return filled(pb.SegmentLedgerEnd, end, ledger_id=ledger_id)
 
 
 def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
@@ -139,25 +97,19 @@ def _survey_from_message(message: pb.SegmentBlock) -> Survey | None:
 
 def past_from_message(message: pb.SegmentPast) -> Past:
     """Read what lay before a segment."""
-    return Past(
-        message.entries,
-        Position(message.since_ledger_id, message.since_entry_id),
-        message.time_max if message.HasField("time_max") else None,
-        message.index_max if message.HasField("index_max") else None,
-    )
+    return value_of(Past, message, since=Position(message.since_ledger_id, message.since_entry_id))
 
 
 def loss_from_message(message: pb.SegmentLoss) -> Loss:
     """Read a lost range."""
     after = Position(message.after_ledger_id, message.after_entry_id)
     before = Position(message.before_ledger_id, message.before_entry_id)
-    return Loss(after, before, message.entries, message.noticed_ms)
+    return value_of(Loss, message, after=after, before=before)
 
 
 def end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
     """Read a ledger's end, with the ledger's id."""
-    following = message.next_ledger_id if message.HasField("next_ledger_id") else None
-    return message.ledger_id, LedgerEnd(message.entries, following)
+    return message.ledger_id, value_of(LedgerEnd, message)
 
 
 def _optional(message: pb.SegmentBlock, field: _Number) -> int | None:

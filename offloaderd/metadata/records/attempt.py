@@ -17,7 +17,7 @@ from offloaderd.format.manifest import parts as manifest_parts
 from offloaderd.format.manifest.rules import canonical_uuid
 from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import records_pb2
-from offloaderd.format.values import Broken
+from offloaderd.format.values import Broken, LedgerPart
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.format.values import BlockInfo, LedgerPart, Past
+    from offloaderd.format.values import BlockInfo, Past
 
 
 class AttemptStatus(StrEnum):
@@ -220,7 +220,6 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
     return filled(
         records_pb2.AttemptSeal,
         seal,
-        ledgers=map(manifest_parts.part_to_message, seal.ledgers),
         losses=map(manifest_parts.loss_to_message, seal.losses),
         ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
         past=manifest_parts.past_to_message(seal.past) if seal.past else None,
@@ -233,7 +232,7 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
     return codec.read(
         Seal,
         message,
-        ledgers=tuple(map(manifest_parts.part_from_message, message.ledgers)),
+        ledgers=tuple(codec.read(LedgerPart, one) for one in message.ledgers),
         losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
         ends=tuple(map(manifest_parts.end_from_message, message.ends)),
         past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
