@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
     from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.ports import Bookies
-    from offloaderd.bookkeeper.replicas.order import BookieOrder
+    from offloaderd.bookkeeper.replicas.reader import BookieOrder
     from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics

@@ -40,7 +40,7 @@ from offloaderd.daemon.probes import Prober
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings.warnings import is_metadata_open
 from offloaderd.daemon.systemd import attended
-from offloaderd.metadata.session import SessionState
+from offloaderd.metadata.port import SessionState
 from offloaderd.topic.pool import BufferPool
 
 if TYPE_CHECKING:

@@ -1,15 +1,54 @@
-"""The head of a topic and the marker of a place: what the bucket says by itself of who works there, and how far."""
+"""The head of a topic and the marker of a place: what the bucket says by itself of who works there, and how far.
+
+Each is a small object beside the segments: a header (magic, version, checksum) and a protobuf message.
+"""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
+
+import google_crc32c
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
-from offloaderd.format import small
-from offloaderd.format.parsing import filled, halves, value_of
+from offloaderd.format.parsing import filled, halves, parse_message, value_of
 from offloaderd.format.pb.storage import head_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+M = TypeVar("M", bound="Message")
+
+HEADER = struct.Struct(">III")
+VERSION = 1
+
+
+def _encoded(magic: int, message: Message) -> bytes:
+    """Return the object's bytes; equal messages give equal bytes."""
+    body = message.SerializeToString(deterministic=True)
+    return HEADER.pack(magic, VERSION, google_crc32c.value(body)) + body
+
+
+def _decoded(magic: int, kind: type[M], data: bytes, *, key: str) -> M:
+    """Read an object; `key` names it in errors. Raises CorruptData."""
+    if len(data) < HEADER.size:
+        raise CorruptData(key=key, offset=0, expected=f"a header of {HEADER.size} bytes", found=f"{len(data)} bytes")
+    found, version, crc32c = HEADER.unpack_from(data)
+    if found != magic:
+        raise CorruptData(key=key, offset=0, expected=f"magic {magic:08x}", found=f"{found:08x}")
+    if version != VERSION:
+        hint = "a newer offloaderd may have written it" if version > VERSION else ""
+        raise CorruptData(key=key, offset=4, expected=f"version {VERSION}", found=version, hint=hint)
+    body = data[HEADER.size :]
+    if google_crc32c.value(body) != crc32c:
+        raise CorruptData(
+            key=key, offset=8, expected=f"checksum {google_crc32c.value(body):08x}", found=f"{crc32c:08x}"
+        )
+    return parse_message(kind, body, key=key, at=HEADER.size)
+
 
 HEAD_MAGIC = 0x8F4F4648
 MARKER_MAGIC = 0x8F4F464C
@@ -58,12 +97,12 @@ def encode_head(value: TopicHead) -> bytes:
     """Return the object's bytes."""
     newest = None if value.newest is None else _to_message(value.newest)
     history = None if value.history is None else _to_message(value.history)
-    return small.encode(HEAD_MAGIC, filled(pb.TopicHead, value, newest=newest, history=history, source=None))
+    return _encoded(HEAD_MAGIC, filled(pb.TopicHead, value, newest=newest, history=history, source=None))
 
 
 def decode_head(data: bytes, *, key: str) -> TopicHead:
     """Read a head; raises CorruptData."""
-    message = small.decode(HEAD_MAGIC, pb.TopicHead, data, key=key)
+    message = _decoded(HEAD_MAGIC, pb.TopicHead, data, key=key)
     newest = _from_message(message.newest, key) if message.HasField("newest") else None
     history = _from_message(message.history, key) if message.HasField("history") else None
     return value_of(TopicHead, message, newest=newest, history=history)
@@ -71,12 +110,12 @@ def decode_head(data: bytes, *, key: str) -> TopicHead:
 
 def encode_marker(value: PlaceMarker) -> bytes:
     """Return the object's bytes."""
-    return small.encode(MARKER_MAGIC, filled(pb.PlaceMarker, value))
+    return _encoded(MARKER_MAGIC, filled(pb.PlaceMarker, value))
 
 
 def decode_marker(data: bytes, *, key: str) -> PlaceMarker:
     """Read a marker; raises CorruptData."""
-    return value_of(PlaceMarker, small.decode(MARKER_MAGIC, pb.PlaceMarker, data, key=key))
+    return value_of(PlaceMarker, _decoded(MARKER_MAGIC, pb.PlaceMarker, data, key=key))
 
 
 def _to_message(value: HeadSegment) -> pb.HeadSegment:
@@ -88,7 +127,7 @@ def _from_message(message: pb.HeadSegment, key: str) -> HeadSegment:
         segment_id = UUID(message.segment_id)
     except ValueError:
         raise CorruptData(
-            key=key, offset=small.HEADER.size, expected="a segment's uuid", found=repr(message.segment_id)
+            key=key, offset=HEADER.size, expected="a segment's uuid", found=repr(message.segment_id)
         ) from None
     begin = Position(message.begin_ledger_id, message.begin_entry_id)
     end = Position(message.end_ledger_id, message.end_entry_id)

@@ -16,8 +16,7 @@ from kazoo.security import make_digest_acl
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.drill.listener import Listener, relay
-from offloaderd.metadata.port import Create, Versioned
-from offloaderd.metadata.session import SessionState
+from offloaderd.metadata.port import Create, SessionState, Versioned
 from offloaderd.metadata.zookeeper import client as zookeeper_client
 from offloaderd.metadata.zookeeper import store as adapter
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
-from offloaderd.bookkeeper.metadata.ledger import HEAD, LedgerMetadata, LedgerState, decode
-from offloaderd.bookkeeper.metadata.text import CLOSED, IN_RECOVERY_ENTRY
+from offloaderd.bookkeeper.metadata.ledger import CLOSED, HEAD, IN_RECOVERY_ENTRY, LedgerMetadata, LedgerState, decode
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 
 if TYPE_CHECKING:

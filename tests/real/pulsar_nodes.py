@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import cramjam
 
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
-from offloaderd.ledgers.pulsar.compression import MAGIC
+from offloaderd.ledgers.pulsar.managed_ledger import MAGIC
 from offloaderd.metadata.records.context import split_uuid
 
 if TYPE_CHECKING:

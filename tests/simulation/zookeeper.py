@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Create, Delete, Replace, Versioned
-from offloaderd.metadata.session import StoreSession
+from offloaderd.metadata.port import Create, Delete, Replace, StoreSession, Versioned
 from offloaderd.testing.memory import metadata as memory
 from offloaderd.testing.memory.metadata import MemoryTree
 

@@ -11,6 +11,7 @@ section 7.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,9 +19,9 @@ from operator import lt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from offloaderd.bookkeeper.metadata import text as ledger_text
 from offloaderd.bookkeeper.metadata.registration import is_bookie_id
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import CorruptData, InvalidInput
@@ -28,7 +29,8 @@ from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
 
 HEAD: Final = b"BookieMetadataFormatVersion\t"
 _HEAD_BYTES_MAX: Final = len(HEAD) + 12
@@ -121,9 +123,9 @@ def decode(content: bytes, *, path: str) -> LedgerMetadata:
         raise CorruptData(key=path, offset=0, expected="a line with a metadata version", found=content[:40])
     match int(digits):
         case 1:
-            message = ledger_text.parse_version_1(content[end + 1 :], key=path, at=end + 1)
+            message = parse_version_1(content[end + 1 :], key=path, at=end + 1)
         case 2:
-            message = ledger_text.parse_version_2(content[end + 1 :], key=path, at=end + 1)
+            message = parse_version_2(content[end + 1 :], key=path, at=end + 1)
         case 3:
             start, length = _varint(content, end + 1, path)
             message = parse_message(LedgerMetadataFormat, content[start : start + length], key=path, at=start)
@@ -188,3 +190,108 @@ def _checked(message: LedgerMetadataFormat, version: int, path: str) -> LedgerMe
         ctime_ms=message.ctime if message.HasField("ctime") else None,
         custom=MappingProxyType({pair.key: pair.value for pair in message.customMetadata}),
     )
+
+
+CLOSED: Final = "CLOSED"
+IN_RECOVERY_ENTRY: Final = -102
+"""In place of the last entry: somebody is recovering the ledger."""
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
+def parse_version_2(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
+    """Read protobuf's text format; fields that are not known are passed over. Raises CorruptData."""
+    message = LedgerMetadataFormat()
+    try:
+        text_format.Parse(text.decode("utf-8"), message, allow_unknown_field=True)
+        data = message.SerializePartialToString()
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        raise CorruptData(key=key, offset=at, expected="ledger metadata as text", found=error) from None
+    return parse_message(LedgerMetadataFormat, data, key=key, at=at)
+
+
+def parse_version_1(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
+    """Read version 1, which knows no ack quorum (all have to answer), no digest type and no password.
+
+    Its lines are write quorum, ensemble size, length, then an ensemble each, and at the end one that says CLOSED,
+    unless the ledger is open. Raises CorruptData.
+    """
+    try:
+        lines = text.decode("ascii").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise CorruptData(key=key, offset=at + error.start, expected="ASCII text", found=error.reason) from None
+
+    def number(word: str) -> int:
+        if not _NUMBER.fullmatch(word) or not -(2**63) <= int(word) < 2**63:
+            raise CorruptData(key=key, offset=at, expected="a number", found=repr(word[:40]))
+        return int(word)
+
+    if len(lines) < 4:
+        raise CorruptData(key=key, offset=at, expected="two quorum sizes, a length and an ensemble", found=lines)
+    message = LedgerMetadataFormat(length=number(lines[2]), state=LedgerMetadataFormat.OPEN)
+    try:
+        message.quorumSize, message.ensembleSize = number(lines[0]), number(lines[1])
+    except ValueError as error:
+        raise CorruptData(key=key, offset=at, expected="sizes of quorum and ensemble", found=error) from None
+    for line in lines[3:]:
+        first, *bookies = line.split("\t")
+        if bookies == [CLOSED]:
+            if number(first) == IN_RECOVERY_ENTRY:
+                message.state = LedgerMetadataFormat.IN_RECOVERY
+            else:
+                message.state, message.lastEntryId = LedgerMetadataFormat.CLOSED, number(first)
+            break
+        message.segment.add(firstEntryId=number(first), ensembleMember=bookies)
+    return message
+
+
+_TABLE_MIN: Final = 16
+_LOAD: Final = 0.75
+
+
+def index_metadata(ledger: LedgerMetadata, *, node_created_ms: int) -> bytes:
+    """Return the `metadata` of an index of a closed ledger, byte for byte as Pulsar's offloader writes it.
+
+    Source: `OffloadIndexBlockImpl.buildLedgerMetadataFormat` (fields 1 to 7, 9, 10 and 11; never the password or
+    cToken). A ledger whose metadata says no creation time has that of its node. Raises InvalidInput for a ledger that
+    is not closed.
+    """
+    if ledger.last_entry_id is None or ledger.length_bytes is None:
+        raise InvalidInput("only a closed ledger has an index of its own", hint="wait until its writer closes it")
+    digest = ledger.digest_type or DigestType.CRC32
+    message = LedgerMetadataFormat(
+        quorumSize=ledger.write_quorum,
+        ensembleSize=ledger.ensemble_size,
+        ackQuorumSize=ledger.ack_quorum,
+        length=ledger.length_bytes,
+        lastEntryId=ledger.last_entry_id,
+        state=LedgerMetadataFormat.CLOSED,
+        digestType=LedgerMetadataFormat.DigestType.ValueType(digest),
+        ctime=node_created_ms if ledger.ctime_ms is None else ledger.ctime_ms,
+    )
+    for ensemble in ledger.ensembles:
+        message.segment.add(firstEntryId=ensemble.first_entry_id, ensembleMember=ensemble.bookies)
+    for key in hash_map_order(ledger.custom):
+        message.customMetadata.add(key=key, value=ledger.custom[key])
+    return message.SerializeToString(deterministic=True)
+
+
+def hash_map_order(keys: Iterable[str]) -> list[str]:
+    """Return keys in the order of a Java `HashMap`, in which BookKeeper's client keeps the custom metadata.
+
+    Keys of one bucket stay in the order given (Java makes a tree of a bucket only from eight on).
+    """
+    given = list(keys)
+    size = _TABLE_MIN
+    while len(given) > size * _LOAD:
+        size *= 2
+    return sorted(given, key=lambda key: _spread(key) & (size - 1))
+
+
+def _spread(key: str) -> int:
+    """Return `HashMap.hash` of a string: Java's own hash of its UTF-16 units, the upper half mixed into the lower."""
+    value = 0
+    units = key.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(units), 2):
+        value = (31 * value + int.from_bytes(units[at : at + 2], "big")) & 0xFFFFFFFF
+    return value ^ value >> 16

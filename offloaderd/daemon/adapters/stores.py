@@ -13,7 +13,7 @@ from offloaderd.objects.s3.store import S3Store
 if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.daemon.settings import Settings
-    from offloaderd.metadata.session import SessionObserver
+    from offloaderd.metadata.port import SessionObserver
     from offloaderd.objects.s3.request import RequestMetrics
 
 BucketStore: TypeAlias = FilesystemStore | S3Store

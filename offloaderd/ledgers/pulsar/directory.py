@@ -25,7 +25,6 @@ from offloaderd.core.errors import Closed, InvalidInput, NotFound, OffloaderErro
 from offloaderd.core.limits import Bounded
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
-from offloaderd.ledgers.pulsar import migration as pulsar_migration
 
 if TYPE_CHECKING:
     import asyncio
@@ -177,7 +176,7 @@ class Directory:
         self._znodes = znodes
         self._ledgers_root = options.ledgers_root
         self._topics_root = options.managed_ledgers_root.rstrip("/")
-        self._flag_path = pulsar_migration.flag_path(options.managed_ledgers_root)
+        self._flag_path = pulsar.flag_path(options.managed_ledgers_root)
         self._path: Callable[[int], str] | None = None
         self._closed: Bounded[str, LedgerMetadata] = Bounded(CLOSED_MAX)
         self._odd: set[str] = set()
@@ -208,7 +207,7 @@ class Directory:
     async def migration(self) -> str | None:
         """Say why lists of ledgers may be out of date: the cluster moves its metadata, or has moved it."""
         flag = await self._kept(self._flag_path)
-        return pulsar_migration.moved_reason(flag, path=self._flag_path) if flag is not None else None
+        return pulsar.moved_reason(flag, path=self._flag_path) if flag is not None else None
 
     async def _kept(self, path: str) -> bytes | None:
         """Return a node that rarely changes and is asked for often; None where there is none."""

@@ -9,19 +9,32 @@ state, last entry and length; this list has which ledgers are the topic's, and w
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import DRIVER, LedgerOffload, Position
+from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.format.parsing import parse_message
-from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import KeyValue, LedgerInfo, ManagedLedgerInfo
-from offloaderd.ledgers.pulsar.compression import CONTENT_BYTES_MAX, Content, content_of
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
+    CompressionType,
+    KeyValue,
+    LedgerInfo,
+    ManagedLedgerInfo,
+    ManagedLedgerInfoMetadata,
+)
+from offloaderd.format.pulsar.compression import Compression, Undecodable, decompress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+MAGIC = b"\x47\x78"
+HEAD_BYTES = 6
+CONTENT_BYTES_MAX = 64 * 1024 * 1024
+"""A node has 1 MiB unless ZooKeeper is told otherwise; a list of ledgers shrinks to a tenth or so, not to a 64th."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +173,75 @@ def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
 def _corrupt(key: str, content: Content, expected: object, found: object) -> NoReturn:
     """A message is broken as a whole: the offset is where it begins."""
     raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)
+
+
+class Content(NamedTuple):
+    """The plain content, and where in the node it begins, compressed or not."""
+
+    data: bytes
+    offset: int
+
+
+def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> Content:
+    """Return the content of a node, compressed or not. `key` names the node in errors. Raises CorruptData.
+
+    | offset | size | field |
+    |---|---|---|
+    | 0 | 2 | magic `47 78`; without it the whole node is the content |
+    | 2 | 4 | n, int32 big-endian |
+    | 6 | n | ManagedLedgerInfoMetadata: type of compression, bytes of the content |
+    | 6+n | rest | content, compressed |
+
+    No more memory is taken than the head declares, and never more than a cap; what comes out must be as long as
+    declared.
+    """
+    if not node.startswith(MAGIC):
+        return Content(node, 0)
+    size = int.from_bytes(node[2:HEAD_BYTES], "big", signed=True)
+    body_at = HEAD_BYTES + size
+    if len(node) < HEAD_BYTES or size < 0 or body_at > len(node):
+        room = max(0, len(node) - HEAD_BYTES)
+        raise CorruptData(key=key, offset=2, expected=f"a head of at most {room} bytes", found=size)
+    head = parse_message(ManagedLedgerInfoMetadata, node[HEAD_BYTES:body_at], key=key, at=HEAD_BYTES)
+    declared = head.uncompressedSize
+    if not 0 <= declared <= content_bytes_max:
+        expected = f"a content of at most {content_bytes_max} bytes"
+        raise CorruptData(key=key, offset=HEAD_BYTES, expected=expected, found=declared)
+    try:
+        data = decompress(Compression(head.compressionType), node[body_at:], declared)
+    except Undecodable as error:
+        name = CompressionType.Name(head.compressionType)
+        expected = f"{declared} bytes compressed by {name}"
+        raise CorruptData(key=key, offset=body_at, expected=expected, found=error) from None
+    return Content(data, body_at)
+
+
+FLAG: Final = "/pulsar/migration-coordinator/migration"
+_HERE: Final = {"NOT_STARTED", "FAILED"}
+"""Phases in which the cluster's metadata is where it was."""
+
+
+def flag_path(managed_ledgers_root: str) -> str:
+    """Return where the flag is, beside the topics: a cluster may live below a path of its own."""
+    return managed_ledgers_root.rstrip("/").removesuffix(ROOT) + FLAG
+
+
+def moved_reason(flag: bytes, *, path: str) -> str | None:
+    """Say why lists of ledgers under the flag are not to be believed; None where they are.
+
+    By this flag a cluster moves its metadata to another store (PIP-454): JSON with a phase (`MigrationPhase`) and the
+    URL of the store to which all is copied. From PREPARATION on brokers write no metadata here, and from COMPLETED on
+    none ever again: lists of ledgers stand still. After FAILED it is as before.
+
+    A flag that cannot be read counts: somebody has begun something that this release does not know.
+    """
+    try:
+        found = json.loads(flag)
+        phase, target = str(found["phase"]), str(found.get("targetUrl") or "another store")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"the node {path} says that the cluster moves its metadata, in a way that this release cannot read"
+    if phase in _HERE:
+        return None
+    if phase == "COMPLETED":
+        return f"the cluster has moved its metadata to {target}: its lists of ledgers here are out of date ({path})"
+    return f"the cluster is moving its metadata to {target} and writes none meanwhile ({path}: {phase})"

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Self
 from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.ledger_tail import TailAsker
 from offloaderd.bookkeeper.long_poll import LongPolls
-from offloaderd.bookkeeper.metadata.index import index_metadata
+from offloaderd.bookkeeper.metadata.ledger import index_metadata
 from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.bookkeeper.replicas.limits import Limits
-from offloaderd.bookkeeper.replicas.order import BookieOrder
 from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
 from offloaderd.bookkeeper.replicas.read import LedgerAt, checker_for
-from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+from offloaderd.bookkeeper.replicas.reader import BookieOrder, ReplicaReader
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
 from offloaderd.core.model import EntryBatch
 from offloaderd.core.names import managed_ledgers as pulsar_names

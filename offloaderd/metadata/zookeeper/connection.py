@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import structlog
 
 from offloaderd.core.errors import Closed, Transient
-from offloaderd.metadata.session import SessionState, StoreSession
+from offloaderd.metadata.port import SessionState, StoreSession
 from offloaderd.metadata.zookeeper.kazoo_types import Client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.metadata.session import SessionObserver
+    from offloaderd.metadata.port import SessionObserver
 
 log = structlog.get_logger(__name__)
 

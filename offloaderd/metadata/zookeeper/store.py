@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from types import TracebackType
 
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.session import SessionObserver, StoreSession
+    from offloaderd.metadata.port import SessionObserver, Step, StoreSession
     from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
 
 T = TypeVar("T")

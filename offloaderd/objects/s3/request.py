@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import structlog
 from aiohttp.payload import Payload
 
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import BucketMissing, Conflict, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import flat
-from offloaderd.objects.s3.errors import Request, failure
+from offloaderd.objects.s3.errors import Request, failure, is_not_implemented
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from aiohttp.abc import AbstractStreamWriter
 
     from offloaderd.core.clock import Clock
-    from offloaderd.objects.port import Pieces
+    from offloaderd.objects.port import ObjectInfo, Pieces
+
 
 T = TypeVar("T")
 
@@ -157,3 +159,42 @@ async def calling(
     finally:
         if metrics is not None:
             metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
+
+
+log = structlog.get_logger(__name__)
+
+
+class Conditions:
+    """What one bucket's service is asked to check: that it replaces the very object that is meant, or none.
+
+    Services that speak S3 check this in the moment in which they carry the request out, however late that is. One that
+    does not know it either stores the object all the same, or says so (501); then it is not asked for it again.
+    """
+
+    def __init__(self, bucket: str) -> None:
+        self._bucket = bucket
+        self._known = True
+
+    async def put(
+        self, key: str, if_etag: str | None, put: Callable[[dict[str, Any]], Awaitable[ObjectInfo]]
+    ) -> ObjectInfo:
+        """Have an object put under a condition, see ObjectStore; `put` takes parameters of the library."""
+        if if_etag is None or not self._known:
+            return await put({})
+        try:
+            return await put({"IfMatch": f'"{if_etag}"'} if if_etag else {"IfNoneMatch": "*"})
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            raise Conflict(f"{key} is not there any more: {error}") from error
+        except Transient as error:
+            if not is_not_implemented(error.__cause__):
+                raise
+            self._known = False
+            log.warning(
+                "s3.no_conditions",
+                bucket=self._bucket,
+                error=str(error),
+                hint="docs/how-it-works.md says what is not promised without conditional writes",
+            )
+            return await put({})

@@ -37,9 +37,8 @@ from offloaderd.objects.s3.answers import (
     uploads_of,
 )
 from offloaderd.objects.s3.client import Clients
-from offloaderd.objects.s3.conditions import Conditions
 from offloaderd.objects.s3.errors import Request, verdict_for
-from offloaderd.objects.s3.request import Call, RequestMetrics, body_of, calling
+from offloaderd.objects.s3.request import Call, Conditions, RequestMetrics, body_of, calling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence

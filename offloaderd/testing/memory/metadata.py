@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
-from offloaderd.metadata.session import StoreSession
+from offloaderd.metadata.port import Check, Create, Delete, Replace, StoreSession, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

@@ -137,7 +137,6 @@ def test_the_package_does_no_io_in_its_codecs() -> None:
         "wire/framing",
         "metadata/layout",
         "metadata/ledger",
-        "metadata/text",
         "metadata/registration",
         "wire/status",
         "wire/v2",

@@ -14,7 +14,7 @@ from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
-from offloaderd.ledgers.pulsar.migration import flag_path, moved_reason
+from offloaderd.ledgers.pulsar.managed_ledger import flag_path, moved_reason
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.ledgers.pulsar.topic import STILL_S
 from offloaderd.testing import FakeClock, payloads

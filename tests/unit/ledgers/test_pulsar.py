@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import LedgerOffload, Position
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
-from offloaderd.ledgers.pulsar.compression import MAGIC, content_of
-from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger, PulsarOffload, decode
+from offloaderd.ledgers.pulsar.managed_ledger import (
+    MAGIC,
+    ListedLedger,
+    ManagedLedger,
+    PulsarOffload,
+    content_of,
+    decode,
+)
 from tests.real.pulsar_nodes import Compression, compressed, encode, zlib_unfinished
 
 KEY = "/managed-ledgers/a/b/persistent/c"

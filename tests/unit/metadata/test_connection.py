@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Closed, InvalidConfig, Transient
-from offloaderd.metadata.session import SessionState
+from offloaderd.metadata.port import SessionState
 from offloaderd.metadata.zookeeper import connection as module
 from offloaderd.metadata.zookeeper.connection import Connection
 from tests.patience import PATIENCE_S

@@ -11,7 +11,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
-from offloaderd.metadata.session import StoreSession
+from offloaderd.metadata.port import StoreSession
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
