@@ -13,11 +13,12 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from offloaderd.core.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 OK, FAILED, USAGE, UNREACHABLE, NOT_FOUND, CORRUPT, TIMED_OUT, DENIED = range(8)
 INTERRUPTED = 130
@@ -60,19 +61,36 @@ def exit_code(error: OffloaderError) -> int:
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands of a program, said as `module:attribute`, by the attribute; imported when they are called or listed."""
+    """Commands by name; imported when they are called.
 
-    def __init__(self, *commands: str) -> None:
+    Said as `module:attribute` in a package, whose attribute is the command's name, and what it does in a line.
+    """
+
+    def __init__(self, package: str, commands: Mapping[str, str]) -> None:
         super().__init__({one.partition(":")[2].replace("_", "-"): one for one in commands})
+        self._package = package
+        self.helps = sorted(zip(self.data, commands.values(), strict=True))
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - a click.Command
         """Return a command. Raises KeyError."""
         module, _, attribute = self.data[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return getattr(import_module(f"{self._package}.{module}"), attribute)
 
 
 class Program(click.Group):
     """A click group that ends the process with the documented exit codes."""
+
+    commands: LazyCommands
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, none of which need be imported for that."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self.commands.helps)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing any, or an option."""
+        found = [CompletionItem(name, help=text) for name, text in self.commands.helps if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def main(
         self,

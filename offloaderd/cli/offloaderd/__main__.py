@@ -15,14 +15,17 @@ Exit codes:
   130  interrupted before the work was done"""
 
 COMMANDS = LazyCommands(
-    "offloaderd.cli.offloaderd.check_config:check_config",
-    "offloaderd.cli.offloaderd.doctor:doctor",
-    "offloaderd.cli.offloaderd.health:health",
-    "offloaderd.cli.offloaderd.rebuild:rebuild",
-    "offloaderd.cli.offloaderd.serve:serve",
-    "offloaderd.cli.offloaderd.spark:spark",
-    "offloaderd.cli.offloaderd.standalone:standalone",
-    "offloaderd.cli.offloaderd.verify:verify",
+    "offloaderd.cli.offloaderd",
+    {
+        "check_config:check_config": "Check the settings and show them.",
+        "doctor:doctor": "Try everything the daemon needs, and say what to do.",
+        "health:health": "Ask the daemon on this machine whether it is alive.",
+        "rebuild:rebuild": "Rebuild the metadata from the bucket alone.",
+        "serve:serve": "Run the daemon.",
+        "spark:spark": "Jobs over what is stored: export, verify.",
+        "standalone:standalone": "Run everything on this machine.",
+        "verify:verify": "Verify everything in the bucket, with read access only.",
+    },
 )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from offloaderd.daemon.settings import Report
 
 
-@click.command("check-config", short_help="Check the settings and show them.")
+@click.command("check-config")
 @CONFIG
 @click.option("--connect", is_flag=True, help="Also try ZooKeeper, the bucket and the ports.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")

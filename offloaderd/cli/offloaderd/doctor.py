@@ -11,6 +11,10 @@ import click
 
 from offloaderd.cli import checks
 from offloaderd.cli.options.place import CONFIG
+from offloaderd.core.clock import SystemClock
+from offloaderd.daemon.doctor.examination import examine, invalid
+from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from offloaderd.daemon.doctor.finding import CheckResult
 
 
-@click.command(short_help="Try everything the daemon needs, and say what to do.")
+@click.command()
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
 def doctor(*, config: Path | None, as_json: bool) -> int:
@@ -34,8 +38,6 @@ def doctor(*, config: Path | None, as_json: bool) -> int:
       offloaderd doctor --config /etc/offloaderd/offloaderd.toml
       offloaderd doctor --config offloaderd.toml --json | jq -r '.checks[] | select(.verdict != "ok")'
     """
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-
     log.configure("critical")  # what the libraries complain about is what the checks report
     return asyncio.run(_doctor(config, as_json=as_json))
 
@@ -46,10 +48,6 @@ async def _doctor(config: Path | None, *, as_json: bool) -> int:
 
 
 async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.daemon.doctor.examination import examine, invalid  # noqa: PLC0415
-    from offloaderd.daemon.settings import check  # noqa: PLC0415
-
     report = check(config, os.environ)
     if report.settings is None:
         for result in invalid(report.mistakes):

@@ -26,7 +26,7 @@ HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - wh
 """By which address this machine reaches a server that listens on all of them."""
 
 
-@click.command(short_help="Ask the daemon on this machine whether it is alive.")
+@click.command()
 @CONFIG
 @click.option("--ready", is_flag=True, help="Ask whether calls are welcome, not only whether its loop turns.")
 def health(*, config: Path | None, ready: bool) -> int:

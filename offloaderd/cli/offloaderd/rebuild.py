@@ -15,8 +15,13 @@ from offloaderd.cli.options.place import CONFIG, STANDALONE, served
 from offloaderd.cli.options.quantities import Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters.stores import bucket_store, metadata_store
+from offloaderd.daemon.log import log
 from offloaderd.protocol.message_json import picked
+from offloaderd.upkeep.rebuild import rebuild as work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; write its whole uuid, as in its key")
 
 
-@click.command(short_help="Rebuild the metadata from the bucket alone.")
+@click.command()
 @CONFIG
 @STANDALONE
 @click.option("--apply", "apply_", is_flag=True, help="Write it. Without this nothing is written.")
@@ -83,8 +88,6 @@ def rebuild(
       offloaderd rebuild --config offloaderd.toml --topic orders --prefer 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11 --apply
       offloaderd rebuild --config offloaderd.toml --json | jq -r '.topics[].problems[].text'
     """
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-
     log.configure("critical")
     decided = Decided(topics=topics, prefer=prefer, without=without)
 
@@ -105,11 +108,6 @@ class Decided:
 
 
 async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.daemon.adapters import options as wiring  # noqa: PLC0415
-    from offloaderd.daemon.adapters.stores import bucket_store, metadata_store  # noqa: PLC0415
-    from offloaderd.upkeep.rebuild import rebuild as work  # noqa: PLC0415
-
     clock = SystemClock()
     started = clock.monotonic()
     async with bucket_store(settings, clock) as objects:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@click.command(short_help="Run the daemon.")
+@click.command()
 @CONFIG
 def serve(config: Path | None) -> int:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.

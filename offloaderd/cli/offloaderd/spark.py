@@ -52,7 +52,7 @@ class ExportWish(TypedDict):
     metadata: str
 
 
-@click.group(short_help="Jobs over what is stored: export, verify.")
+@click.group()
 def spark() -> None:
     """Run jobs over what is stored, on this machine's cores or on a cluster of Spark.
 

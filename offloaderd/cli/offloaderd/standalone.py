@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOG_NAME = "offloaderd.log"
 
 
-@click.command(short_help="Run everything on this machine.")
+@click.command()
 @click.option(
     "--data",
     metavar="DIR",

@@ -16,8 +16,18 @@ from offloaderd.cli.options.place import CONFIG, STANDALONE, served
 from offloaderd.cli.options.quantities import size_param
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
+from offloaderd.core.limits import TokenBucket
+from offloaderd.daemon.adapters import options as wiring
+from offloaderd.daemon.adapters.stores import bucket_store, metadata_store
+from offloaderd.daemon.log import log
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.message_json import picked
+from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
+from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
+from offloaderd.upkeep.verify.flaws import Level, damage_by_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +36,6 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.daemon.settings import Settings
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
-    from offloaderd.upkeep.verify.cluster import Report, Verifier
 
 NOT_LOOKED = 3
 LEVELS = ("metadata", "headers", "full")
@@ -42,7 +50,7 @@ class Against(TypedDict):
     dry_run: bool
 
 
-@click.command(short_help="Verify everything in the bucket, with read access only.")
+@click.command()
 @CONFIG
 @STANDALONE
 @click.option(
@@ -99,13 +107,6 @@ def verify(
       offloaderd verify --config offloaderd.toml --topic orders --rate 50MiB
       offloaderd verify --config offloaderd.toml --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.daemon.adapters.stores import metadata_store  # noqa: PLC0415
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper  # noqa: PLC0415
-    from offloaderd.upkeep.verify.cluster import Wish  # noqa: PLC0415
-    from offloaderd.upkeep.verify.flaws import Level  # noqa: PLC0415
-
     log.configure("critical")
     if against["dry_run"] and not against["against_map"]:
         raise click.UsageError("--dry-run goes with --against-map: nothing else writes anything")
@@ -144,13 +145,6 @@ async def opened(
     progress: Callable[[str, int], None],
 ) -> Verifier:
     """Open what is needed. Raises what the stores raise."""
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.core.limits import TokenBucket  # noqa: PLC0415
-    from offloaderd.daemon.adapters import options as wiring  # noqa: PLC0415
-    from offloaderd.daemon.adapters.stores import bucket_store  # noqa: PLC0415
-    from offloaderd.objects.retrying import RetryingReader  # noqa: PLC0415
-    from offloaderd.upkeep.verify.cluster import Verifier  # noqa: PLC0415
-
     clock = SystemClock()
     objects = bucket_store(settings, clock)
     await stack.enter_async_context(objects)
@@ -160,9 +154,6 @@ async def opened(
 
 async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
     """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
-    from offloaderd.metadata.topic_map import map as catalog  # noqa: PLC0415
-    from offloaderd.upkeep.verify.flaws import damage_by_segment  # noqa: PLC0415
-
     damage = damage_by_segment(report.flaws)
     if metadata is None or report.topic is None or not damage:
         return []

@@ -9,6 +9,11 @@ import click
 from offloaderd.cli.options.place import settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import TopicName
+from offloaderd.core.units import parse_bytes
+from offloaderd.daemon.log import log
+from offloaderd.spark.backfill.backfill import Options, Wanted
+from offloaderd.spark.jobs.job import PATIENCE_S
+from offloaderd.spark.jobs.stores import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +21,6 @@ if TYPE_CHECKING:
 
     from offloaderd.cli.options.common import Session
     from offloaderd.daemon.settings import Settings
-    from offloaderd.spark.backfill.backfill import Options, Wanted
 
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
@@ -37,8 +41,6 @@ def settings_of(session: Session, config: Path | None) -> Settings:
 
     Raises InvalidConfig, NotFound.
     """
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-
     log.configure("error")
     return settings_at(config, session.standalone)
 
@@ -58,10 +60,6 @@ class Given:
 
     def checked(self) -> tuple[Wanted, Options]:
         """Return what is wanted and how. Raises InvalidConfig."""
-        from offloaderd.spark.backfill.backfill import Options, Wanted  # noqa: PLC0415 - as above
-        from offloaderd.spark.jobs.job import PATIENCE_S  # noqa: PLC0415
-        from offloaderd.spark.jobs.stores import Share  # noqa: PLC0415
-
         topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
         namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
         if not self._names and not self._namespaces:
@@ -97,8 +95,6 @@ class Given:
         value = self._given.get(name)
         if value is None:
             return None
-        from offloaderd.core.units import parse_bytes  # noqa: PLC0415 - the package takes longer to load than a call
-
         found: int | None = self._read(_flag(name), value, parse_bytes)
         if found is not None and found < least:
             self._wrong.append(f"{_flag(name)} {value} is less than {least} bytes")

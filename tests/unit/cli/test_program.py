@@ -227,6 +227,20 @@ def test_a_command_waits_for_no_library_that_only_others_need() -> None:
     assert not {"grpc", "kazoo", "aiobotocore", "pyspark", "pydantic"} & set(done.stdout.split())
 
 
+def test_commands_are_listed_and_completed_without_being_imported() -> None:
+    """Some need libraries that take a second to load."""
+    script = (
+        "import sys, click; from offloaderd.cli.offloadctl.__main__ import cli;"
+        "cli.main(['--help'], standalone_mode=False);"
+        "print(*(one.value for one in cli.shell_complete(click.Context(cli), 'd'))); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    *help_text, completed, loaded = done.stdout.splitlines()
+    assert "  drill               Try the promises on your stores, with faults injected." in help_text
+    assert completed == "daemons doctor drain drill"
+    assert not [name for name in loaded.split() if name.startswith(("offloaderd.drill", "offloaderd.spark"))]
+
+
 def test_exit_codes_are_documented_alike() -> None:
     """What --help says of the codes is what docs/offloadctl.md says."""
     help_text = CliRunner().invoke(offloadctl.cli, ["--help"]).output

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from offloaderd.cli.offloaderd import verify
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.errors import Denied, OffloaderError, Transient
-from offloaderd.daemon.adapters import stores
 from offloaderd.daemon.adapters.options import sites
 from offloaderd.daemon.settings import load
 from offloaderd.metadata import paths
@@ -45,7 +45,7 @@ class Site:
         )
         self.ground = Ground()
         self.refuses: OffloaderError | None = None
-        monkeypatch.setattr(stores, "metadata_store", lambda _: self)
+        monkeypatch.setattr(verify, "metadata_store", lambda _: self)
 
     async def fill(self) -> Site:
         """Commit the segments."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_FOR = "10m"
 
 
-@click.command(short_help="Have a daemon read its settings again.")
+@click.command()
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
 @options.common
 def reload(session: Session, *, dry_run: bool) -> None:
@@ -54,7 +54,7 @@ def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
         click.echo(f"restart {found.daemon_id} for {waiting}", err=True)
 
 
-@click.command("log-level", short_help="Have a module log more, or less, for a while.")
+@click.command("log-level")
 @click.argument("module", required=False)
 @click.argument("level", type=click.Choice(LEVELS), required=False)
 @click.option("--for", "seconds", type=DURATION, default=DEFAULT_FOR, show_default=True, help="For how long.")

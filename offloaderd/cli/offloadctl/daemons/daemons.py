@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import placement_pb2
 
 
-@click.command(short_help="Show the daemons of the cluster, and who should have a topic.")
+@click.command()
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def daemons(session: Session, topic: TopicName | None) -> None:
@@ -41,7 +41,7 @@ def daemons(session: Session, topic: TopicName | None) -> None:
     session.tell(document, lambda: show_daemons(found, topic))
 
 
-@click.command(short_help="Have a daemon hand its topics to the others.")
+@click.command()
 @click.argument("daemon", required=False)
 @click.option("--self", "self_", is_flag=True, help="The daemon that is asked, instead of naming one.")
 @click.option("--undo", is_flag=True, help="Have it take topics again.")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from offloaderd.cli.options.common import Session
 
 
-@click.command(short_help="Have the daemon try everything it needs.")
+@click.command()
 @options.common
 def doctor(session: Session) -> int:
     """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks, from where the daemon runs.

@@ -13,16 +13,18 @@ from offloaderd.cli.options import common as options
 from offloaderd.cli.options.jobs import settings_of
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.core.clock import Clock, SystemClock
+from offloaderd.daemon.log import log
+from offloaderd.drill import drill as work
+from offloaderd.drill.exercises import EXERCISES, Exercise
+from offloaderd.drill.scratch import Scratch
 
 if TYPE_CHECKING:
     from offloaderd.cli.options.common import Session
-    from offloaderd.core.clock import Clock
-    from offloaderd.drill.exercises import Exercise
     from offloaderd.drill.report import Finding
-    from offloaderd.drill.scratch import Scratch
 
 
-@click.command(short_help="Try the promises on your stores, with faults injected.")
+@click.command()
 @click.option("--apply", is_flag=True, help="Do it. Without this only what would be done is shown.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report (Markdown) there.")
 @click.option(
@@ -45,10 +47,6 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
       offloadctl drill --config offloaderd.toml --apply --output drill.md
       offloadctl drill --config offloaderd.toml --apply --json | jq '.findings[] | select(.outcome == "BROKEN")'
     """
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-    from offloaderd.drill.scratch import Scratch  # noqa: PLC0415
-
     settings, clock = settings_of(session, config), SystemClock()
     log.configure("error", settings.log.format)
     scratch = Scratch.named(settings, word or clock.uuid().hex[:12])
@@ -63,9 +61,6 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
 
 
 async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path | None, *, apply: bool) -> int:
-    from offloaderd.drill import drill as work  # noqa: PLC0415 - as above
-    from offloaderd.drill.exercises import EXERCISES  # noqa: PLC0415
-
     if not apply:
         await work.check_reach(scratch, clock)
         if session.json:

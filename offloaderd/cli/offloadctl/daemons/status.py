@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
 
 
-@click.command(short_help="Show the daemon and its topics, or one topic.")
+@click.command()
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def status(session: Session, topic: TopicName | None) -> None:

@@ -78,7 +78,7 @@ class View:
         return sorted((one for one in topics if needle in one.topic.casefold()), key=lambda one: (key(one), one.topic))
 
 
-@click.command(short_help="Watch the topics of a daemon.")
+@click.command()
 @click.option(
     "--sort", type=click.Choice(tuple(SORTS.values())), default="lag", help="What comes first. [default: lag]"
 )

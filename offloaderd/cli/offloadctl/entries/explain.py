@@ -22,7 +22,7 @@ UNREACHABLE = "unreachable"
 """Kind of the flaw that the bucket did not answer."""
 
 
-@click.command(short_help="Say where an entry is.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.argument("position", type=options.POSITION)
 @options.common

@@ -30,7 +30,7 @@ class Total:
     last: str | None = None
 
 
-@click.command(short_help="Append lines to a topic of the embedded store.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.argument("file", default="-", type=click.Path(allow_dash=True, exists=True, dir_okay=False))
 @click.option("--roll", is_flag=True, help="Close the ledger afterwards.")

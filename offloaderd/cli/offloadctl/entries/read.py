@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
 
-@click.command(short_help="Print a topic's entries.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.option("--from", "first", type=options.POSITION, metavar="POS", help="First entry. [default: the oldest]")
 @click.option("--from-time", "time", type=MOMENT, metavar="TIME", help="Begin with the first that is not older.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NUMBER = click.IntRange(min=0, max=2**64 - 1)
 
 
-@click.command(short_help="Find an entry by time or number.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.option("--time", type=MOMENT, metavar="TIME", help="The first entry that is not older: ISO 8601 (UTC) or ms.")
 @click.option(

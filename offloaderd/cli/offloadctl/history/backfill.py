@@ -14,11 +14,15 @@ from offloaderd.cli.options.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UP
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars, as_text
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.policy.cost import Prices
 from offloaderd.protocol.message_json import picked
+from offloaderd.spark.backfill import backfill as work
+from offloaderd.spark.backfill.handback import HandedBack, hand_back
 from offloaderd.spark.jobs.job import Origin, Progress
+from offloaderd.spark.jobs.stores import Stores, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,9 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.cli.options.common import Session
     from offloaderd.daemon.settings import Settings
     from offloaderd.spark.backfill.backfill import Ended, Options, Status, Wanted
-    from offloaderd.spark.backfill.handback import HandedBack
     from offloaderd.spark.backfill.plan import TopicPlan
-    from offloaderd.spark.jobs.stores import Stores
 
 T = TypeVar("T")
 NAMESPACE = click.option(
@@ -44,7 +46,7 @@ SEGMENT_SIZE = click.option(
 )
 
 
-@click.group(short_help="Offload a large history with Spark.")
+@click.group()
 @options.common
 def backfill(session: Session) -> None:
     """Offload history that is too large for a daemon (history.daemon_bytes_max) with a Spark job.
@@ -77,8 +79,6 @@ def plan(
       offloadctl backfill plan --namespace public/default --segment-size 2GiB --config offloaderd.toml
       offloadctl backfill plan orders --config offloaderd.toml --json | jq '.topics[].segments'
     """
-    from offloaderd.spark.backfill import backfill as work  # noqa: PLC0415 - --help need not wait for it
-
     wanted, chosen = Given(names, namespaces, segment_size=segment_size).checked()
     settings = settings_of(session, config)
     found = session.run(_with_stores(settings, lambda stores: work.plan(stores, wanted, chosen.segment_bytes)))
@@ -126,7 +126,6 @@ def run(
 def _run(
     session: Session, settings: Settings, wanted: Wanted, chosen: Options, *, master: str | None, conf: dict[str, str]
 ) -> int:
-    from offloaderd.spark.backfill import backfill as work  # noqa: PLC0415
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 
     check_libraries()
@@ -162,8 +161,6 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
       offloadctl backfill status orders --config offloaderd.toml
       offloadctl backfill status --namespace public/default --config offloaderd.toml --json
     """
-    from offloaderd.spark.backfill import backfill as work  # noqa: PLC0415 - as above
-
     wanted, _ = Given(names, namespaces).checked()
     settings = settings_of(session, config)
     found = session.run(_with_stores(settings, lambda stores: work.status(stores, wanted)))
@@ -189,9 +186,6 @@ def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, c
       offloadctl backfill cancel orders --discard --config offloaderd.toml
       offloadctl backfill cancel orders --to-daemon --config offloaderd.toml
     """
-    from offloaderd.spark.backfill import backfill as work  # noqa: PLC0415 - as above
-    from offloaderd.spark.backfill.handback import hand_back  # noqa: PLC0415
-
     settings = settings_of(session, config)
     if to_daemon:
         found = session.run(_with_stores(settings, lambda stores: hand_back(stores, topic)))
@@ -207,9 +201,6 @@ def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, c
 
 
 async def _with_stores(settings: Settings, call: Callable[[Stores], Awaitable[T]]) -> T:
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415
-    from offloaderd.spark.jobs.stores import open_stores  # noqa: PLC0415
-
     async with open_stores(settings, SystemClock()) as stores:
         return await call(stores)
 

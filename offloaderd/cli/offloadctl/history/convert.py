@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,24 @@ from offloaderd.cli.options.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UP
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.protocol.message_json import picked
+from offloaderd.spark.backfill.backfill import Wanted, slots_of
+from offloaderd.spark.convert import convert as work
+from offloaderd.spark.convert.convert import Ended, Options, Plan, Status
+from offloaderd.spark.jobs.rewrite_job import Driver, Progress, Runner, Target
+from offloaderd.spark.jobs.run import SparkRunner
+from offloaderd.spark.jobs.stores import open_context
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from offloaderd.cli.options.common import Session
     from offloaderd.core.model import TopicName
     from offloaderd.daemon.settings import Settings
     from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.backfill.backfill import Wanted
-    from offloaderd.spark.convert.convert import Ended, Options, Plan, Status
-    from offloaderd.spark.jobs.rewrite_job import Progress
 
 NAMESPACE = click.option(
     "--namespace",
@@ -53,7 +56,7 @@ SMALL = click.option(
 )
 
 
-@click.group(short_help="Rewrite what is stored: V1, V2, larger segments.")
+@click.group()
 @options.common
 def convert(session: Session) -> None:
     """Rewrite segments in another shape: --to ledger-based (V2 as V1), streaming (V1 as V2), merged (small as large).
@@ -96,10 +99,8 @@ def plan(
 
 
 def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
-    from offloaderd.spark.convert import convert as work  # noqa: PLC0415 - --help need not wait for it
-
     async def planned() -> Sequence[tuple[TopicName, Plan | OffloaderError]]:
-        async with _context(settings) as (context, book):
+        async with open_context(settings, SystemClock(), rewriting=True) as (context, book):
             topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
             return await work.plan(context, book, topics, chosen)
 
@@ -169,9 +170,8 @@ def run(
 
 
 async def _here(settings: Settings, wanted: Wanted, chosen: Options, bars: Bars) -> Sequence[Ended]:
-    from offloaderd.spark.convert import convert as work  # noqa: PLC0415 - as above
-
-    async with _context(settings, chosen.share.upload_bytes_per_s) as (context, book):
+    rate = chosen.share.upload_bytes_per_s
+    async with open_context(settings, SystemClock(), upload_bytes_per_s=rate, rewriting=True) as (context, book):
         topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
         driver = _driver(context, work.LocalRunner(context), chosen.share.slots or work.SLOTS_HERE, chosen, bars)
         return await work.run(context, book, topics, chosen, driver)
@@ -180,11 +180,6 @@ async def _here(settings: Settings, wanted: Wanted, chosen: Options, bars: Bars)
 def _with_spark(
     settings: Settings, wanted: Wanted, chosen: Options, bars: Bars, *, master: str | None, conf: dict[str, str]
 ) -> Sequence[Ended]:
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415 - as above
-    from offloaderd.spark.backfill.backfill import slots_of  # noqa: PLC0415
-    from offloaderd.spark.convert import convert as work  # noqa: PLC0415
-    from offloaderd.spark.jobs.run import SparkRunner  # noqa: PLC0415
-    from offloaderd.spark.jobs.stores import open_context  # noqa: PLC0415
     from offloaderd.spark.session import spark_session  # noqa: PLC0415
 
     with spark_session("offloaderd convert", master=master, options=conf, starting=show.note) as spark:
@@ -201,9 +196,7 @@ def _with_spark(
         return asyncio.run(work_on())
 
 
-def _driver(context: OffloadContext, runner: Any, slots: int, chosen: Options, bars: Bars) -> Any:  # noqa: ANN401 - types load slowly
-    from offloaderd.spark.jobs.rewrite_job import Driver  # noqa: PLC0415 - as above
-
+def _driver(context: OffloadContext, runner: Runner, slots: int, chosen: Options, bars: Bars) -> Driver:
     return Driver(
         runner=runner,
         slots=asyncio.Semaphore(slots),
@@ -225,13 +218,11 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
     Examples:
       offloadctl convert status orders --config offloaderd.toml
     """
-    from offloaderd.spark.convert import convert as work  # noqa: PLC0415 - as above
-
     wanted, _ = Given(names, namespaces).checked()
     settings = settings_of(session, config)
 
     async def asked() -> list[Status]:
-        async with _context(settings) as (context, _):
+        async with open_context(settings, SystemClock(), rewriting=True) as (context, _):
             topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
             return [await work.status(context.metadata, topic) for topic in topics]
 
@@ -250,12 +241,10 @@ def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     Examples:
       offloadctl convert cancel orders --config offloaderd.toml
     """
-    from offloaderd.spark.convert import convert as work  # noqa: PLC0415 - as above
-
     settings = settings_of(session, config)
 
     async def cancelled() -> int:
-        async with _context(settings) as (context, _):
+        async with open_context(settings, SystemClock(), rewriting=True) as (context, _):
             return await work.cancel(context, topic)
 
     begun = session.run(cancelled())
@@ -265,20 +254,8 @@ def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     )
 
 
-@asynccontextmanager
-async def _context(settings: Settings, upload_bytes_per_s: float = 0) -> AsyncIterator[tuple[OffloadContext, Any]]:
-    from offloaderd.core.clock import SystemClock  # noqa: PLC0415 - as above
-    from offloaderd.spark.jobs.stores import open_context  # noqa: PLC0415
-
-    async with open_context(settings, SystemClock(), upload_bytes_per_s=upload_bytes_per_s, rewriting=True) as opened:
-        yield opened
-
-
 def _checked(said: Given, target: str) -> tuple[Wanted, Options]:
     """Return what is wanted and how. Raises InvalidConfig with all that is wrong."""
-    from offloaderd.spark.convert.convert import Options  # noqa: PLC0415 - as above
-    from offloaderd.spark.jobs.rewrite_job import Target  # noqa: PLC0415
-
     wanted, common = said.checked()
     return wanted, Options(
         target=Target(target),

@@ -23,7 +23,7 @@ SHOWN = 50
 RANGES_MAX = 10_000
 
 
-@click.group(short_help="Plan a topic's history, and see how far it is offloaded.")
+@click.group()
 @options.common
 def history(session: Session) -> None:
     """Plan a topic's history, and see how far it is offloaded.

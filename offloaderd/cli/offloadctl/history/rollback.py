@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TO = click.option("--to", "to_ledger_id", metavar="LEDGER", type=click.IntRange(min=0), help="Nothing behind this one.")
 
 
-@click.group(short_help="Make what was streamed readable for a stock broker.")
+@click.group()
 @options.common
 def rollback(session: Session) -> None:
     """Make what was streamed readable for a stock broker.

@@ -23,7 +23,7 @@ QUIET = frozenset({"young", "foreign"})
 """Kinds that are only counted unless all are asked for."""
 
 
-@click.command(short_help="Find what nobody refers to in the bucket, and delete it.")
+@click.command()
 @click.option("--apply", "apply_", is_flag=True, help="Delete it. Without this nothing is deleted.")
 @click.option(
     "--grace",

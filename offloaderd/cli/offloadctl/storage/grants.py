@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
 
-@click.group(short_help="Forbid and allow the deletion of ledgers from their source.")
+@click.group()
 @options.common
 def grants(session: Session) -> None:
     """Forbid and allow the deletion of ledgers from their source.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import identity_pb2
 
 
-@click.group(short_help="Show whose data these are, and accept what is refused.")
+@click.group()
 @options.common
 def identity(session: Session) -> None:
     """Show whose data these are, and accept what is refused.

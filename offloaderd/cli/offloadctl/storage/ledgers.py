@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import retention_pb2
 
 
-@click.group(short_help="List a topic's ledgers, and delete them from the tier.")
+@click.group()
 @options.common
 def ledgers(session: Session) -> None:
     """List a topic's ledgers with what has become of each, and delete them from the tier."""

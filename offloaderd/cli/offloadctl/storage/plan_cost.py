@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -14,6 +14,7 @@ from offloaderd.cli.options import common as options
 from offloaderd.cli.options.quantities import DURATION, SIZE
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
+from offloaderd.daemon.settings import Settings, load
 from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, Prices, estimate
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     takes: Estimate
 
 
-@click.command("plan-cost", short_help="Reckon what segment size and age cost.")
+@click.command("plan-cost")
 @click.argument("topics", nargs=-1, type=options.TOPIC)
 @click.option("--rate", type=SIZE, metavar="SIZE", help="Payload a second and topic, instead of measuring.")
 @click.option("--topics", "count", type=click.IntRange(min=1), default=1, help="With --rate: how many such topics.")
@@ -80,13 +81,11 @@ def plan_cost(
     """
     if rate is not None and topics:
         raise click.UsageError("name topics to have them measured, or say --rate; not both")
-    from offloaderd.daemon.settings import Settings, load  # noqa: PLC0415 - loading takes longer than a call
-
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
     prices, offload = Prices(**settings.prices.model_dump()), settings.offload
 
     async def asked(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
-        return await measured(client, topics), {await held_by(client, name, offload) for name in topics}
+        return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
 
     if rate is None:
         loads, held = session.ask(asked)
@@ -109,7 +108,7 @@ def plan_cost(
     )
 
 
-def taken(settings: Any, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:  # noqa: ANN401 - see plan_cost
+def taken(settings: Settings, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:
     """Return what segments of such a size and age take."""
     offload, scrub = settings.offload, settings.scrub
     cutting = Cutting(
@@ -118,11 +117,11 @@ def taken(settings: Any, loads: list[Load], prices: Prices, size: int, age: floa
     return estimate(loads, cutting, prices, scrub_interval_s=scrub.interval_s if scrub.enabled else None)
 
 
-async def held_by(client: DaemonClient, topic: TopicName, offload: Any) -> tuple[int, float]:  # noqa: ANN401 - see plan_cost
+async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
     """Return the segment size and age that hold for a topic, of its own policy or inherited."""
     held = (await client.policies(policy_pb2.PolicyLevel(topic=str(topic)))).effective
-    size = held.segment_bytes_max if held.HasField("segment_bytes_max") else offload.segment_bytes_max
-    age = held.segment_age_max_s if held.HasField("segment_age_max_s") else offload.segment_age_max_s
+    size = held.segment_bytes_max if held.HasField("segment_bytes_max") else settings.offload.segment_bytes_max
+    age = held.segment_age_max_s if held.HasField("segment_age_max_s") else settings.offload.segment_age_max_s
     return size, age
 
 

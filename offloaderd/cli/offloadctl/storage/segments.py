@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
 
-@click.command(short_help="List a topic's segments.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @options.common
 def segments(session: Session, topic: TopicName) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import inspect_pb2
 
 
-@click.command(short_help="Verify a topic's segments.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.option(
     "--level",

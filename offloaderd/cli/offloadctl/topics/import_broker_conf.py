@@ -26,7 +26,7 @@ CONF_BYTES_MAX = 10 << 20
 """A broker.conf has some 100 kB."""
 
 
-@click.command("import-broker-conf", short_help="Take over what a broker.conf says of offloading.")
+@click.command("import-broker-conf")
 @click.argument("conf", metavar="BROKER_CONF", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--apply", is_flag=True, help="Set the policies at the broker level. Without it nothing is changed.")
 @click.option(

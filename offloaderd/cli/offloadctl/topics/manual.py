@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import admin_pb2
 
 
-@click.command(short_help="Offload what a topic holds now.")
+@click.command()
 @click.argument("topic", type=options.TOPIC)
 @click.option("--wait", is_flag=True, help="Return when all of it is in the bucket and committed.")
 @options.common

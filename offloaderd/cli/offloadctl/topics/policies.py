@@ -234,13 +234,13 @@ def add_commands(group: click.Group, argument: Callable[[Any], Any], **texts: st
         group.command(f"{verb}-offload-policies", short_help=short, help=text)(argument(function))
 
 
-@click.group(short_help="Set what holds for all topics of the cluster.")
+@click.group()
 @options.common
 def broker(session: Session) -> None:
     """Set, show and remove what holds for the topics of the cluster that say nothing themselves."""
 
 
-@click.group(short_help="Set what holds for the topics of a namespace.")
+@click.group()
 @options.common
 def namespaces(session: Session) -> None:
     """Set, show and remove what holds for the topics of a namespace."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from offloaderd.client import DaemonClient
 
 
-@click.group(short_help="List, enable and disable topics.")
+@click.group()
 @options.common
 def topics(session: Session) -> None:
     """List topics, and say which of them are offloaded."""
@@ -131,68 +131,47 @@ def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     return {**as_json(one, leave_out=("policies",)), "policies": policies}
 
 
-FURTHER = {
-    "method": "How to offload: as entries come (PIP-76), by closed ledgers (PIP-17), or not.",
-    "threshold_bytes": "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
-    "threshold_s": "Ledger-based: offload ledgers that were closed this long ago, e.g. 2h.",
-    "deletion_lag_s": "Keep ledgers at the source this long after their offloading; off: for ever.",
-    "history_order": "Offload what was there before first, or alongside.",
+POLICIES: dict[str, tuple[click.ParamType[Any] | None, str]] = {
+    "segment_bytes_max": (SIZE, "Roll segments at this size, e.g. 256M."),
+    "segment_age_max_s": (DURATION, "Roll a segment this long after its first entry."),
+    "segment_age_min_s": (duration_param(0), "Let a segment that is full wait at least this long."),
+    "read_priority": (options.PRIORITY, "tiered-storage-first or bookkeeper-first."),
+    "method": (None, "How to offload: as entries come (PIP-76), by closed ledgers (PIP-17), or not."),
+    "threshold_bytes": (
+        None,
+        "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
+    ),
+    "threshold_s": (None, "Ledger-based: offload ledgers that were closed this long ago, e.g. 2h."),
+    "deletion_lag_s": (None, "Keep ledgers at the source this long after their offloading; off: for ever."),
+    "history_order": (None, "Offload what was there before first, or alongside."),
+    "outage": (
+        click.Choice([str(one) for one in OutagePolicy]),
+        "While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
+        "only pushed, spill them to the daemon's disk.",
+    ),
+    "retention": (
+        click.Choice([str(one) for one in TierRetention]),
+        "Keep what was offloaded for ever, as long as the source's list has the ledger, or limited by age or size.",
+    ),
+    "retention_age_s": (DURATION, "With --retention limited: delete segments that were offloaded longer ago."),
+    "retention_bytes": (SIZE, "With --retention limited: delete the oldest segments beyond this size, e.g. 500G."),
 }
-"""Policies that the topics' own command takes as well; `set-offload-policies` has them all."""
+"""Those that the topics' own command takes; `set-offload-policies` has all. Without a type: read as there."""
 
 
-def further_policies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options for the further policies."""
-    for name in reversed(list(FURTHER)):
+def policies(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for policies."""
+    for name, (known, text) in reversed(POLICIES.items()):
         field = FIELDS[name]
-        kind = Parsed("|".join(field.choices) or str(field.kind), field.read)
-        function = click.option(f"--{field.option}", name, type=kind, help=FURTHER[name])(function)
+        kind = known or Parsed("|".join(field.choices) or str(field.kind), field.read)
+        metavar = "TIME" if kind.name == "duration" else None
+        function = click.option(f"--{field.option}", name, type=kind, metavar=metavar, help=text)(function)
     return function
 
 
 @topics.command(short_help="Start offloading a topic, or all that match a pattern.")
 @selecting
-@click.option("--segment-size", "segment_bytes_max", type=SIZE, help="Roll segments at this size, e.g. 256M.")
-@click.option(
-    "--segment-age",
-    "segment_age_max_s",
-    type=DURATION,
-    metavar="TIME",
-    help="Roll a segment this long after its first entry.",
-)
-@click.option(
-    "--segment-age-min",
-    "segment_age_min_s",
-    type=duration_param(0),
-    metavar="TIME",
-    help="Let a segment that is full wait at least this long.",
-)
-@click.option("--read-priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
-@further_policies
-@click.option(
-    "--outage",
-    type=click.Choice([str(one) for one in OutagePolicy]),
-    help="While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
-    "only pushed, spill them to the daemon's disk.",
-)
-@click.option(
-    "--retention",
-    type=click.Choice([str(one) for one in TierRetention]),
-    help="Keep what was offloaded for ever, as long as the source's list has the ledger, or limited by age or size.",
-)
-@click.option(
-    "--retain-age",
-    "retention_age_s",
-    type=DURATION,
-    metavar="TIME",
-    help="With --retention limited: delete segments that were offloaded longer ago.",
-)
-@click.option(
-    "--retain-size",
-    "retention_bytes",
-    type=SIZE,
-    help="With --retention limited: delete the oldest segments beyond this size, e.g. 500G.",
-)
+@policies
 @options.common
 def enable(
     session: Session,
@@ -221,7 +200,9 @@ def enable(
       offloadctl topics enable 'acme/*'
       offloadctl topics enable 're:public/default/eu-.*'
     """
-    further = policy_pb2.OffloadPolicies(**{name: policy.pop(name) for name in FURTHER})
+    further = policy_pb2.OffloadPolicies(
+        **{name: policy.pop(name) for name, (kind, _) in POLICIES.items() if kind is None}
+    )
     found = session.ask(
         lambda client: client.enable(pattern.topic or pattern, dry_run=dry_run, policies=further, **policy),
         timeout_s=timeout_of(pattern),
