@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offloaderd.access.roles import Role, Where
 from offloaderd.api.admin.messages import checked_prefix
-from offloaderd.api.policy.service import level_of
+from offloaderd.api.services.policy import level_of
 from offloaderd.api.services.rollback import target_of
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import DOMAIN, TopicPattern, of_topic

@@ -40,10 +40,10 @@ from offloaderd.metadata.nodes import node
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
-from offloaderd.policy.enabled import topic_policies
 from offloaderd.policy.levels import Levels
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.selector import Selector
+from offloaderd.policy.store import topic_policies
 from offloaderd.topic.idle import IdleOptions, IdleTopics
 from offloaderd.topic.outage.spill_files import HINT
 from offloaderd.topic.report import Reporter

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import NotFound
 from offloaderd.core.names.patterns import partitioned_topic
 from offloaderd.policy import store as stored
-from offloaderd.policy.enabled import topic_policies
 from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.policy.store import topic_policies
 
 if TYPE_CHECKING:
     from offloaderd.core.clock import Clock

@@ -18,11 +18,11 @@ from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.core.names.patterns import Breadth, partitioned_topic
 from offloaderd.ledgers.port import OtherDomains
 from offloaderd.policy import store as stored
-from offloaderd.policy.enabled import topic_policies
 from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy, disabled, standing
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.selection import Change, Outcome, Rules, check_room, outcome, partitioned_among
+from offloaderd.policy.store import topic_policies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Sequence

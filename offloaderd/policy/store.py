@@ -15,7 +15,7 @@ import structlog
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.byte_budget import Backoff
-from offloaderd.core.errors import Conflict, CorruptData, NewerRecord, NotFound, Transient
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound, Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import codec
@@ -23,6 +23,7 @@ from offloaderd.policy.records import level as level_record
 from offloaderd.policy.records import selection as selection_record
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.level import LevelPolicy
+from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import node_of, spelled
 from offloaderd.policy.selection import check_room
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Step
     from offloaderd.policy.policies import OffloadPolicies
     from offloaderd.policy.records.selection import Selection
-    from offloaderd.policy.records.topic import TopicPolicy
     from offloaderd.policy.resolver import Namespace
 
     Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
@@ -87,6 +87,27 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
 
     found = await each(topics, ask)
     return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
+
+
+async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
+    """Return every topic that has a policy, enabled or not; one that cannot be read is there with its error."""
+    folders = [paths.TOPICS]
+    for _ in ("tenant", "namespace", "domain", "topic"):
+        names = await each(folders, store.children)
+        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+    topics = []
+    for folder in folders:
+        try:
+            topics.append(paths.parse_topic(folder))
+        except InvalidInput:
+            log.warning("metadata.foreign_node", path=folder, hint="no topic has this name; delete the node")
+    return await read(store, topics)
+
+
+async def enabled_topics(store: MetadataStore) -> list[TopicName]:
+    """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
+    policies = await topic_policies(store)
+    return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
 
 
 async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]:

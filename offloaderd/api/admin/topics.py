@@ -12,9 +12,9 @@ from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.format.parsing import filled
 from offloaderd.policy import store as stored
-from offloaderd.policy.enabled import topic_policies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.rules import Surroundings
+from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from offloaderd.format.parsing import filled
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.topic_map.conversion import Standing
-from offloaderd.policy.enabled import topic_policies
 from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.api.admin.service import AdminService
 from offloaderd.api.broker.service import BrokerService
-from offloaderd.api.policy.service import PolicyService
 from offloaderd.api.read.service import ReadService
 from offloaderd.api.server import Services
 from offloaderd.api.services.control import ControlService
@@ -21,6 +20,7 @@ from offloaderd.api.services.identity import IdentityService
 from offloaderd.api.services.ledgers import LedgerService
 from offloaderd.api.services.offload import OffloadService
 from offloaderd.api.services.placement import PlacementService
+from offloaderd.api.services.policy import PolicyService
 from offloaderd.api.services.retention import RetentionService
 from offloaderd.api.services.rollback import RollbackService
 from offloaderd.api.services.upkeep import UpkeepService

@@ -10,7 +10,7 @@ from offloaderd.daemon.doctor.finding import Case, Finding, fail, ok, warn
 from offloaderd.metadata import identity
 from offloaderd.metadata.records.identity import hint
 from offloaderd.objects import marker
-from offloaderd.policy.enabled import topic_policies
+from offloaderd.policy.store import topic_policies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

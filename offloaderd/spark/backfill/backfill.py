@@ -22,7 +22,7 @@ from offloaderd.metadata import history, paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.enabled import enabled_topics
+from offloaderd.policy.store import enabled_topics
 from offloaderd.spark.backfill.eligible import enabled_map, plan_for_job, prospect
 from offloaderd.spark.backfill.plan import aim_of, plan_topic
 from offloaderd.spark.backfill.record import JobRecord

@@ -20,7 +20,7 @@ from offloaderd.history.rewriting.stored_feed import PIECE_BYTES
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.enabled import enabled_topics
+from offloaderd.policy.store import enabled_topics
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.spark.convert.topic import TopicConversion
 from offloaderd.spark.jobs.attempts import attempts_of

@@ -20,9 +20,9 @@ from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.enabled import enabled_topics, topic_policies
 from offloaderd.policy.records import topic as policy
 from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.metadata.segments import carry_out, contexts_of, made
 

@@ -12,7 +12,7 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules.rules import broken_rules
-from offloaderd.policy.broker_conf.keys import Import, read, toml
+from offloaderd.policy.broker_conf import Import, read, toml
 from offloaderd.policy.policies import OffloadPolicies
 
 MiB = 2**20

@@ -16,10 +16,10 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.policy import store as policies
-from offloaderd.policy.enabled import enabled_topics, topic_policies
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.selector import TURN_S, Selector
+from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.rigs.topic_source import TopicSource

@@ -15,7 +15,7 @@ from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.policy.enabled import enabled_topics
+from offloaderd.policy.store import enabled_topics
 from offloaderd.topic.idle import IdleOptions
 from tests.unit.rigs.rig import DEADLINE_S, until
 

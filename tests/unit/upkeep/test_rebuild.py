@@ -16,7 +16,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.policy.enabled import enabled_topics, topic_policies
+from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.rebuild import rebuild

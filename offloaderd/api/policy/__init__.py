@@ -1,1 +1,0 @@
-"""PolicyService: policies of every level."""

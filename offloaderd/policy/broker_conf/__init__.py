@@ -1,1 +1,0 @@
-"""Policies out of a broker's configuration."""
