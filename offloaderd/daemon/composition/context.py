@@ -1,4 +1,4 @@
-"""What all topics of a daemon work with: the workshop, a disk to spill to, what segments are traced to."""
+"""What all topics of a daemon work with: stores, limits, a disk to spill to, traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.pool import BufferPool
 
-Shop = TypeVar("Shop", bound=OffloadContext)
+Context = TypeVar("Context", bound=OffloadContext)
 
 
 def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
@@ -53,7 +53,7 @@ def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, 
     )
 
 
-def context(
+def topic_context(
     settings: Settings,
     metadata: MetadataStore,
     objects: SegmentStore,
@@ -95,7 +95,7 @@ def context(
     )
 
 
-def traced(context: Shop, traces: Traces) -> Shop:
+def traced(context: Context, traces: Traces) -> Context:
     """Return the same, with segments traced."""
     return replace(context, upload_context=replace(context.upload_context, traces=traces))
 
@@ -143,8 +143,8 @@ async def opened_context(
     clock: Clock,
     metrics: Metrics,
 ) -> AsyncIterator[TopicContext]:
-    """Yield the workshop. Raises InvalidConfig."""
-    context = context(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
+    """Yield what all topics work with, and end it. Raises InvalidConfig."""
+    context = topic_context(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
     known = known_source(settings, metadata, ledgers, clock)
     if known is not None:
         await until_answered(clock, known.begin)

@@ -1,7 +1,7 @@
 """Conversion of what is stored (V1 to V2 and back, small segments to larger ones): plan, run, status and cancel.
 
-    async with open_shop(settings, clock, rewriting=True) as (shop, book):
-        ended = await run(shop, book, [topic], options, driver)
+    async with open_context(settings, clock, rewriting=True) as (context, book):
+        ended = await run(context, book, [topic], options, driver)
 
 A run may be broken off at any time, by whatever: the next one goes on. Executors are this process or Spark's.
 """

@@ -131,7 +131,7 @@ async def open_context(
             raise InvalidConfig(error.message, hint=error.hint) from error
         ledgers = await _ledgers(stack, settings, clock, metrics, rewriting=rewriting)
         memory = settings.memory
-        context = contexts.context(
+        context = contexts.topic_context(
             settings,
             metadata,
             objects,

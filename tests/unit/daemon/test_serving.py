@@ -82,7 +82,7 @@ class Site:
         limits = SourceLimits(wiring.source_options(settings), CLOCK, metrics)
         ledgers = Ledgers(limits=limits)
         pool, uploads = BufferPool(settings.memory.buffer_bytes), ByteBudget(settings.memory.upload_bytes)
-        context = contexts.context(
+        context = contexts.topic_context(
             settings, MemoryTree().connect(), objects, ledgers, pool, uploads, clock=CLOCK, metrics=metrics
         )
         self.levels = LogLevels(settings.log, CLOCK, metrics)

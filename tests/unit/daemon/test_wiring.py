@@ -184,7 +184,7 @@ def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
     clock, metrics = SystemClock(), Metrics()
     store = MemoryLedgers(clock=clock, ledger_entries_max=10)
     made = [
-        contexts.context(
+        contexts.topic_context(
             settings,
             MemoryTree().connect(),
             MemoryStore(clock),
