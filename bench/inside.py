@@ -132,7 +132,7 @@ def framed(entries: Entries) -> int:
 async def pushed(topic: TopicOffloader, entries: Entries) -> None:
     """Push everything, as the gRPC service does, until it is committed."""
     for first, payloads in entries.batches():
-        result = await topic.outage.accept(EntryBatch(PUSH_LEDGER, first, payloads))
+        result = await topic.accept(EntryBatch(PUSH_LEDGER, first, payloads))
         if result is not OfferResult.ACCEPTED:
             raise RuntimeError(f"declined: {result}")
     last = Position(PUSH_LEDGER, entries.count - 1)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from offloaderd.fleet.registration import Registration
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.topic.outage.reachability import StoreReach
+    from offloaderd.segment.reachability import StoreReach
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

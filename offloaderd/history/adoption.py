@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
     from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.topic_record import TopicRecord
     from offloaderd.segment.context import OffloadContext
+    from offloaderd.segment.failures import FailureTracker
     from offloaderd.segment.source_check import Listing
-    from offloaderd.topic.offloader import TopicOffloader
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +52,20 @@ RETRY_S = 30.0
 class Adoption:
     """What brokers have offloaded of one topic, and has not been adopted yet."""
 
-    def __init__(self, topic: TopicOffloader, context: OffloadContext) -> None:
-        self._topic = topic
+    def __init__(
+        self,
+        context: OffloadContext,
+        record: TopicRecord,
+        failure_tracker: FailureTracker,
+        *,
+        position: Callable[[], Position],
+    ) -> None:
+        """`position` is the newest entry that was taken, or is committed."""
         self._context = context
+        self._record = record
+        self._topic = record.map.topic
+        self._failure_tracker = failure_tracker
+        self._position = position
         self._clock = context.upload_context.clock
         self._backoff = Backoff(self._clock)
         self._found: dict[int, LedgerInfo] = {}
@@ -70,8 +82,8 @@ class Adoption:
         offloads = self._context.offloads
         if offloads is None:
             return list(infos)
-        taken = self._topic.feed.position
-        found = await offloads.offloaded(self._topic.topic)
+        taken = self._position()
+        found = await offloads.offloaded(self._topic)
         self._readable = {info.ledger_id for info in infos}
         self._left.intersection_update(info.ledger_id for info in found)
         new = (info for info in found if info.ledger_id > taken.ledger_id)
@@ -88,7 +100,7 @@ class Adoption:
 
         So what is left of a ledger that was offloaded in part is not lost with BookKeeper's copy.
         """
-        source, topic, info = self._context.source, self._topic.topic, self._copies.get(ledger_id)
+        source, topic, info = self._context.source, self._topic, self._copies.get(ledger_id)
         assert source is not None  # noqa: S101 - else nobody reads it
         if info is None:
             entries = source.read(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes=batch_bytes)
@@ -102,7 +114,7 @@ class Adoption:
         self, info: LedgerInfo, first: int, last: int, batch_bytes: int
     ) -> AsyncGenerator[EntryBatch, None]:
         try:
-            segment = await verified(self._context, self._topic.topic, info)
+            segment = await verified(self._context, self._topic, info)
             objects = self._context.upload_context.objects.at(segment.bucket)
             index = decode_index(await objects.get(segment.keys.index), key=segment.keys.index)
             copy = read_copy(objects, segment.keys, index, first, last, batch_bytes=batch_bytes)
@@ -122,50 +134,51 @@ class Adoption:
 
     def due(self) -> LedgerInfo | None:
         """Return the ledger that is to be adopted now: the next one, with nothing open before it."""
-        topic = self._topic
-        standing = topic.map.standing
-        if not self._found or (standing is not None and standing != topic.feed.position):
+        standing = self._record.map.standing
+        if not self._found or (standing is not None and standing != self._position()):
             return None
-        step = topic.record.chain.next_after(topic.feed.position)
+        step = self._record.chain.next_after(self._position())
         if not isinstance(step, Run) or step.first_entry_id:
             return None
         again_s = self._refused.get(step.ledger_id, 0.0)
         return self._found.get(step.ledger_id) if self._clock.monotonic() >= again_s else None
 
-    async def adopt(self, info: LedgerInfo) -> None:
-        """Make a ledger part of the topic, or decide what becomes of it. Raises Fenced, Conflict."""
-        topic = self._topic
+    async def adopt(self, info: LedgerInfo) -> Position | None:
+        """Make a ledger part of the topic, or decide what becomes of it; returns its end if it is part of the topic.
+
+        Raises Fenced, Conflict.
+        """
         try:
-            segment = await verified(self._context, topic.topic, info)
+            segment = await verified(self._context, self._topic, info)
         except Transient as error:
-            topic.failure_tracker.met(error, FAILURE)
+            self._failure_tracker.met(error, FAILURE)
             await self._backoff.wait(error)
-            return
+            return None
         except OffloaderError as error:
             await self._refuse(info, error)
-            return
-        following = topic.record.chain.end_of(info.ledger_id)
-        await topic.record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
+            return None
+        following = self._record.chain.end_of(info.ledger_id)
+        await self._record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
         self._settled(info.ledger_id)
-        topic.adopted(segment.end)
-        _tell(self._context, topic.topic, info, segment)
+        _tell(self._context, self._topic, info, segment)
+        return segment.end
 
     def _settled(self, ledger_id: int) -> None:
         self._found.pop(ledger_id, None)
         self._refused.pop(ledger_id, None)
         self._backoff.reset()
-        self._topic.failure_tracker.over(FAILURE)
+        self._failure_tracker.over(FAILURE)
 
     async def _refuse(self, info: LedgerInfo, error: OffloaderError) -> None:
         """Leave a ledger to the other ways there are; without one it is lost, or the topic stops before it."""
-        ledger_id, topic = info.ledger_id, self._topic
+        ledger_id = info.ledger_id
         loss = self._loss(info) if isinstance(error, NotFound) and not isinstance(error, BucketMissing) else None
         outcome = "waiting" if loss is None else "lost"
         outcome = "offloaded_again" if ledger_id in self._readable else outcome
         self._context.upload_context.metrics.broker_ledgers.labels(outcome=outcome).inc()
         log.error(
             "ledger.not_adopted",
-            topic=str(topic.topic),
+            topic=str(self._topic),
             ledger_id=ledger_id,
             error=str(error),
             outcome=outcome,
@@ -174,23 +187,20 @@ class Adoption:
         if ledger_id not in self._readable:
             if loss is None:
                 self._refused[ledger_id] = self._clock.monotonic() + RETRY_S
-                topic.failure_tracker.met(error, FAILURE)
+                self._failure_tracker.met(error, FAILURE)
                 return
-            await topic.record.lost(loss)
+            await self._record.lost(loss)
         self._settled(ledger_id)
         self._left.add(ledger_id)
-        if topic.tailer is not None:
-            topic.tailer.nudge()
-        topic.changed.notify()
 
     def _loss(self, info: LedgerInfo) -> Loss | None:
         """Return what is lost with a ledger that no tier has; None while nothing is known to follow it."""
-        following = self._topic.record.chain.next_after(Position(info.ledger_id, info.entries - 1))
+        following = self._record.chain.next_after(Position(info.ledger_id, info.entries - 1))
         if following is None:
             return None
         before = following.before if isinstance(following, Loss) else following.first
         more = following.entries if isinstance(following, Loss) else 0
-        return Loss(self._topic.feed.position, before, info.entries + more)
+        return Loss(self._position(), before, info.entries + more)
 
 
 async def adopt_head(

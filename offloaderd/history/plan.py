@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from offloaderd.core.model import LedgerInfo
+    from offloaderd.history.owned_topic import OwnedTopic
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.segment.claim.attempt_log import AttemptLog
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.resume import LeftBehind
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.segment.source_check import Listing
-    from offloaderd.topic.offloader import TopicOffloader
 
 log = structlog.get_logger(__name__)
 
@@ -247,7 +247,7 @@ class History:
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
         self._turns = asyncio.Semaphore(RANGES_AT_A_TIME)
 
-    async def run(self, offloader: TopicOffloader) -> None:
+    async def run(self, offloader: OwnedTopic) -> None:
         """Work until history is done. Raises Fenced; anything else that fails is told and tried again."""
         backoff = Backoff(self._clock)
         while (plan := offloader.map.unfinished) is not None:
@@ -268,13 +268,10 @@ class History:
                 )
                 await backoff.wait(error)
                 await offloader.record.reload()
-        offloader.changed.notify()
-        offloader.buffer.changed.notify()
-        if offloader.tailer is not None:
-            offloader.tailer.nudge()
+        offloader.notify()
         await self._until_replanned(offloader)
 
-    async def _until_replanned(self, offloader: TopicOffloader) -> None:
+    async def _until_replanned(self, offloader: OwnedTopic) -> None:
         """Raise Replanned once what is history is to be decided anew.
 
         A topic begins to stream that has not offloaded anything by another method; or it does not stream, and a job
@@ -291,7 +288,7 @@ class History:
         if not offloader.map.segments and offloader.map.history is None and offloader.attempt is None:
             raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
 
-    async def _planned_by_job(self, offloader: TopicOffloader) -> None:
+    async def _planned_by_job(self, offloader: OwnedTopic) -> None:
         """Raise Replanned when a job has planned history; it has ended the claim of whoever owned the topic."""
         path = paths.history_plan(offloader.topic)
         async with aclosing(self._context.metadata.watch(path)) as changes:
@@ -302,7 +299,7 @@ class History:
                 if plan is not None and (known is None or plan.boundary != known.boundary):
                     raise Replanned(f"a job offloads what {offloader.topic} holds before {plan.live_begin}")
 
-    async def _follow(self, offloader: TopicOffloader) -> None:
+    async def _follow(self, offloader: OwnedTopic) -> None:
         """Take in what a job commits until history is done, or another's; it changes the plan with each commit."""
         path = paths.history_plan(offloader.topic)
         async with aclosing(self._context.metadata.watch(path)) as changes:

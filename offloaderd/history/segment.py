@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.errors import NotFound
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.committer import Surroundings
+from offloaderd.segment.ledger_layout import ledger_layout
 from offloaderd.segment.states import state_of
 
 if TYPE_CHECKING:
@@ -15,12 +17,15 @@ if TYPE_CHECKING:
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, Position
+    from offloaderd.core.model import LedgerInfo, Position, TopicName
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.history.record import HistoryRecord
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.segment.claim.attempt_log import AttemptLog
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
+    from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.feed import Gap
     from offloaderd.segment.prefix_totals import Pasts
 
@@ -102,3 +107,24 @@ class HistoryFacts:
             ends=self._history.known_ends(parts, infos),
             past=await self._pasts.before(self._history.map, begin, infos, find),
         )
+
+
+async def layout_in_history(
+    context: OffloadContext,
+    topic: TopicName,
+    plan: HistoryPlan,
+    begin: Position,
+    info: LedgerInfo | None,
+    *,
+    count: bool,
+) -> LedgerLayout | SegmentLayout:
+    """Say how what begins there is cut, by the method of the plan; `info` is what the source has of its ledger.
+
+    A ledger that is being deleted goes as it comes, if at all. Raises Transient, InvalidInput.
+    """
+    if context.ledgers is None or info is None or not plan.goes_whole(begin):
+        return context.layout
+    try:
+        return await ledger_layout(context.ledgers, context.source, topic, info, count=count)
+    except NotFound:
+        return context.layout

@@ -18,12 +18,11 @@ from offloaderd.core.model import Loss, OffloadMethod, Position
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import HistoryRecord
-from offloaderd.history.segment import HistoryCommitter, HistoryFacts
+from offloaderd.history.segment import HistoryCommitter, HistoryFacts, layout_in_history
 from offloaderd.metadata import paths
 from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment
-from offloaderd.segment.ledger_layout import layout_in_history
 from offloaderd.segment.roll_forward import as_finished, unrecorded
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
     from offloaderd.core.errors import OffloaderError
     from offloaderd.core.model import LedgerInfo
     from offloaderd.format.layout import LedgerLayout, SegmentLayout
+    from offloaderd.history.owned_topic import OwnedTopic
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.objects.places import Place
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.feed import ReadAheadFeed
-    from offloaderd.topic.offloader import TopicOffloader
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +52,7 @@ class HistoryWriter:
 
     def __init__(
         self,
-        offloader: TopicOffloader,
+        offloader: OwnedTopic,
         context: OffloadContext,
         source: LedgerSource,
         turns: asyncio.Semaphore,

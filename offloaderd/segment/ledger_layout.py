@@ -6,16 +6,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import NotFound
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.segment.builder import PART_COUNT_MAX
 
 if TYPE_CHECKING:
-    from offloaderd.core.model import LedgerInfo, Position, TopicName
-    from offloaderd.format.layout import SegmentLayout
-    from offloaderd.ledgers.port import LedgerDescriber
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.segment.context import OffloadContext
+    from offloaderd.core.model import LedgerInfo, TopicName
+    from offloaderd.ledgers.port import LedgerDescriber, LedgerSource
 
 COUNT_BYTES = 1 << 20
 
@@ -53,13 +49,12 @@ class WholeLedgers(LedgerCut):
 
 
 async def ledger_layout(
-    context: OffloadContext, topic: TopicName, info: LedgerInfo, *, count: bool = False
+    ledgers: WholeLedgers | None, source: LedgerSource | None, topic: TopicName, info: LedgerInfo, *, count: bool
 ) -> LedgerLayout:
     """Look a closed ledger up at the source. Raises NotFound, Transient, InvalidInput.
 
     Its length is that of its last entry; where that once proved wrong (`count`) all entries are read.
     """
-    ledgers, source = context.ledgers, context.source
     assert ledgers is not None  # noqa: S101 - else no ledger is written as a whole
     assert source is not None  # noqa: S101 - as above
     if count:
@@ -72,24 +67,3 @@ async def ledger_layout(
         payload_bytes = await source.length_at(topic, info.ledger_id, info.entries - 1)
     metadata = await ledgers.describer.described(topic, info.ledger_id)
     return ledgers.layout(entries=info.entries, payload_bytes=payload_bytes, metadata=metadata)
-
-
-async def layout_in_history(
-    context: OffloadContext,
-    topic: TopicName,
-    plan: HistoryPlan,
-    begin: Position,
-    info: LedgerInfo | None,
-    *,
-    count: bool,
-) -> LedgerLayout | SegmentLayout:
-    """Say how what begins there is cut, by the method of the plan; `info` is what the source has of its ledger.
-
-    A ledger that is being deleted goes as it comes, if at all. Raises Transient, InvalidInput.
-    """
-    if context.ledgers is None or info is None or not plan.goes_whole(begin):
-        return context.layout
-    try:
-        return await ledger_layout(context, topic, info, count=count)
-    except NotFound:
-        return context.layout

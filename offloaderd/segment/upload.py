@@ -36,7 +36,7 @@ from offloaderd.objects.port import PartInfo
 from offloaderd.objects.whole import apart
 from offloaderd.segment.failures import error_class
 from offloaderd.segment.feed import Reservation
-from offloaderd.topic.outage.reachability import StoreReach
+from offloaderd.segment.reachability import StoreReach
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

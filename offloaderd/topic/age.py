@@ -13,27 +13,41 @@ from offloaderd.core.model import Position
 from offloaderd.format.pulsar.entry_time import time_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from offloaderd.core.model import LedgerInfo
-    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.segment.claim.topic_record import TopicRecord
+    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.lag import LagTracker
 
 
 class OldestEntry:
     """The oldest entry that is not offloaded, and when it was written."""
 
-    def __init__(self, topic: TopicOffloader) -> None:
-        self._topic = topic
+    def __init__(
+        self,
+        record: TopicRecord,
+        buffer: TailingBuffer,
+        lag: LagTracker,
+        *,
+        pushed: Callable[[], Position | None] | None = None,
+    ) -> None:
+        """`pushed` tells the oldest one of a topic without a source; the ledgers of one with a source do."""
+        self._record = record
+        self._buffer = buffer
+        self._lag = lag
+        self._pushed = pushed
         self._dated: tuple[Position, int | None] | None = None
 
     @property
     def position(self) -> Position | None:
         """Which entry it is, None when all that is known is offloaded."""
-        topic = self._topic
-        if topic.tailer is None:
-            begin = topic.progress.begin if topic.progress is not None else None
-            return begin or topic.feed.first()
-        plan = topic.map.unfinished
-        after = topic.map.standing if plan is None else topic.map.history_end or Position(plan.first, -1)
-        return first_after(topic.tailer.chain.ledgers, after)
+        if self._pushed is not None:
+            return self._pushed()
+        topic_map = self._record.map
+        plan = topic_map.unfinished
+        after = topic_map.standing if plan is None else topic_map.history_end or Position(plan.first, -1)
+        return first_after(self._record.chain.ledgers, after)
 
     @property
     def undated(self) -> Position | None:
@@ -48,7 +62,7 @@ class OldestEntry:
     def _is_dated(self, position: Position) -> bool:
         """Whether what the entry says of its time is known; it is had from memory where it is there."""
         if self._dated is None or self._dated[0] != position:
-            batch = self._topic.buffer.read(position, position, 1)
+            batch = self._buffer.read(position, position, 1)
             if batch is None:
                 return False
             self.date(position, batch.payloads[0])
@@ -56,10 +70,10 @@ class OldestEntry:
 
     def age_s(self, now_s: float, wall_ms: int) -> float | None:
         """Return its age in seconds at a monotonic time, which is also a wall time; None: unknown."""
-        position, lag, tailer = self.position, self._topic.lag, self._topic.tailer
+        position, lag, chain = self.position, self._lag, self._record.chain
         if position is None:
-            return lag.age_s(now_s) if tailer is None else None
-        info = tailer.chain.ledgers.get(position.ledger_id) if tailer is not None else None
+            return lag.age_s(now_s) if self._pushed is not None else None
+        info = chain.ledgers.get(position.ledger_id) if self._pushed is None else None
         written_ms = self._dated[1] if self._is_dated(position) and self._dated is not None else None
         if info is not None and written_ms is not None:
             written_ms = max(written_ms, info.created_ms or 0)  # a producer's clock may be wrong

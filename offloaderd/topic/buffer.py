@@ -15,8 +15,6 @@ from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from offloaderd.topic.pool import BufferPool
 
 MERGE_BYTES = 64 * 1024
@@ -48,13 +46,10 @@ class TailingBuffer:
     """One topic's part of the pool, with PIP-76's offer protocol.
 
     `resume` is the newest position that is offloaded already (START for none). `rereadable` says that a ledger
-    source holds everything, so declining and evicting lose nothing. `on_pressure` has the segment sealed early and
-    says whether that will free memory.
+    source holds everything, so declining and evicting lose nothing.
     """
 
-    def __init__(
-        self, pool: BufferPool, *, resume: Position, rereadable: bool, on_pressure: Callable[[], bool]
-    ) -> None:
+    def __init__(self, pool: BufferPool, *, resume: Position, rereadable: bool) -> None:
         self._pool = pool
         self.rereadable = rereadable
         self._stored: list[_Stored] = []
@@ -71,7 +66,6 @@ class TailingBuffer:
         """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
         self.hungry = Signal()
         """Wakes when it has begun to starve."""
-        self.on_pressure = on_pressure
         self.changed = Signal()
         self.need = 0
         """Changes whenever what the source has to fill may be another than before."""

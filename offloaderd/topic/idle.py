@@ -24,7 +24,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from offloaderd.core.model import Position, TopicName
-    from offloaderd.fleet.supervisor import Supervisor
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import Session
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.topic.offloader import TopicOffloader
@@ -123,7 +123,31 @@ class State(NamedTuple):
     used: int
 
 
-def state_of(supervisor: Supervisor, topic: TopicOffloader) -> State:
+class Supervised(Protocol):
+    """One topic of this daemon, awake, asleep or being claimed."""
+
+    topic: TopicName
+    session: Session
+    """That of the claim, once there is one."""
+    used: int
+    """How often somebody wanted the offloader."""
+    offloader: TopicOffloader | None
+    asleep: IdleTopic | None
+    """What is kept of the topic while there is no offloader; until there is one again."""
+    untouched: State | None
+    """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        ...
+
+    def suspend(self, sleeper: IdleTopic, topic_map: TopicMap) -> None:
+        """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
+        ...
+
+
+def state_of(supervisor: Supervised, topic: TopicOffloader) -> State:
     """Return how a topic is now."""
     return State(topic.taken, topic.offloaded, topic.policy, supervisor.used)
 
@@ -146,7 +170,7 @@ class IdleTopics:
     def __init__(
         self,
         context: OffloadContext,
-        supervised: Mapping[TopicName, Supervisor],
+        supervised: Mapping[TopicName, Supervised],
         options: IdleOptions,
         *,
         report: Callable[[TopicStatus], None],
@@ -159,11 +183,11 @@ class IdleTopics:
         self._clock = context.upload_context.clock
         self._metrics = context.upload_context.metrics
         self._group = Group()
-        self._quiet: dict[Supervisor, tuple[State, float]] = {}
+        self._quiet: dict[Supervised, tuple[State, float]] = {}
         """Since when a topic has been quiet, and how it was then."""
-        self._untouched: dict[Supervisor, float] = {}
+        self._untouched: dict[Supervised, float] = {}
         """Until when a topic that was taken up to be looked at is expected to prove quiet."""
-        self._listening: dict[Supervisor, tuple[IdleTopic, asyncio.Task[None]]] = {}
+        self._listening: dict[Supervised, tuple[IdleTopic, asyncio.Task[None]]] = {}
         self._sessions: set[str] = set()
 
     async def run(self) -> None:
@@ -178,7 +202,7 @@ class IdleTopics:
                     self._look_at_untouched()
                 self.look()
 
-    def taken_up(self, supervisor: Supervisor) -> None:
+    def taken_up(self, supervisor: Supervised) -> None:
         """A topic was taken up to be looked at: it sleeps as soon as there turns out to be nothing to do."""
         if self.options.after_s:
             self._untouched[supervisor] = self._clock.monotonic() + LOOKED_AT_MAX_S
@@ -218,7 +242,7 @@ class IdleTopics:
         due_s = topic.rest.due_s
         return due_s is not None and due_s > now_s + WORTH * self.options.after_s and is_quiet(topic)
 
-    def _suspend(self, supervisor: Supervisor, topic: TopicOffloader, now_s: float) -> None:
+    def _suspend(self, supervisor: Supervised, topic: TopicOffloader, now_s: float) -> None:
         """Have a topic sleep from this moment on: nobody finds its offloader any more."""
         again_s, tailer, now = self.options.again_s, topic.tailer, topic.status()
         self._report(now)

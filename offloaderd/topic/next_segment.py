@@ -183,7 +183,7 @@ class NextSegment:
         topic = self._topic
         while not topic.at(topic.feed.position).may_stop:
             if self._may_adopt() and (info := topic.adoption.due()) is not None:
-                await topic.adoption.adopt(info)
+                topic.adopted(await topic.adoption.adopt(info))
                 continue
             first = topic.feed.first()
             if self.left is not None and self._is_behind(self.left, first):
@@ -230,9 +230,10 @@ class NextSegment:
         info = self._topic.record.chain.ledgers.get(begin.ledger_id)
         if self.method_of(Run(*begin, begin.entry_id)) is not OffloadMethod.LEDGER_BASED or info is None:
             return self._context.layout
+        context, topic, again = self._context, self._topic.topic, bool(self._tries)
         try:
             return await self._topic.failure_tracker.until_answered(
-                lambda: ledger_layout(self._context, self._topic.topic, info, count=bool(self._tries)), "source"
+                lambda: ledger_layout(context.ledgers, context.source, topic, info, count=again), "source"
             )
         except NotFound:
             return self._context.layout  # it is being deleted: what of it has been read goes as it came

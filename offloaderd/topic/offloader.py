@@ -28,16 +28,18 @@ from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.topic.age import OldestEntry
 from offloaderd.topic.buffer import TailingBuffer
-from offloaderd.topic.duties import Rest
+from offloaderd.topic.duties import Rest, Resting
 from offloaderd.topic.handle import OffloadHandle, SegmentResult
 from offloaderd.topic.lag import LagTracker
 from offloaderd.topic.live_segment import LiveCommitter, LiveFacts
+from offloaderd.topic.mailbox import Requests
 from offloaderd.topic.next_segment import NextSegment
+from offloaderd.topic.outage import pushed
 from offloaderd.topic.outage.outage import Outage
-from offloaderd.topic.requests.mailbox import Requests
 from offloaderd.topic.requests.requests import ByHand
+from offloaderd.topic.source_reader import SourceReader
 from offloaderd.topic.status import TopicStatus, describe
-from offloaderd.topic.tailer import tailer_of
+from offloaderd.topic.tailer import Tailer
 from offloaderd.topic.tailing_feed import TailingFeed
 
 if TYPE_CHECKING:
@@ -79,7 +81,6 @@ class TopicOffloader:
         self.reach = context.upload_context.reach
         self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
-        self.oldest = OldestEntry(self)
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.source_check = SourceCheck(context.known_source, identity, self.record, lambda: self.taken, self._clock)
@@ -90,15 +91,28 @@ class TopicOffloader:
             taken = left.attempt.parts[-1].end
         self._claimed_s = self._clock.monotonic()
         self._last_result: SegmentResult | None = None
-        self.buffer = TailingBuffer(
-            context.pool, resume=taken, rereadable=context.source is not None, on_pressure=self.press
-        )
+        self.buffer = TailingBuffer(context.pool, resume=taken, rereadable=context.source is not None)
         self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
         self.requests = Requests(self.feed.changed, policy)
-        self.outage = Outage(self, context)
-        self.adoption = Adoption(self, context)
-        self.tailer = tailer_of(self, context.source, context, self._lost) if context.source is not None else None
+        self.oldest = OldestEntry(
+            self.record, self.buffer, self.lag, pushed=self._oldest_pushed if context.source is None else None
+        )
+        self.outage = Outage(
+            context,
+            self.topic,
+            buffer=self.buffer,
+            requests=self.requests,
+            failure_tracker=self.failure_tracker,
+            changed=self.changed,
+        )
+        self.adoption = Adoption(context, self.record, self.failure_tracker, position=lambda: self.feed.position)
+        self.tailer: Tailer | None = None
+        if context.source is not None:
+            reader = SourceReader(context.source, self.topic, check=self.source_check, adoption=self.adoption)
+            chain, clock, metrics = self.record.chain, self._clock, self._metrics
+            self.tailer = Tailer(reader, self, chain, context.pool, clock=clock, metrics=metrics)
         self.feed.source = self.tailer
+        context.pool.hold(self)
         if self.tailer is None:
             self.lag.watch(None)
         committer = LiveCommitter(self.record, log, self.failure_tracker, clock=self._clock, metrics=self._metrics)
@@ -139,10 +153,15 @@ class TopicOffloader:
         """What is committed."""
         return self.record.map
 
-    async def _lost(self, loss: Loss) -> None:
-        """The source deleted entries before they were offloaded."""
+    async def record_loss(self, loss: Loss) -> None:
+        """See TailedTopic."""
         await self.record.lost(loss)
         self.changed.notify()
+
+    def looked(self) -> None:
+        """See TailedTopic: tell whoever waits if there is something to record."""
+        if self.record.end_is_a_change() or self.adoption.due() is not None:
+            self.feed.changed.notify()
 
     @property
     def offloaded(self) -> Position | None:
@@ -165,11 +184,6 @@ class TopicOffloader:
         pushed = self.buffer.last_offered if self.handle.push_only else None
         return max((one for one in (self.lag.newest, self.offloaded, pushed) if one is not None), default=None)
 
-    @property
-    def open_segment_age_s(self) -> float:
-        """Age of the open segment since its first entry, in seconds; 0 when there is none."""
-        return self._clock.monotonic() - self.progress.opened_s if self.progress is not None else 0.0
-
     def status(self) -> TopicStatus:
         """Describe where the topic stands."""
         return describe(self, now_s=self._clock.monotonic(), wall_ms=self._clock.wall_ms())
@@ -188,16 +202,43 @@ class TopicOffloader:
             self.tailer.nudge()
         return result
 
+    async def accept(self, batch: EntryBatch) -> OfferResult:
+        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it.
+
+        Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
+        """
+        await pushed.check(self.tailer, self.buffer, batch, self._clock)
+        while (result := self.offer(batch)) is OfferResult.FULL and self.tailer is None:
+            if (kept := await self.outage.overflow(batch)) is not None:
+                if kept is OfferResult.ACCEPTED:
+                    self.lag.saw(batch.last, self._clock.monotonic())
+                return kept
+            await self.handle.room()
+        return result
+
+    def _oldest_pushed(self) -> Position | None:
+        """Return the oldest entry here that is not offloaded."""
+        return (self.progress.begin if self.progress is not None else None) or self.feed.first()
+
     def follow(self, policy: RollPolicy) -> None:
         """Go on under another policy."""
         self.requests.follow(policy)
         accepted, standing = self.buffer.last_offered, self.map.standing
         if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
             self.requests.seal_to(accepted)
+        self.notify()
+        self.policy_changed.notify()
+
+    def notify(self) -> None:
+        """See OwnedTopic."""
         self.changed.notify()
+        self.feed.changed.notify()
         if self.tailer is not None:
             self.tailer.nudge()
-        self.policy_changed.notify()
+
+    def resting(self) -> Resting:
+        """See OwnedTopic."""
+        return self.rest.until()
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
         """Ask for everything confirmed so far, or up to a position, to be committed soon.
@@ -318,13 +359,13 @@ class TopicOffloader:
             may_stop=self.stopping and not (self.handle.push_only and left),
         )
 
-    def press(self) -> bool:
-        """Have the segment sealed soon, because memory is short; says whether that, or a seal that is, frees some.
+    @property
+    def frees_on_seal(self) -> bool:
+        """See MemoryHolder.
 
         A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
         takes yet.
         """
-        self.requests.free_memory()
         attempt, progress = self.attempt, self.progress
         end = attempt.end if attempt is not None else None
         if end is not None and self.taken < end:
@@ -344,12 +385,12 @@ class TopicOffloader:
         age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
         return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
 
-    def adopted(self, end: Position) -> None:
-        """What a broker has offloaded itself is part of the topic up to there: go on behind it."""
-        self.lag.durable(end)
-        self._committed(end)
-        if self.tailer is not None:
-            self.tailer.nudge()
+    def adopted(self, end: Position | None) -> None:
+        """What a broker has offloaded itself is part of the topic up to there, None for not: go on behind it."""
+        if end is not None:
+            self.lag.durable(end)
+            self._committed(end)
+        self.notify()
 
     async def ledger_infos(self) -> dict[int, LedgerInfo]:
         """What is known of the topic's ledgers, as fresh as the source can say."""

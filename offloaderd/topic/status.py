@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod
 from offloaderd.history import plan as history
+from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.segment.failures import error_class
 
 if TYPE_CHECKING:
@@ -19,11 +20,47 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.history import RangeState
     from offloaderd.metadata.records.identity import Refusal
     from offloaderd.segment.failures import Failure
-    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.segment.reachability import StoreReach
+    from offloaderd.segment.stop import SegmentProgress
+    from offloaderd.topic.age import OldestEntry
+    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.outage.outage import Outage
+    from offloaderd.topic.tailer import Tailer
 
 
 OFFLOADING = "offloading"
 """State of a topic to which is done what its policy says, be it awake or asleep (`idle.py`)."""
+
+
+class Described(OwnedTopic, Protocol):
+    """What a topic's status is made of: beside what is committed, what is on its way and what hinders it."""
+
+    buffer: TailingBuffer
+    damaged_ledgers: tuple[int, ...]
+    oldest: OldestEntry
+    outage: Outage
+    reach: StoreReach
+    tailer: Tailer | None
+
+    @property
+    def progress(self) -> SegmentProgress | None:
+        """How far the open segment is."""
+        ...
+
+    @property
+    def taken(self) -> Position:
+        """Newest entry that is in the open segment or committed; START when there is none."""
+        ...
+
+    @property
+    def newest(self) -> Position | None:
+        """Newest entry that is known to exist and be readable."""
+        ...
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +135,7 @@ class HistoryStatus:
     ranges: Mapping[RangeState, int]
 
 
-def history_status(topic: TopicOffloader) -> HistoryStatus | None:
+def history_status(topic: Described) -> HistoryStatus | None:
     """Describe a history that is not done, None when there is none."""
     plan, left, error = topic.map.unfinished, history.left_of(topic.map), topic.record.history_error
     if plan is None:
@@ -114,14 +151,14 @@ def history_status(topic: TopicOffloader) -> HistoryStatus | None:
     )
 
 
-def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
+def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
     """Describe an offloader at a monotonic time, which is also a wall time."""
     progress = topic.progress
     paused = topic.policy.paused
     entries, size = lag_of(topic)
     stalled = topic.failure_tracker.stalled or out_of_reach(topic, entries)
-    unprotected, spill = topic.outage.look(entries, size), topic.outage.spill
-    confirmed, tailer = topic.newest, topic.tailer
+    confirmed, tailer, spill = topic.newest, topic.tailer, topic.outage.spill
+    unprotected = topic.outage.look(entries, size, newest=confirmed, offloaded=topic.map.offloaded)
     known = is_known(topic, entries)
     return TopicStatus(
         topic=topic.topic,
@@ -129,14 +166,14 @@ def describe(topic: TopicOffloader, *, owner: str = "", now_s: float, wall_ms: i
         owner=owner,
         epoch=topic.claim.epoch,
         confirmed=confirmed,
-        offloaded=topic.offloaded,
+        offloaded=topic.map.offloaded,
         lag_entries=entries if known else None,
         lag_bytes=size if known else None,
         lag_seconds=None if not known else topic.oldest.age_s(now_s, wall_ms) if entries else 0.0,
         open_segment_id=str(progress.attempt.segment_id) if progress else "",
         open_segment_entries=progress.entries if progress else 0,
         open_segment_bytes=progress.payload_bytes if progress else 0,
-        open_segment_age_s=topic.open_segment_age_s,
+        open_segment_age_s=now_s - progress.opened_s if progress is not None else 0.0,
         open_segment_continued=progress is not None and progress.resumed,
         buffer_bytes=topic.buffer.used_bytes,
         segments=topic.map.segments,
@@ -206,7 +243,7 @@ def idle(
     )
 
 
-def out_of_reach(topic: TopicOffloader, entries: int) -> Failure | None:
+def out_of_reach(topic: Described, entries: int) -> Failure | None:
     """Return why nothing of a topic that has something to be stored moves, before its own requests have given up.
 
     What waits in the source of a topic that is paused, or of one that is not offloaded, is not to be stored.
@@ -218,13 +255,13 @@ def out_of_reach(topic: TopicOffloader, entries: int) -> Failure | None:
     return replace(known, error=Transient(f"the bucket does not answer: {known.error.message}"))
 
 
-def is_known(topic: TopicOffloader, entries: int) -> bool:
+def is_known(topic: Described, entries: int) -> bool:
     """Say whether so many entries are a lag: none is one only if the source told all at the last look."""
     tailer = topic.tailer
     return tailer is None or tailer.snapshot is not None or (entries > 0 and tailer.looked_s is not None)
 
 
-def lag_of(topic: TopicOffloader) -> tuple[int, int]:
+def lag_of(topic: Described) -> tuple[int, int]:
     """Entries and payload bytes that are known to be confirmed and not yet offloaded."""
     if topic.tailer is None:
         progress = topic.progress
@@ -248,7 +285,7 @@ def lag_of(topic: TopicOffloader) -> tuple[int, int]:
     return entries, size
 
 
-def offloaded_bytes(topic: TopicOffloader, ledger_id: int) -> int:
+def offloaded_bytes(topic: Described, ledger_id: int) -> int:
     """Payload bytes of the newest offloaded ledger that are committed."""
     size = 0
     for segment in reversed(topic.map.segments):

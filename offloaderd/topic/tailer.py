@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -20,21 +20,18 @@ from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import Confirmed, Loss, Position
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import EntryBatch, LedgerInfo, TopicName
-    from offloaderd.history.adoption import Adoption
+    from offloaderd.core.model import LedgerInfo, TopicName
     from offloaderd.ledgers.chain import LedgerChain, Run
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.segment.failures import FailureTracker
     from offloaderd.topic.age import OldestEntry
     from offloaderd.topic.buffer import Missing, TailingBuffer
-    from offloaderd.topic.context import TopicContext
     from offloaderd.topic.lag import LagTracker
-    from offloaderd.topic.offloader import TopicOffloader
     from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.source_reader import SourceReader
 
 log = structlog.get_logger(__name__)
 
@@ -63,48 +60,84 @@ class EntriesMissing(OffloaderError):
     """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
 
 
+class Choice(Protocol):
+    """What is to be read now."""
+
+    def wants(self, step: Run | Loss) -> bool:
+        """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
+        ...
+
+    def due_in_s(self, step: Run | Loss) -> float | None:
+        """Return how many seconds are left until its age makes a ledger due; None when time alone does not."""
+        ...
+
+
+class Gate(Protocol):
+    """Whether anything is to be taken now."""
+
+    async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Return when entries may be taken; `meanwhile` is called now and then until then."""
+        ...
+
+
+class TailedTopic(Protocol):
+    """The topic that is tailed. `pushers` are how many push to it, who may bring what is still to be read."""
+
+    topic: TopicName
+    buffer: TailingBuffer
+    lag: LagTracker
+    failure_tracker: FailureTracker
+    pushers: int
+
+    @property
+    def oldest(self) -> OldestEntry | None:
+        """What its oldest entry tells of its age, if anybody asks."""
+        ...
+
+    @property
+    def taken(self) -> Position:
+        """Newest entry that is in the open segment or committed: what follows is needed."""
+        ...
+
+    @property
+    def next(self) -> Choice:
+        """What its segments need."""
+        ...
+
+    @property
+    def outage(self) -> Gate:
+        """What may stop the reading."""
+        ...
+
+    def looked(self) -> None:
+        """What is known of the source is as of now."""
+        ...
+
+    async def record_loss(self, loss: Loss) -> None:
+        """Record what the source deleted before it was offloaded."""
+        ...
+
+
 class Tailer:
     """One topic's reader of its ledger source."""
 
-    def __init__(  # noqa: PLR0913 - the tailer joins the source, the buffer and what watches both
+    def __init__(
         self,
-        source: LedgerSource,
-        topic: TopicName,
-        buffer: TailingBuffer,
-        pool: BufferPool,
+        source: SourceReader,
+        topic: TailedTopic,
         chain: LedgerChain,
+        pool: BufferPool,
         *,
-        ledgers: Callable[[], Awaitable[Sequence[LedgerInfo]]],
-        needed: Callable[[], Position],
-        pushing: Callable[[], bool],
-        wants: Callable[[Run | Loss], bool],
-        due_in_s: Callable[[Run | Loss], float | None],
-        may_take: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
-        looked: Callable[[], None],
-        lost: Callable[[Loss], Awaitable[None]],
-        lag: LagTracker,
-        failure_tracker: FailureTracker,
         clock: Clock,
         metrics: Metrics,
-        adoption: Adoption | None = None,
-        oldest: OldestEntry | None = None,
     ) -> None:
+        self.topic = topic.topic
         self._source = source
-        self._topic = topic
-        self._buffer = buffer
+        self._tailed = topic
+        self._buffer = topic.buffer
         self._pool = pool
-        self._adoption = adoption
-        self._ledgers = ledgers
-        self._needed = needed
-        self._pushing = pushing
-        self._wants = wants
-        self._due_in_s = due_in_s
-        self._may_take = may_take
-        self._looked = looked
-        self._lost = lost
-        self._lag = lag
-        self._oldest = oldest
-        self._failure_tracker = failure_tracker
+        self._lag = topic.lag
+        self._failure_tracker = topic.failure_tracker
         self._clock = clock
         self._metrics = metrics
         self._read_bytes = min(READ_BYTES, pool.limit_bytes // 8)
@@ -138,10 +171,10 @@ class Tailer:
     async def run(self) -> None:
         """Keep the buffer filled until cancelled."""
         async with Group() as group:
-            group.create_task(self._watch(), name=f"watch {self._topic}")
+            group.create_task(self._watch(), name=f"watch {self.topic}")
             backoff = Backoff(self._clock)
             while True:
-                await self._may_take(self._look_meanwhile)
+                await self._tailed.outage.may_take(self._look_meanwhile)
                 self._dirty = False
                 try:
                     await self._catch_up()
@@ -154,7 +187,7 @@ class Tailer:
                 if self._dirty:
                     continue
                 if self._held_back is not None:
-                    due_s = self._due_in_s(self._held_back)
+                    due_s = self._tailed.next.due_in_s(self._held_back)
                     await self._wake.wait_at_most(self._clock, min(due_s or HELD_BACK_S, HELD_BACK_S))
                 elif self._waiting_at is None:
                     self._rests = True
@@ -164,7 +197,7 @@ class Tailer:
                     await self._wake.wait_at_most(self._clock, PUSH_PATIENCE_S)
 
     async def _watch(self) -> None:
-        async with aclosing(self._source.watch(self._topic)) as changes:
+        async with aclosing(self._source.watch()) as changes:
             async for _ in changes:
                 self.nudge()
 
@@ -192,11 +225,11 @@ class Tailer:
         failure: Transient | None = None
         snapshot: SourceSnapshot | None = None
         try:
-            infos = list(await self._ledgers())
+            infos = list(await self._source.ledgers())
             snapshot = SourceSnapshot(tuple(infos), None)
             if infos and not infos[-1].closed:
                 try:
-                    self.edge = await self._source.confirmed(self._topic, infos[-1].ledger_id)
+                    self.edge = await self._source.confirmed(infos[-1].ledger_id)
                     snapshot = snapshot._replace(edge=self.edge)
                     infos[-1] = replace(infos[-1], entries=self.edge.last_entry_id + 1, closed=self.edge.closed)
                 except Transient as error:
@@ -205,8 +238,7 @@ class Tailer:
                     infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
-            if self._adoption is not None:
-                infos = await self._adoption.look(infos)
+            infos = await self._source.with_copies(infos)
         except NotFound:
             if snapshot is None:
                 self.chain.deleted()
@@ -221,7 +253,7 @@ class Tailer:
         self.chain.look(infos)
         if failure is not None or (self.edge is not None and self.edge.hidden):
             self.chain.doubt()
-        self._looked()
+        self._tailed.looked()
         newest = self._newest()
         if failure is None:
             self._lag.watch(newest)
@@ -238,21 +270,16 @@ class Tailer:
 
     async def _date_oldest(self) -> None:
         """Read when the oldest entry was written that is not offloaded, if nothing in memory says so."""
-        position = self._oldest.undated if self._oldest is not None else None
-        if self._oldest is None or position is None:
+        oldest = self._tailed.oldest
+        position = oldest.undated if oldest is not None else None
+        if oldest is None or position is None:
             return
         try:
-            async with aclosing(self._read(*position, position.entry_id, batch_bytes=1)) as batches:
+            async with aclosing(self._source.read(*position, position.entry_id, batch_bytes=1)) as batches:
                 async for batch in batches:
-                    self._oldest.date(position, batch.payloads[0])
+                    oldest.date(position, batch.payloads[0])
         except OffloaderError as error:
-            log.debug("topic.age_unknown", topic=str(self._topic), position=str(position), error=str(error))
-
-    def _read(self, ledger_id: int, first: int, last: int, *, batch_bytes: int) -> AsyncGenerator[EntryBatch, None]:
-        """Read entries from whoever has them."""
-        if self._adoption is not None:
-            return self._adoption.read(ledger_id, first, last, batch_bytes=batch_bytes)
-        return self._source.read(self._topic, ledger_id, first, last, batch_bytes=batch_bytes)
+            log.debug("topic.age_unknown", topic=str(self.topic), position=str(position), error=str(error))
 
     def _newest(self) -> Position | None:
         """Return the newest entry that may be read."""
@@ -264,14 +291,14 @@ class Tailer:
         await self._date_oldest()
         self._held_back = None
         while True:
-            gap = self._buffer.gap(self._needed())
+            gap = self._buffer.gap(self._tailed.taken)
             if gap.before is None and self._leave_to_pusher(gap.after):
                 break
             step = self.chain.next_after(gap.after)
             if step is None:
                 self._waiting_at = None
                 break
-            if not self._wants(step):
+            if not self._tailed.next.wants(step):
                 self._held_back = step
                 break
             if isinstance(step, Loss):
@@ -283,7 +310,7 @@ class Tailer:
             elif not await self._fill(step, gap):
                 failure = await self._look()
                 if step.ledger_id in self.chain.ledgers:
-                    raise Transient(f"ledger {step.ledger_id} of {self._topic} is listed and cannot be found")
+                    raise Transient(f"ledger {step.ledger_id} of {self.topic} is listed and cannot be found")
         if failure is not None:
             raise failure
 
@@ -293,11 +320,11 @@ class Tailer:
             if gap.before.entry_id:
                 self._metrics.source_gaps.inc()
                 raise EntriesMissing(
-                    f"entries after {gap.after} and before {gap.before} of {self._topic} are gone from the source",
+                    f"entries after {gap.after} and before {gap.before} of {self.topic} are gone from the source",
                     hint="the broker pushed what follows them, and the ledger was deleted while it was written",
                 )
             loss = loss._replace(before=gap.before)
-        await self._lost(loss)
+        await self._tailed.record_loss(loss)
         if gap.before == loss.before:
             self._buffer.connect(gap)
 
@@ -316,7 +343,7 @@ class Tailer:
             self._metrics.source_lost_entries.inc(entries)
         log.error(
             "topic.pushed_entries_dropped",
-            topic=str(self._topic),
+            topic=str(self.topic),
             range=f"{pushed}..{dropped[-1].last}",
             entries=entries,
             after=str(gap.after),
@@ -326,7 +353,7 @@ class Tailer:
     def _leave_to_pusher(self, edge: Position) -> bool:
         """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
         now = self._clock.monotonic()
-        if not self._pushing():
+        if not self._tailed.pushers:
             self._waiting_at = None
             return False
         if self._waiting_at is None or self._waiting_at[0] != edge:
@@ -343,11 +370,11 @@ class Tailer:
             self._metrics.source_fallback_reads.inc()
             last = min(last, gap.before.entry_id - 1) if gap.before.ledger_id == run.ledger_id else last
         need, follows = self._buffer.need, gap.after
-        entries = self._read(run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
+        entries = self._source.read(run.ledger_id, run.first_entry_id, last, batch_bytes=self._read_bytes)
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:
-                    await self._may_take(self._look_meanwhile)
+                    await self._tailed.outage.may_take(self._look_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
                         room = self._pool.freed.wait(), self._buffer.hungry.wait()
@@ -362,39 +389,6 @@ class Tailer:
                         self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
                     follows = batch.last
         except NotFound as error:
-            log.warning("source.ledger_vanished", topic=str(self._topic), ledger_id=run.ledger_id, error=str(error))
+            log.warning("source.ledger_vanished", topic=str(self.topic), ledger_id=run.ledger_id, error=str(error))
             return False
         return True
-
-
-def tailer_of(
-    topic: TopicOffloader, source: LedgerSource, context: TopicContext, lost: Callable[[Loss], Awaitable[None]]
-) -> Tailer:
-    """Make the tailer of a topic; `lost` hears of what the source deleted before it was offloaded."""
-
-    def looked() -> None:
-        """Tell whoever waits if there is something to record."""
-        if topic.record.end_is_a_change() or topic.adoption.due() is not None:
-            topic.buffer.changed.notify()
-
-    return Tailer(
-        source,
-        topic.topic,
-        topic.buffer,
-        context.pool,
-        topic.record.chain,
-        adoption=topic.adoption,
-        ledgers=lambda: topic.source_check.ledgers(source),
-        needed=lambda: topic.feed.position,
-        pushing=lambda: topic.pushers > 0,
-        wants=topic.next.wants,
-        due_in_s=topic.next.due_in_s,
-        may_take=topic.outage.may_take,
-        looked=looked,
-        lost=lost,
-        lag=topic.lag,
-        oldest=topic.oldest,
-        failure_tracker=topic.failure_tracker,
-        clock=context.upload_context.clock,
-        metrics=context.upload_context.metrics,
-    )

@@ -111,7 +111,7 @@ class _Push:
     async def _offer(self, request: offload_pb2.StreamingOffloadRequest) -> None:
         batch = from_batch(request.batch)
         started = self._clock.monotonic()
-        result = await self._topic.outage.accept(batch)
+        result = await self._topic.accept(batch)
         self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
         last = self._topic.handle.last_offered()
         message = ""

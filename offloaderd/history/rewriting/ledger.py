@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.format.values import SegmentManifest
+    from offloaderd.history.owned_topic import OwnedTopic
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.topic_map.conversion import LedgerState
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.feed import Gap
     from offloaderd.segment.stop import SegmentProgress
-    from offloaderd.topic.offloader import TopicOffloader
 
 
 class Stopped(SegmentFailed):
@@ -89,7 +89,7 @@ class LedgerRewrite:
 
     def __init__(
         self,
-        offloader: TopicOffloader,
+        offloader: OwnedTopic,
         context: OffloadContext,
         attempts: AttemptLog,
         row: LedgerState,

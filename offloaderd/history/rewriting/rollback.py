@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.core.model import TopicName
+    from offloaderd.history.owned_topic import OwnedTopic
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.rollback import RollbackOrder
     from offloaderd.metadata.topic_map.conversion import LedgerState
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ class Rollback:
         self._turns = asyncio.Semaphore(LEDGERS_AT_A_TIME)
         self._topics: dict[TopicName, _TopicRollback] = {}
 
-    async def run(self, offloader: TopicOffloader) -> None:
+    async def run(self, offloader: OwnedTopic) -> None:
         """Carry out a topic's orders until cancelled. Raises Fenced."""
         work = self._topics[offloader.topic] = _TopicRollback(self._context, offloader, self._turns, self.speed)
         try:
@@ -112,7 +112,7 @@ class Rollback:
             del self._topics[offloader.topic]
             work.desk.close()
 
-    async def order(self, offloader: TopicOffloader, to_ledger_id: int | None) -> RollbackOrder | None:
+    async def order(self, offloader: OwnedTopic, to_ledger_id: int | None) -> RollbackOrder | None:
         """Order that all ledgers up to one (None: that there are now) are rewritten; None when there is nothing to do.
 
         Raises NotFound for a ledger that the topic does not have, Transient while the topic is being taken over.
@@ -129,11 +129,11 @@ class Rollback:
             return work.desk.order if work.desk.active else None
         return await work.desk.ask(extended(max(wanted), self._clock.wall_ms()))
 
-    async def stop(self, offloader: TopicOffloader) -> RollbackOrder:
+    async def stop(self, offloader: OwnedTopic) -> RollbackOrder:
         """Take the order back: what is being written is given up, what was rewritten stays. Raises NotFound."""
         return await self._of(offloader).desk.ask(taken_back(self._clock.wall_ms()))
 
-    def progress(self, offloader: TopicOffloader) -> Progress:
+    def progress(self, offloader: OwnedTopic) -> Progress:
         """Say how far the topic's order is. Raises Transient while the topic is being taken over."""
         return self._of(offloader).progress()
 
@@ -148,7 +148,7 @@ class Rollback:
         parts = -(-row.payload_bytes // cut_of(self._context).part_bytes)
         return row.segments + 2 * pieces + parts + len(("create", "complete", "index", "manifest")) + 5
 
-    def _of(self, offloader: TopicOffloader) -> _TopicRollback:
+    def _of(self, offloader: OwnedTopic) -> _TopicRollback:
         work = self._topics.get(offloader.topic)
         if work is None:
             raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")
@@ -167,9 +167,7 @@ class _Tries:
 class _TopicRollback:
     """One owner's work on one topic's orders."""
 
-    def __init__(
-        self, context: OffloadContext, offloader: TopicOffloader, turns: asyncio.Semaphore, speed: Speed
-    ) -> None:
+    def __init__(self, context: OffloadContext, offloader: OwnedTopic, turns: asyncio.Semaphore, speed: Speed) -> None:
         self.desk = OrderDesk(offloader.topic, offloader.record.fence)
         self._context = context
         self._offloader = offloader
@@ -237,7 +235,7 @@ class _TopicRollback:
             await recovery.abandon(self._attempts, left, reason, self._metrics)
             return
         if not self.desk.active:
-            with self._offloader.rest.until():
+            with self._offloader.resting():
                 await self.desk.changed.wait()
         elif not rows:
             await self._end()

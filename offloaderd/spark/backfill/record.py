@@ -17,6 +17,7 @@ from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import Loss, Position
 from offloaderd.history.record import HistoryRecord
+from offloaderd.history.segment import layout_in_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.records.history import Worker
@@ -26,7 +27,6 @@ from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.ledger_layout import layout_in_history
 from offloaderd.segment.roll_forward import as_finished, unrecorded
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.spark.backfill.eligible import plan_for_job

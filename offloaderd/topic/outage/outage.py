@@ -17,15 +17,17 @@ import structlog
 
 from offloaderd.core.model import OfferResult, OutagePolicy
 from offloaderd.segment.failures import error_class
-from offloaderd.topic.outage import pushed
 from offloaderd.topic.outage.spill import Spill
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.core.model import EntryBatch, Position
+    from offloaderd.core.aio.signal import Signal
+    from offloaderd.core.model import EntryBatch, Position, TopicName
+    from offloaderd.segment.failures import FailureTracker
+    from offloaderd.topic.buffer import TailingBuffer
     from offloaderd.topic.context import TopicContext
-    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.topic.mailbox import Requests
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""
@@ -55,8 +57,22 @@ class _Begun:
 class Outage:
     """A topic's outage policy at work."""
 
-    def __init__(self, topic: TopicOffloader, context: TopicContext) -> None:
+    def __init__(
+        self,
+        context: TopicContext,
+        topic: TopicName,
+        *,
+        buffer: TailingBuffer,
+        requests: Requests,
+        failure_tracker: FailureTracker,
+        changed: Signal,
+    ) -> None:
+        """`changed` wakes whoever waits for the topic to go on."""
         self._topic = topic
+        self._buffer = buffer
+        self._requests = requests
+        self._failure_tracker = failure_tracker
+        self._changed = changed
         self._push_only = context.source is None
         self._default = context.outage.policy
         self._wanted: OutagePolicy | None = None
@@ -66,7 +82,7 @@ class Outage:
         """Overflow of a topic that may need one; works for as long as its `run` does."""
         if context.outage.area is not None and self._push_only:
             area = context.outage.area
-            self.spill = Spill(area, topic.buffer, context.pool, clock=self._clock, metrics=self._metrics)
+            self.spill = Spill(area, buffer, context.pool, clock=self._clock, metrics=self._metrics)
 
     @property
     def overflow_is_empty(self) -> bool:
@@ -82,50 +98,44 @@ class Outage:
     def follow(self, wanted: OutagePolicy | None) -> None:
         """Take over the topic's own policy, None for the daemon's."""
         self._wanted = wanted
-        self._topic.changed.notify()
+        self._changed.notify()
 
     @property
     def blocked(self) -> bool:
         """Whether nothing is to be taken at the moment: an outage, or a pause of what exists nowhere else."""
-        if self._push_only and self._topic.policy.paused is not None:
+        if self._push_only and self._requests.policy.paused is not None:
             return True
-        return self.policy is OutagePolicy.BLOCK and self._topic.failure_tracker.outage is not None
+        return self.policy is OutagePolicy.BLOCK and self._failure_tracker.outage is not None
 
     async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
         """Return when entries may be taken; `meanwhile` is called now and then until then."""
-        while self.blocked and not self._topic.buffer.closed:
-            await self._topic.changed.wait_at_most(self._clock, WAIT_S)
+        while self.blocked and not self._buffer.closed:
+            await self._changed.wait_at_most(self._clock, WAIT_S)
             if meanwhile is not None:
                 await meanwhile()
 
-    async def accept(self, batch: EntryBatch) -> OfferResult:
-        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it.
-
-        Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
-        """
-        topic = self._topic
-        await pushed.check(topic, batch, self._clock)
-        while (result := topic.offer(batch)) is OfferResult.FULL and self._push_only:
-            if self.spill is not None and self.policy is OutagePolicy.SPILL:
-                result = await self.spill.accept(batch)
-                if result is OfferResult.ACCEPTED:
-                    topic.lag.saw(batch.last, self._clock.monotonic())
-                    self._metrics.source_entries.inc(len(batch.payloads))
-                    self._metrics.source_bytes.inc(batch.payload_bytes())
-                return result
-            await topic.handle.room()
+    async def overflow(self, batch: EntryBatch) -> OfferResult | None:
+        """Have what finds no room in memory kept on disk; None where that is not done."""
+        if self.spill is None or self.policy is not OutagePolicy.SPILL:
+            return None
+        result = await self.spill.accept(batch)
+        if result is OfferResult.ACCEPTED:
+            self._metrics.source_entries.inc(len(batch.payloads))
+            self._metrics.source_bytes.inc(batch.payload_bytes())
         return result
 
-    def look(self, entries: int, payload_bytes: int) -> Unprotected:
+    def look(
+        self, entries: int, payload_bytes: int, *, newest: Position | None, offloaded: Position | None
+    ) -> Unprotected:
         """Compare with what was, given what is not committed now; tells when an outage begins and when it is over."""
-        topic, failure = self._topic, self._topic.failure_tracker.outage
+        failure = self._failure_tracker.outage
         if self._begun is None:
             if failure is None:
                 return Unprotected()
             self._begun = _Begun(failure.since_ms, failure.since_s)
             log.warning(
                 "topic.unprotected",
-                topic=str(topic.topic),
+                topic=str(self._topic),
                 policy=str(self.policy),
                 error_class=error_class(failure.error),
                 since_ms=failure.since_ms,
@@ -136,8 +146,8 @@ class Outage:
         begun, lasts_s = self._begun, self._clock.monotonic() - self._begun.since_s
         begun.entries_max = max(begun.entries_max, entries)
         begun.payload_bytes_max = max(begun.payload_bytes_max, payload_bytes)
-        begun.until = None if failure is not None else begun.until or topic.newest
-        stored = begun.until is None or (topic.offloaded is not None and topic.offloaded >= begun.until)
+        begun.until = None if failure is not None else begun.until or newest
+        stored = begun.until is None or (offloaded is not None and offloaded >= begun.until)
         if failure is None and stored:
             return self._ended(begun, lasts_s)
         return Unprotected(entries, payload_bytes, begun.since_ms, lasts_s)
@@ -145,7 +155,7 @@ class Outage:
     def _ended(self, begun: _Begun, lasted_s: float) -> Unprotected:
         log.info(
             "topic.protected",
-            topic=str(self._topic.topic),
+            topic=str(self._topic),
             unprotected_s=round(lasted_s, 3),
             entries_max=begun.entries_max,
             bytes_max=begun.payload_bytes_max,

@@ -15,16 +15,15 @@ from offloaderd.core.model import Edge
 if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.core.model import EntryBatch
-    from offloaderd.topic.offloader import TopicOffloader
+    from offloaderd.topic.buffer import TailingBuffer
     from offloaderd.topic.tailer import Tailer
 
 APPEARS_S = 5.0
 """How long a pushed ledger may take to show up in the source. Its list is watched: in most cases it is a moment."""
 
 
-async def check(topic: TopicOffloader, batch: EntryBatch, clock: Clock) -> None:
+async def check(tailer: Tailer | None, buffer: TailingBuffer, batch: EntryBatch, clock: Clock) -> None:
     """Return once the source knows the ledger of a batch that comes next. Raises LedgerUnknown, Transient."""
-    tailer, buffer = topic.tailer, topic.buffer
     if tailer is None or buffer.refusing or not buffer.expects(batch) or _has(tailer, batch):
         return
     until_s = clock.monotonic() + APPEARS_S
@@ -32,7 +31,7 @@ async def check(topic: TopicOffloader, batch: EntryBatch, clock: Clock) -> None:
     while not _has(tailer, batch):
         left_s = until_s - clock.monotonic()
         if left_s <= 0:
-            raise _unknown(topic, tailer, batch)
+            raise _unknown(tailer, batch)
         await tailer.woken(left_s)
         await tailer.refresh()
 
@@ -46,11 +45,11 @@ def _has(tailer: Tailer, batch: EntryBatch) -> bool:
     return grows or batch.last_entry_id < info.entries
 
 
-def _unknown(topic: TopicOffloader, tailer: Tailer, batch: EntryBatch) -> LedgerUnknown:
+def _unknown(tailer: Tailer, batch: EntryBatch) -> LedgerUnknown:
     if batch.ledger_id in tailer.chain.ledgers:
-        said = f"the ledger source of {topic.topic} has no entry {batch.last}"
+        said = f"the ledger source of {tailer.topic} has no entry {batch.last}"
     else:
-        said = f"the ledger source of {topic.topic} knows no ledger {batch.ledger_id}"
+        said = f"the ledger source of {tailer.topic} knows no ledger {batch.ledger_id}"
     return LedgerUnknown(
         f"{said}: entries of it are not taken",
         hint="append to a daemon with a ledger store of its own (`offloadctl produce`, `append`); push entries that no "

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import START, OffloadMethod, Position
 from offloaderd.history import plan as history
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.records.history import Worker
+from offloaderd.topic.status import Described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,33 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.topic.offloader import TopicOffloader
+
+
+class Methods(Protocol):
+    """How entries go."""
+
+    def method_of(self, run: Run) -> OffloadMethod:
+        """Say how the entries of a run go, NONE for not now."""
+        ...
+
+    def reachable(self, target: Position | None) -> Position | None:
+        """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none."""
+        ...
+
+
+class AskedTopic(Described, Protocol):
+    """A topic of whose owner something is asked by hand."""
+
+    closed_ledgers: dict[int, LedgerInfo]
+
+    @property
+    def next(self) -> Methods:
+        """What its segments are."""
+        ...
+
+    async def request_roll(self, to: Position | None = None) -> Position | None:
+        """Ask for everything confirmed so far, or up to a position, to be committed soon."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +135,7 @@ class Plan:
         return str(self.why or "")
 
 
-async def planned(topic: TopicOffloader, source: LedgerSource | None, wanted: Wanted) -> Plan:
+async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted) -> Plan:
     """Say what a wish comes to. Raises InvalidInput for one that cannot be meant of this topic, Transient."""
     wanted.checked()
     newest = await topic.tailer.refresh() if topic.tailer is not None else topic.buffer.last_offered
@@ -161,7 +188,7 @@ def reached(topic_map: TopicMap, target: Position) -> bool:
     return plan is None or plan.worker is not Worker.DAEMON or target < plan.live_begin
 
 
-def left(topic: TopicOffloader, target: Position) -> tuple[int, int]:
+def left(topic: AskedTopic, target: Position) -> tuple[int, int]:
     """Return the entries and, as far as they are known, the payload bytes up to `target` that are not offloaded."""
     entries = size = 0
     plan = topic.map.unfinished
@@ -176,7 +203,7 @@ def left(topic: TopicOffloader, target: Position) -> tuple[int, int]:
     return entries, size
 
 
-def _check(topic: TopicOffloader, to: Position, newest: Position | None) -> None:
+def _check(topic: AskedTopic, to: Position, newest: Position | None) -> None:
     """Raise InvalidInput for a position that is no entry of the topic, as far as anybody knows its ledgers."""
     if newest is None or to > newest:
         end = f"the newest entry is {newest}" if newest is not None else "it has no entries"
@@ -194,7 +221,7 @@ def _check(topic: TopicOffloader, to: Position, newest: Position | None) -> None
     raise InvalidInput(f"ledger {to.ledger_id} is not one of {topic.topic}", hint=hint)
 
 
-async def _infos(topic: TopicOffloader, source: LedgerSource) -> list[LedgerInfo]:
+async def _infos(topic: AskedTopic, source: LedgerSource) -> list[LedgerInfo]:
     """Return the source's ledgers in order, the open one with its size as it is now."""
     infos = list(topic.record.chain.ledgers.values())
     if infos and not infos[-1].closed and infos[-1].entries:
@@ -203,7 +230,7 @@ async def _infos(topic: TopicOffloader, source: LedgerSource) -> list[LedgerInfo
     return infos
 
 
-def _runs(topic: TopicOffloader, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
+def _runs(topic: AskedTopic, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
     """Yield what the source's ledgers hold behind what is offloaded, up to `target`."""
     after = topic.map.standing or START
     for info in topic.record.chain.ledgers.values():
@@ -213,7 +240,7 @@ def _runs(topic: TopicOffloader, target: Position) -> Iterable[tuple[LedgerInfo,
             yield info, Run(info.ledger_id, first, last)
 
 
-async def _takes(topic: TopicOffloader, source: LedgerSource, target: Position) -> tuple[Take, ...]:
+async def _takes(topic: AskedTopic, source: LedgerSource, target: Position) -> tuple[Take, ...]:
     takes = []
     for info, run in _runs(topic, target):
         whole = info.closed and run.last_entry_id == info.entries - 1
@@ -234,7 +261,7 @@ async def _takes(topic: TopicOffloader, source: LedgerSource, target: Position) 
     return tuple(takes)
 
 
-async def _length(topic: TopicOffloader, source: LedgerSource, position: Position) -> int:
+async def _length(topic: AskedTopic, source: LedgerSource, position: Position) -> int:
     """Return a ledger's payload bytes up to and with an entry; 0 for a ledger that has vanished."""
     try:
         return await source.length_at(topic.topic, *position)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.topic.requests.plan import Plan
+    from offloaderd.topic.requests.plan import AskedTopic, Plan
 
 log = structlog.get_logger(__name__)
 
@@ -123,7 +122,7 @@ def fate_of(
 class ByHand:
     """What can be asked of one topic's owner."""
 
-    def __init__(self, topic: TopicOffloader, context: OffloadContext) -> None:
+    def __init__(self, topic: AskedTopic, context: OffloadContext) -> None:
         self._topic = topic
         self._context = context
 
@@ -146,7 +145,7 @@ class ByHand:
         asked = Asked(
             wanted=str(wanted),
             target=plan.target,
-            stood=topic.offloaded,
+            stood=topic.map.offloaded,
             asked_ms=self._context.upload_context.clock.wall_ms(),
             asked_by=by,
             reason=plan.reason,
@@ -171,7 +170,7 @@ class ByHand:
         return Asked(
             wanted="",
             target=target,
-            stood=topic.offloaded,
+            stood=topic.map.offloaded,
             asked_ms=self._context.upload_context.clock.wall_ms(),
             reason=str(why or ""),
         )
@@ -181,7 +180,7 @@ class ByHand:
         return left(self._topic, target) if self._topic.tailer is not None else lag_of(self._topic)
 
 
-async def keep(context: OffloadContext, offloader: TopicOffloader) -> None:
+async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
     """Go on with what was asked of an earlier owner, or before a method that takes nothing."""
     topic, clock = offloader.topic, context.upload_context.clock
     while True:
@@ -191,11 +190,11 @@ async def keep(context: OffloadContext, offloader: TopicOffloader) -> None:
                 await _resume(offloader, asked.target)
         except CorruptData as error:
             log.warning("offload.request_unreadable", topic=str(topic), error=str(error))
-        with offloader.rest.until():
+        with offloader.resting():
             await offloader.policy_changed.wait()
 
 
-async def _resume(offloader: TopicOffloader, target: Position) -> None:
+async def _resume(offloader: AskedTopic, target: Position) -> None:
     """Ask for a position again; not under a method that takes nothing, nor for what the source has no more."""
     try:
         await offloader.failure_tracker.until_answered(lambda: offloader.request_roll(target), "source")

@@ -362,7 +362,7 @@ async def test_the_age_of_a_segment_goes_on(assigned_s_ago: int, rolls: bool) ->
         else:
             assert topic.offloaded is None
             assert topic.status().open_segment_continued
-            assert 0 <= topic.open_segment_age_s - max(0, assigned_s_ago) < 20
+            assert 0 <= topic.status().open_segment_age_s - max(0, assigned_s_ago) < 20
         parts = topic.map.segments[0].object_bytes if rolls else 0
     assert not rolls or parts >= sum(part.size_bytes for part in left.parts)
 

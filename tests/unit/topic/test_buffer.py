@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,8 @@ from tests.unit.rigs.rig import turn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from offloaderd.topic.pool import MemoryHolder
+
 COST = 10 * (10 + ENTRY_OVERHEAD_BYTES)
 """What a batch of ten entries takes."""
 
@@ -27,14 +30,10 @@ def entries(ledger_id: int, first: int, count: int, size: int = 10) -> EntryBatc
     return EntryBatch(ledger_id, first, [f"{ledger_id}:{first + i}".ljust(size).encode() for i in range(count)])
 
 
-def presser(pressed: list[str], name: str, *, helps: bool = True) -> Callable[[], bool]:
-    """Make what a pool calls when memory is short."""
-
-    def press() -> bool:
-        pressed.append(name)
-        return helps
-
-    return press
+def holding(buffer: TailingBuffer, pool: BufferPool, pressed: list[str], name: str, *, helps: bool = True) -> None:
+    """Have somebody who notes the name asked to free memory."""
+    requests = SimpleNamespace(free_memory=lambda: pressed.append(name))
+    pool.hold(cast("MemoryHolder", SimpleNamespace(buffer=buffer, requests=requests, frees_on_seal=helps)))
 
 
 def make(
@@ -43,15 +42,15 @@ def make(
     """Make a pool with one buffer, and the list of pressure calls."""
     pool = BufferPool(limit)
     pressed: list[str] = []
-    buffer = TailingBuffer(pool, resume=resume, rereadable=rereadable, on_pressure=presser(pressed, "now"))
+    buffer = TailingBuffer(pool, resume=resume, rereadable=rereadable)
+    holding(buffer, pool, pressed, "now")
     return pool, buffer, pressed
 
 
 def pinned(pool: BufferPool, *, rereadable: bool = True) -> TailingBuffer:
     """Make one more buffer that holds ten entries behind 1:0 for a segment that an earlier owner sealed."""
-    buffer = TailingBuffer(
-        pool, resume=Position(1, 0), rereadable=rereadable, on_pressure=presser([], "sealed", helps=False)
-    )
+    buffer = TailingBuffer(pool, resume=Position(1, 0), rereadable=rereadable)
+    holding(buffer, pool, [], "sealed", helps=False)
     assert buffer.offer(entries(1, 1, 10)) is OfferResult.ACCEPTED
     return buffer
 
@@ -164,8 +163,9 @@ def test_pressure_comes_from_the_whole_pool() -> None:
     cost = 10 * (10 + ENTRY_OVERHEAD_BYTES)
     pool = BufferPool(3 * cost)
     pressed: list[str] = []
-    one = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, "one"))
-    two = TailingBuffer(pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, "two"))
+    one, two = (TailingBuffer(pool, resume=Position(1, 0), rereadable=True) for _ in range(2))
+    holding(one, pool, pressed, "one")
+    holding(two, pool, pressed, "two")
     assert one.offer(entries(1, 1, 20)) is OfferResult.ACCEPTED
     assert two.offer(entries(1, 1, 10)) is OfferResult.ACCEPTED
     assert two.offer(entries(1, 11, 10)) is OfferResult.FULL
@@ -183,12 +183,9 @@ def test_pressure_goes_on_until_somebody_can_help() -> None:
     pool = BufferPool(6 * COST)
     pressed: list[str] = []
     holds = {"small": 1, "sealed": 3, "middle": 2, "empty": 0}
-    buffers = {
-        name: TailingBuffer(
-            pool, resume=Position(1, 0), rereadable=True, on_pressure=presser(pressed, name, helps=name != "sealed")
-        )
-        for name in holds
-    }
+    buffers = {name: TailingBuffer(pool, resume=Position(1, 0), rereadable=True) for name in holds}
+    for name, buffer in buffers.items():
+        holding(buffer, pool, pressed, name, helps=name != "sealed")
     for name, batches in holds.items():
         for at in range(batches):
             assert buffers[name].offer(entries(1, 1 + 10 * at, 10)) is OfferResult.ACCEPTED

@@ -15,11 +15,11 @@ from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Outage
 from offloaderd.core.pace import Pace
 from offloaderd.metadata import paths
 from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.segment import reachability as reach_module
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.context import OutageRules
-from offloaderd.topic.outage import reachability as reach_module
 from offloaderd.topic.report import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.segment.test_faults import QuickClock
@@ -106,7 +106,7 @@ async def test_block_holds_back_who_pushes() -> None:
     async with rig.engine(push_only=True) as engine:
         topic = await enabled(engine, BLOCK)
         await topic.outage.may_take()
-        assert await topic.outage.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
         await until(lambda: topic.outage.blocked)
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(topic.outage.may_take())
@@ -114,7 +114,7 @@ async def test_block_holds_back_who_pushes() -> None:
             assert not waiting.done()
             faults.heal()
         faults.fail("put", NoSpace("full"), times=-1)
-        assert await topic.outage.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
         await until(lambda: topic.outage.blocked)
         await engine.enable(TOPIC, TopicPolicy(outage=OutagePolicy.SOURCE))
         await topic.outage.may_take()
@@ -129,14 +129,14 @@ async def test_a_store_that_answers_and_takes_nothing_is_told() -> None:
         topic = await enabled(engine)
         assert engine.store_refuses() == ""
         faults.fail("upload_part", NoSpace("full"), times=-1)
-        assert await topic.outage.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, 0, payloads(300))) is OfferResult.ACCEPTED
         await until(lambda: topic.failure_tracker.outage is not None)
         assert engine.store_refuses() == "requests of 1 topic fail, though it answers: full"
         faults.heal()
         await until(lambda: topic.failure_tracker.outage is None)
         assert engine.store_refuses() == ""
         faults.fail("upload_part", Throttled("slow down"), times=-1)
-        assert await topic.outage.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
         await until(lambda: topic.failure_tracker.outage is not None)
         assert engine.store_refuses() == ""
         faults.heal()

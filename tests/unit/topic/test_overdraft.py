@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from offloaderd.core.aio.signal import Signal
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
@@ -21,7 +20,6 @@ from offloaderd.topic import tailing_feed
 from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.pool import BufferPool
-from offloaderd.topic.requests.mailbox import Requests
 from offloaderd.topic.tailing_feed import TailingFeed
 from tests.unit.rigs.lives import life, until_found
 from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
@@ -146,7 +144,7 @@ def test_pressing_helps_where_a_segment_can_end(
 ) -> None:
     """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
     taken = Position(1, 4) if built else Position(1, -1)
-    buffer = TailingBuffer(BufferPool(10_000), resume=taken, rereadable=True, on_pressure=lambda: False)
+    buffer = TailingBuffer(BufferPool(10_000), resume=taken, rereadable=True)
     if held:
         assert buffer.fill(EntryBatch(1, taken.entry_id + 1, payloads(held)), taken)
     topic: Any = SimpleNamespace(
@@ -156,6 +154,5 @@ def test_pressing_helps_where_a_segment_can_end(
         attempt=SimpleNamespace(end=end) if built else None,
         progress=SimpleNamespace(entries=built) if built else None,
         next=SimpleNamespace(method_of=lambda run: method),
-        requests=Requests(Signal(), RollPolicy(segment_bytes_max=1, segment_age_max_s=1)),
     )
-    assert TopicOffloader.press(topic) is helps
+    assert cast("Any", TopicOffloader.frees_on_seal).fget(topic) is helps

@@ -67,7 +67,7 @@ async def push(topic: TopicOffloader, entries: Sequence[bytes], *, first: int = 
     """Push entries of ledger 1, batch by batch, each accepted."""
     for at in range(0, len(entries), step):
         some = entries[at : at + step]
-        assert await topic.outage.accept(EntryBatch(1, first + at, some)) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, first + at, some)) is OfferResult.ACCEPTED
 
 
 def slow_to_come_back(topic: TopicOffloader) -> None:
@@ -122,9 +122,9 @@ async def test_nothing_overtakes_what_is_on_disk(tmp_path: Path) -> None:
         small = EntryBatch(1, 1000, [b"small"])
         assert topic.offer(small) is OfferResult.FULL
         assert not topic.handle.can_offer(1)
-        assert await topic.outage.accept(EntryBatch(1, 1001, [b"early"])) is OfferResult.NOT_CONSECUTIVE
-        assert await topic.outage.accept(EntryBatch(1, 999, [b"late"])) is OfferResult.NOT_CONSECUTIVE
-        assert await topic.outage.accept(small) is OfferResult.ACCEPTED
+        assert await topic.accept(EntryBatch(1, 1001, [b"early"])) is OfferResult.NOT_CONSECUTIVE
+        assert await topic.accept(EntryBatch(1, 999, [b"late"])) is OfferResult.NOT_CONSECUTIVE
+        assert await topic.accept(small) is OfferResult.ACCEPTED
         house.faults.heal()
         await until_offloaded(topic, small.last)
         assert (await house.committed())[-2:] == [payloads(1000, 160)[-1], b"small"]
@@ -139,7 +139,7 @@ async def test_of_two_who_push_the_same_one_is_taken(tmp_path: Path) -> None:
         for first in range(1000, 1500, 100):
             again = EntryBatch(1, first, entries[first : first + 100])
             async with asyncio.TaskGroup() as group:
-                offers = [group.create_task(topic.outage.accept(again)) for _ in range(2)]
+                offers = [group.create_task(topic.accept(again)) for _ in range(2)]
             assert {one.result() for one in offers} == {OfferResult.ACCEPTED, OfferResult.NOT_CONSECUTIVE}
         house.faults.heal()
         await until_offloaded(topic, Position(1, 1499))
@@ -210,7 +210,7 @@ async def test_stopping_commits_what_was_accepted_and_refuses_the_rest(tmp_path:
             slow_to_come_back(topic)
             house.faults.heal()
             topic.stop()
-            assert await topic.outage.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
+            assert await topic.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
         assert await house.committed() == entries
         assert house.files() == []
         assert await house.rig.leftovers() == []
@@ -251,7 +251,7 @@ async def test_damage_on_disk_ends_the_claim_and_nothing_wrong_is_stored(tmp_pat
         house.faults.heal()
         while engine.find(topic.topic) is topic:
             await engine.changed.wait()
-        assert await topic.outage.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
+        assert await topic.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
         again = await offloader_of(engine)
         assert again is not topic
         held = again.handle.last_offered()
@@ -306,7 +306,7 @@ async def test_any_run_of_outages_stores_all_in_order(
                 for number in range(at, at + count):
                     ledger, entry = divmod(number, ledger_entries)
                     one = EntryBatch(ledger, entry, [entries[number]])
-                    assert await topic.outage.accept(one) is OfferResult.ACCEPTED
+                    assert await topic.accept(one) is OfferResult.ACCEPTED
                 at += count
             house.faults.heal()
 

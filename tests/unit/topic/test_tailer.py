@@ -20,6 +20,7 @@ from offloaderd.segment.failures import FailureTracker
 from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.lag import LagTracker
 from offloaderd.topic.pool import BufferPool
+from offloaderd.topic.source_reader import SourceReader
 from offloaderd.topic.tailer import EntriesMissing, Tailer
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads, turn, until
@@ -30,11 +31,6 @@ END = Position(4, 4)
 LIMIT_BYTES = 20_000
 
 
-def no_press() -> bool:
-    """Have nothing to seal."""
-    return False
-
-
 class Tailing:
     """A tailer with its buffer, and all that was reported to it as lost."""
 
@@ -43,34 +39,43 @@ class Tailing:
         self.metrics = Metrics()
         self.source = memory_ledgers(self.clock, ledger_entries_max=10)
         self.pool = BufferPool(LIMIT_BYTES)
-        self.buffer = TailingBuffer(self.pool, resume=LEFT, rereadable=True, on_pressure=no_press)
+        self.buffer = TailingBuffer(self.pool, resume=LEFT, rereadable=True)
         self.taken = LEFT
         self.lost: list[Loss] = []
         self.chain = LedgerChain(LEFT, end=None, losses=losses)
-        self.tailer = Tailer(
-            self.source,
-            TOPIC,
-            self.buffer,
-            self.pool,
-            self.chain,
-            ledgers=lambda: self.source.ledgers(TOPIC),
-            needed=lambda: self.taken,
-            pushing=lambda: False,
-            may_take=self._may_take,
-            looked=lambda: None,
-            lost=self._note,
-            wants=lambda step: True,
-            due_in_s=lambda step: None,
-            lag=LagTracker(),
-            failure_tracker=FailureTracker(TOPIC, self.clock, lambda: None),
-            clock=self.clock,
-            metrics=self.metrics,
-        )
+        self.topic, self.pushers, self.oldest = TOPIC, 0, None
+        self.lag = LagTracker()
+        self.failure_tracker = FailureTracker(TOPIC, self.clock, lambda: None)
+        reader = SourceReader(self.source, TOPIC)
+        self.tailer = Tailer(reader, self, self.chain, self.pool, clock=self.clock, metrics=self.metrics)
 
-    async def _may_take(self, meanwhile: object) -> None:
+    @property
+    def next(self) -> Tailing:
+        """See TailedTopic."""
+        return self
+
+    @property
+    def outage(self) -> Tailing:
+        """See TailedTopic."""
+        return self
+
+    def wants(self, step: object) -> bool:
+        """See Choice."""
+        return True
+
+    def due_in_s(self, step: object) -> float | None:
+        """See Choice."""
+        return None
+
+    async def may_take(self, meanwhile: object = None) -> None:
+        """See Gate."""
         await turn()
 
-    async def _note(self, loss: Loss) -> None:
+    def looked(self) -> None:
+        """See TailedTopic."""
+
+    async def record_loss(self, loss: Loss) -> None:
+        """See TailedTopic."""
         await turn()
         self.chain.accept(loss)
         self.lost.append(loss)
@@ -83,7 +88,7 @@ class Tailing:
 
     def decline(self, ledger_id: int, first: int, count: int) -> None:
         """Push when there is no room."""
-        other = TailingBuffer(self.pool, resume=LEFT, rereadable=False, on_pressure=no_press)
+        other = TailingBuffer(self.pool, resume=LEFT, rereadable=False)
         assert (
             other.offer(EntryBatch(0, 4, payloads(1, LIMIT_BYTES - 100 - self.pool.used_bytes))) is OfferResult.ACCEPTED
         )
@@ -336,13 +341,13 @@ async def test_a_topic_that_is_deleted_while_entries_are_hidden_leaves_a_doubt(m
         await turn()
         return Confirmed(3, closed=False, edge=Edge.NEXT_WRITE, hidden=1)
 
-    async def gone() -> list[LedgerInfo]:
+    async def gone(topic: object) -> list[LedgerInfo]:
         await turn()
         raise NotFound("unknown topic")
 
     monkeypatch.setattr(tailing.source, "confirmed", confirmed)
     await tailing.tailer.refresh()
-    monkeypatch.setattr(tailing.tailer, "_ledgers", gone)
+    monkeypatch.setattr(tailing.source, "ledgers", gone)
     await tailing.tailer.refresh()
     tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
     assert tailing.chain.next_after(LEFT) == Loss(LEFT, NEXT, 0)
@@ -355,11 +360,11 @@ async def test_a_topic_that_is_deleted_after_a_look_that_failed_leaves_a_doubt(m
     await tailing.tailer.refresh()
     for error in (Transient("no answer"), NotFound("unknown topic")):
 
-        async def answers(error: OffloaderError = error) -> list[LedgerInfo]:
+        async def answers(topic: object, error: OffloaderError = error) -> list[LedgerInfo]:
             await turn()
             raise error
 
-        monkeypatch.setattr(tailing.tailer, "_ledgers", answers)
+        monkeypatch.setattr(tailing.source, "ledgers", answers)
         with suppress(Transient):
             await tailing.tailer.refresh()
     tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])

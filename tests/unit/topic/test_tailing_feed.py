@@ -22,7 +22,7 @@ class Tail:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.pool = BufferPool(10_000)
-        self.buffer = TailingBuffer(self.pool, resume=START, rereadable=True, on_pressure=lambda: False)
+        self.buffer = TailingBuffer(self.pool, resume=START, rereadable=True)
         follows = START
         for ledger_id, first, count in ((1, 0, 4), (1, 4, 6), (3, 0, 5)):
             assert self.buffer.fill(batch(ledger_id, first, count), follows)
@@ -132,7 +132,7 @@ def test_what_no_ledger_holds_any_more_is_lost() -> None:
 async def test_who_waits_in_vain_lets_another_take_more_memory_than_there_is() -> None:
     """After a while without entries; each that comes begins it anew."""
     tail = Tail()
-    other = TailingBuffer(tail.pool, resume=START, rereadable=False, on_pressure=lambda: False)
+    other = TailingBuffer(tail.pool, resume=START, rereadable=False)
     feed, required = tail.feed, Position(9, 0)
     tail.pool.follow(100)
     feed.take(LAST, TAKE_BYTES, required)

@@ -1,0 +1,57 @@
+"""A topic that this daemon owns, as those see it who work on what lies behind its live edge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from offloaderd.core.aio.signal import Signal
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.segment.claim.fence import Claim
+    from offloaderd.segment.claim.head import HeadKeeper
+    from offloaderd.segment.claim.refusals import TopicIdentity
+    from offloaderd.segment.claim.topic_record import TopicRecord
+    from offloaderd.segment.failures import FailureTracker
+    from offloaderd.segment.roll import RollPolicy
+    from offloaderd.segment.source_check import SourceCheck
+
+
+class OwnedTopic(Protocol):
+    """One topic under one claim. `changed` wakes who waits for what becomes of it."""
+
+    topic: TopicName
+    claim: Claim
+    head: HeadKeeper | None
+    identity: TopicIdentity
+    record: TopicRecord
+    source_check: SourceCheck
+    failure_tracker: FailureTracker
+    changed: Signal
+    policy_changed: Signal
+
+    @property
+    def map(self) -> TopicMap:
+        """What is committed."""
+        ...
+
+    @property
+    def policy(self) -> RollPolicy:
+        """How to offload."""
+        ...
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        ...
+
+    def notify(self) -> None:
+        """What live segments depend on has changed: whoever waits looks again."""
+        ...
+
+    def resting(self) -> AbstractContextManager[object]:
+        """Return a context in which the duty that enters it has nothing to do."""
+        ...
