@@ -21,9 +21,9 @@ from bench.site import CLOCK
 from offloaderd.api.server import FRAME_BYTES
 from offloaderd.core.entries import frame
 from offloaderd.core.frames import FramedEntries
+from offloaderd.core.read_options import Tier
 from offloaderd.protocol.conversion import decoded_read_response, encoded_read_response
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
-from offloaderd.read.plan import Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

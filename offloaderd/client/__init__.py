@@ -15,9 +15,7 @@ from offloaderd.client.trust import NotTrusted, Trust
 from offloaderd.core.errors import LedgerUnknown
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.core.read_options import ReadPriority
-from offloaderd.format.pulsar.transactions import Transactions
-from offloaderd.read.seek.goal import Goal, SeekKind
+from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Transactions
 
 __all__ = [
     "BlockingClient",

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from offloaderd.client.reading import Wanted
     from offloaderd.client.trust import Trust
     from offloaderd.core.model import Position, TopicName
+    from offloaderd.core.read_options import Goal
     from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, read_pb2
-    from offloaderd.read.seek.goal import Goal
 
 T = TypeVar("T")
 CONNECT_S = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from offloaderd.client.channel import Connection
+from offloaderd.core.read_options import SeekKind
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import (
     admin_pb2,
@@ -34,7 +35,6 @@ from offloaderd.protocol.v1 import (
     upkeep_pb2,
     upkeep_pb2_grpc,
 )
-from offloaderd.read.seek.goal import SeekKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import OutagePolicy, Position, TierRetention, TopicName
     from offloaderd.core.names.patterns import TopicPattern
-    from offloaderd.core.read_options import ReadPriority
-    from offloaderd.read.seek.goal import Goal
+    from offloaderd.core.read_options import Goal, ReadPriority
 
 Answer = TypeVar("Answer", bound="Message")
 

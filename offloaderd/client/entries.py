@@ -8,7 +8,7 @@ from offloaderd.client.calls import Calls
 from offloaderd.client.read_ahead import Ahead, read_answer
 from offloaderd.client.reading import Reading, Wanted, read_request
 from offloaderd.client.resume import RESUME_S, Resume
-from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.core.read_options import Transactions
 from offloaderd.protocol.v1 import read_pb2
 
 if TYPE_CHECKING:

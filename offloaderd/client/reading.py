@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from offloaderd.client.calls import seek_target
 from offloaderd.client.errors import LATE, TimedOut
-from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.errors import OffloaderError, OutOfRange, Transient
 from offloaderd.core.model import Position
-from offloaderd.core.read_errors import OutOfRange
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from offloaderd.client.resume import Resume
     from offloaderd.core.clock import Clock
     from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.core.read_options import ReadPriority
-    from offloaderd.read.seek.goal import Goal
+    from offloaderd.core.read_options import Goal, ReadPriority
 
     Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
 

@@ -2,9 +2,18 @@
 
 Every error says what was wrong and, where an operator can act, carries a `hint` with the next step. Adapters turn
 the exceptions of their libraries into these in one place; nothing else crosses a port.
+
+Readers act on two of them in opposite ways: what was deleted is skipped, and what nobody can tell is waited for. So
+EntriesDeleted is said only of what was deleted on purpose and on record.
 """
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class OffloaderError(Exception):
@@ -115,6 +124,52 @@ class NewerRecord(CorruptData):
             hint="nothing of it is changed or deleted; upgrade this daemon, or stop it and leave it to newer ones",
         )
         self.key, self.offset, self.expected, self.found = key, 0, f"format {known} or less", found
+
+
+class TopicNotFound(NotFound):
+    """Neither the ledger source, nor the bucket, nor a policy knows the topic."""
+
+
+class OutOfRange(InvalidInput):
+    """The range lies, wholly or in part, beyond the newest entry; the message says what exists."""
+
+
+class EntriesMissing(NotFound):
+    """Entries of the range are in no tier, or nobody can say whether there are any: a gap is never skipped."""
+
+
+class EntriesLost(EntriesMissing):
+    """Entries of the range were deleted before they were offloaded, or may have been; the hint says how to read on."""
+
+
+class EntriesDeleted(EntriesMissing):
+    """Entries of the range were offloaded and deleted again by the topic's retention; the hint says what there is."""
+
+
+class MapUnknown(Conflict):
+    """Nothing is on record of what was asked for, not even its deletion: the map may be empty, old, or another's."""
+
+
+class TopicUnknown(MapUnknown):
+    """Nothing is on record of the whole topic: no policy, no segment, no deletion."""
+
+
+class Unsound(OffloaderError):
+    """A stored copy of a ledger is not what it has to be; `reason` names the kind of fault for metrics."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message, hint="the source keeps the ledger; docs/failures.md says what to do")
+        self.reason = reason
+
+
+@contextmanager
+def reported(report: Callable[[CorruptData], None]) -> Iterator[None]:
+    """Have damage that is found inside reported."""
+    try:
+        yield
+    except CorruptData as error:
+        report(error)
+        raise
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,10 +1,17 @@
-"""How a read is asked for."""
+"""How a read or a seek is asked for: what a client says, and what it is answered by."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from offloaderd.core.errors import InvalidInput
+
+DISORDER_MS = 2_000
+"""Where no manifest says between which times entries lie, no entry may be written this long, or longer, before another
+one that has an earlier time: several times what clocks that are kept right differ by."""
+
+GOAL_MAX = 2**64 - 1
 
 
 class ReadPriority(StrEnum):
@@ -22,3 +29,53 @@ class ReadPriority(StrEnum):
             return cls(text)
         except ValueError:
             raise InvalidInput(f"unknown read priority {text!r}", hint=f"one of {', '.join(cls)}") from None
+
+
+class Tier(StrEnum):
+    """Where entries come from, as metrics and logs name it."""
+
+    BUFFER = "buffer"
+    SOURCE = "source"
+    OBJECTS = "objects"
+
+
+class Transactions(StrEnum):
+    """Which messages a read gives."""
+
+    COMMITTED = "committed"
+    """Those that a consumer is given."""
+    ALL = "all"
+    """All of them and the markers, with what became of their transactions."""
+
+
+class SeekKind(StrEnum):
+    """What entries are looked for by."""
+
+    TIME = "time"
+    """Milliseconds since 1970, see `format.entry_time`."""
+    INDEX = "index"
+    """Number of a message in the topic (PIP-70)."""
+    SEQUENCE = "sequence"
+    """Number of an entry in the topic (FORMAT.md, 4.4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The first entry, in the order of the log, whose time, message index or sequence number is at least `value`.
+
+    An entry's message index is that of its last message, so the entry with message `value` is found.
+    """
+
+    kind: SeekKind
+    value: int
+
+    def checked(self) -> Goal:
+        """Return itself if the number can be one; raises InvalidInput."""
+        if not 0 <= self.value <= GOAL_MAX:
+            raise InvalidInput(f"cannot seek {self.kind} {self.value}", hint="numbers are 0 to 2^64-1")
+        return self
+
+    @property
+    def surely_before(self) -> int:
+        """Behind an entry that is less than this, in what is not surveyed, and before it, nothing is the answer."""
+        return self.value - DISORDER_MS if self.kind is SeekKind.TIME else self.value

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import DRIVER, OffloadMethod, Position, SegmentRange
 from offloaderd.format.verify import differs
-from offloaderd.metadata.records.context import LedgerSegment
 from offloaderd.objects.keys import SegmentKeys
 
 if TYPE_CHECKING:
@@ -155,19 +154,3 @@ class CommittedSegment:
         if not sound:
             raise InvalidInput(f"segment {self.segment_id} does not hold consecutive entries: {slices}")
         return self
-
-
-def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
-    """Return what a ledger's context says of its slice of a segment."""
-    return LedgerSegment(
-        segment_id=segment.segment_id,
-        begin_entry_id=part.first_entry_id,
-        end_entry_id=part.last_entry_id,
-        assigned_ms=segment.assigned_ms,
-        offloaded_ms=segment.offloaded_ms,
-        object_bytes=segment.object_bytes,
-        payload_bytes=part.payload_bytes,
-        method=segment.method,
-        driver=segment.driver,
-        properties={"bucket": segment.bucket, "prefix": segment.prefix},
-    )

@@ -11,8 +11,8 @@ from offloaderd.core.entries import decode_entries
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import ENTRY_BYTES_MAX, EntryBatch, Position
+from offloaderd.core.read_options import Tier
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
-from offloaderd.read.plan import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,32 +20,30 @@ from offloaderd.core.errors import (
     CorruptData,
     Denied,
     DomainNotCovered,
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
     Expired,
     Fenced,
     IdentityRefused,
     InvalidConfig,
     InvalidInput,
     LedgerUnknown,
+    MapUnknown,
     NewerRecord,
     NoSpace,
     NotFound,
     OffloaderError,
     OutcomeUnknown,
-    Throttled,
-    Transient,
-    Unauthenticated,
-)
-from offloaderd.core.read_errors import (
-    EntriesDeleted,
-    EntriesLost,
-    EntriesMissing,
-    MapUnknown,
     OutOfRange,
+    Throttled,
     TopicNotFound,
     TopicUnknown,
+    Transient,
+    Unauthenticated,
+    Unsound,
 )
 from offloaderd.protocol.v1 import common_pb2
-from offloaderd.upkeep.grants.copy_check import Unsound
 
 if TYPE_CHECKING:
     from grpc import aio

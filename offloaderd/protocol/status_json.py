@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from offloaderd.protocol.message_json import as_json, picked
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from offloaderd.protocol.v1 import admin_pb2
-    from offloaderd.topic.status import TopicStatus
 
 
 class Rate(NamedTuple):
@@ -18,6 +17,26 @@ class Rate(NamedTuple):
 
     entries_per_s: float
     bytes_per_s: float
+
+
+class Taken(Protocol):
+    """How much of a topic has been taken under one claim, as its status or the message of it says."""
+
+    @property
+    def topic(self) -> object:
+        """The topic, or its name."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the claim, 0 for none."""
+
+    @property
+    def taken_entries(self) -> int:
+        """Entries that are in segments or in the open one."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of their payloads."""
 
 
 class Rates(dict[str, Rate]):
@@ -28,7 +47,7 @@ class Rates(dict[str, Rate]):
         self._taken: dict[str, tuple[int, int, int]] = {}
         self._at_s = 0.0
 
-    def look(self, topics: Iterable[TopicStatus | admin_pb2.TopicStatus], now_s: float) -> None:
+    def look(self, topics: Iterable[Taken], now_s: float) -> None:
         """Bring up every topic's rate; what is not here any more is forgotten."""
         before, seconds = self._taken, now_s - self._at_s
         self._taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in topics}

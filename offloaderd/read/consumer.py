@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.errors import CorruptData, NotFound, OutOfRange
 from offloaderd.core.model import START, Position
-from offloaderd.core.read_errors import OutOfRange
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.read.outcomes import Outcomes
 

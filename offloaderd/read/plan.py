@@ -20,10 +20,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.core.errors import InvalidInput
+from offloaderd.core.errors import EntriesDeleted, EntriesLost, EntriesMissing, InvalidInput, OutOfRange
 from offloaderd.core.model import ENTRY_ID_MAX, Position
-from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
     from offloaderd.core.errors import IdentityRefused
     from offloaderd.core.model import LedgerEnd, Loss
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-
-
-class Tier(StrEnum):
-    """Where entries come from, as metrics and logs name it."""
-
-    BUFFER = "buffer"
-    SOURCE = "source"
-    OBJECTS = "objects"
 
 
 class Why(StrEnum):

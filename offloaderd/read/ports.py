@@ -1,18 +1,29 @@
-"""What reading needs of the rest of the daemon, as narrow Protocols, with defaults that ask the metadata store."""
+"""What reading needs of the rest of the daemon, as narrow Protocols, with defaults that ask the metadata store.
+
+`ReadContext` is what one read is given of them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.metadata.topic_map import map as catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
+    from offloaderd.core.clock import Clock
+    from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import EntryBatch, Position, TopicName
+    from offloaderd.core.read_options import ReadPriority
+    from offloaderd.core.retry import RetryPolicy
+    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.policy.merge import Effective
+    from offloaderd.read.plan import TopicView
+    from offloaderd.read.segments.reader import SegmentReader
 
 
 class HotTier(Protocol):
@@ -60,3 +71,21 @@ class StoredMaps:
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Load the map."""
         return await catalog.load(self._store, topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """What one read works with: the tiers, how to look at all of them (`view`, up to a position), and the priority.
+
+    `source` is None for a daemon that only sees what was pushed and offloaded. `view` raises Transient, `priority`
+    TopicNotFound as well.
+    """
+
+    hot: HotTier
+    source: LedgerSource | None
+    segments: SegmentReader
+    retry: RetryPolicy
+    clock: Clock
+    metrics: Metrics
+    view: Callable[[TopicName, Position | None], Awaitable[TopicView]]
+    priority: Callable[[TopicName], Awaitable[ReadPriority]]

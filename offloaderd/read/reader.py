@@ -11,12 +11,12 @@ from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
 
-from offloaderd.core.errors import InvalidInput, NotFound, Transient
+from offloaderd.core.errors import InvalidInput, NotFound, TopicNotFound, Transient
 from offloaderd.core.model import START, Position
-from offloaderd.core.read_errors import TopicNotFound
 from offloaderd.core.retry import retried
 from offloaderd.read.changes import ChangeSignals
 from offloaderd.read.plan import SourceLedger, TopicView
+from offloaderd.read.ports import ReadContext
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.read.stream import Stream
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from offloaderd.core.frames import Entries
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import TopicName
-    from offloaderd.core.read_options import ReadPriority
+    from offloaderd.core.read_options import ReadPriority, Tier
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectReader
-    from offloaderd.read.plan import Tier, Why
+    from offloaderd.read.plan import Why
     from offloaderd.read.ports import HotTier, Maps, Policies
 
 BATCH_BYTES = 1024 * 1024
@@ -99,6 +99,16 @@ class TopicReader:
         self.segments = SegmentReader(objects, clock=clock, metrics=metrics, options=self.options.segments)
         self._maps = maps
         self._policies = policies
+        self._context = ReadContext(
+            hot=hot,
+            source=source,
+            segments=self.segments,
+            retry=self.options.segments.retry,
+            clock=clock,
+            metrics=metrics,
+            view=self.view,
+            priority=self.priority,
+        )
         self._change_signals = ChangeSignals(hot=hot, source=source, clock=clock, loader=self.segments.loader)
 
     async def __aenter__(self) -> Self:
@@ -141,7 +151,7 @@ class TopicReader:
         waiting = True
         with self._change_signals.following(topic) if follow else nullcontext() as change_signal:
             limit = self.options.answer_bytes(batch_bytes)
-            stream = Stream(self, topic, change_signal, limit, entries_max=entries_max, framed=framed)
+            stream = Stream(self._context, topic, change_signal, limit, entries_max=entries_max, framed=framed)
             await stream.begin(first, last, priority)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:

@@ -13,24 +13,32 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import (
+    BucketMissing,
+    CorruptData,
+    Denied,
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position
-from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import doubled
 from offloaderd.read import plan
-from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, Tier, TopicView, Why
-from offloaderd.read.segments.reader import Pace
+from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, TopicView, Why
+from offloaderd.read.segments.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from offloaderd.core.frames import Entries
     from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerSource
     from offloaderd.read.changes import ChangeSignal
-    from offloaderd.read.reader import TopicReader
+    from offloaderd.read.ports import ReadContext
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +57,7 @@ class Stream:
 
     def __init__(
         self,
-        reader: TopicReader,
+        context: ReadContext,
         topic: TopicName,
         change_signal: ChangeSignal | None,
         batch_bytes: int,
@@ -57,7 +65,7 @@ class Stream:
         entries_max: int,
         framed: bool,
     ) -> None:
-        self._reader = reader
+        self._context = context
         self._topic = topic
         self._change_signal = change_signal
         self._batch_bytes = batch_bytes
@@ -74,15 +82,15 @@ class Stream:
         self._failure_tracker: list[tuple[Tier, OffloaderError]] = []
         self._missing: EntriesMissing | None = None
         self._source_tries = 0
-        self._pace = Pace()
+        self._pace = ReadAhead()
 
     async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
         """Look at the topic and check the range. Raises what `TopicReader.read` names for that."""
-        self._view = await self._reader.view(self._topic, last)
+        self._view = await self._context.view(self._topic, last)
         if priority is None or self._view.is_empty():
-            configured = await self._reader.priority(self._topic)
+            configured = await self._context.priority(self._topic)
             if priority is None:
-                self._asked_s = self._reader.clock.monotonic()
+                self._asked_s = self._context.clock.monotonic()
             priority = priority or configured
         self._priority = priority
         follow, self._bounded = self._change_signal is not None, last is not None
@@ -99,7 +107,7 @@ class Stream:
                 continue
             if (held := self._hot_batch()) is not None:
                 self._advance(held)
-                self._reader.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
+                self._context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
                 yield held, Tier.BUFFER, Why.CHOSEN
                 continue
             step = await self._step()
@@ -128,18 +136,18 @@ class Stream:
 
     async def _look(self) -> None:
         """Look at all tiers anew; what manifests said stays true."""
-        self._view = replace(await self._reader.view(self._topic, self._last), ends=self._view.ends)
+        self._view = replace(await self._context.view(self._topic, self._last), ends=self._view.ends)
 
     def _hot_batch(self) -> EntryBatch | None:
         """Return what the buffer holds at the cursor."""
         if self._cursor is None or (self._last is not None and self._cursor > self._last):
             return None
-        return self._reader.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
+        return self._context.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
 
     def _advance(self, batch: Entries) -> None:
         self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
         for tier, _ in self._failure_tracker:
-            self._reader.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
+            self._context.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
         self._failure_tracker.clear()
         self._source_tries = 0
         self._left -= batch.count
@@ -153,7 +161,7 @@ class Stream:
             step = self._decide()
         if step is None:
             for tier, _ in self._failure_tracker:
-                self._reader.metrics.read_requests.labels(source=tier, outcome="error").inc()
+                self._context.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
         if self._view.refused is not None and (step is Stop.WAIT or (step is Stop.DONE and not self._bounded)):
             raise self._view.refused
@@ -163,12 +171,12 @@ class Stream:
 
     async def _heed_policy(self) -> None:
         """Take over a priority that has changed while a long read goes on; one that cannot be read stays as it was."""
-        now_s = self._reader.clock.monotonic()
+        now_s = self._context.clock.monotonic()
         if self._asked_s is None or now_s - self._asked_s < POLICY_S:
             return
         self._asked_s = now_s
         try:
-            self._priority = await self._reader.priority(self._topic)
+            self._priority = await self._context.priority(self._topic)
         except FALL_BACK_ON as error:
             log.warning("read.policy_unknown", topic=str(self._topic), error=str(error))
 
@@ -198,7 +206,7 @@ class Stream:
         """Return where the buffer goes on in a later ledger, if it knows that nothing lies between."""
         if not cursor.entry_id:
             return None
-        following = self._reader.hot.next_after(self._topic, Position(cursor.ledger_id, cursor.entry_id - 1))
+        following = self._context.hot.next_after(self._topic, Position(cursor.ledger_id, cursor.entry_id - 1))
         return following if following is not None and following.ledger_id > cursor.ledger_id else None
 
     def _worst(self) -> OffloaderError:
@@ -228,7 +236,7 @@ class Stream:
         """Let the segment's manifest say whether, and where, the ledger ended."""
         end: int | None = None
         try:
-            async with self._reader.segments.table(self._topic, step.segment) as table:
+            async with self._context.segments.table(self._topic, step.segment) as table:
                 part = table.part(step.ledger_id)
                 if part is not None and part.closed:
                     end = part.ledger_entries - 1
@@ -239,7 +247,7 @@ class Stream:
 
     async def _run(self, run: Run) -> AsyncGenerator[Entries, None]:
         """Yield what the tier gives; a tier that fails is noted, and the next step chooses another."""
-        requests = self._reader.metrics.read_requests
+        requests = self._context.metrics.read_requests
         outcome = "cancelled"
         try:
             async with aclosing(self._open(run)) as batches:
@@ -261,13 +269,13 @@ class Stream:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            segments = self._reader.segments
+            segments = self._context.segments
             if self._framed:
                 return segments.read_framed(
                     self._topic, run.segment, first, last, self._pace, bytes_max=self._batch_bytes
                 )
             return segments.read(self._topic, run.segment, first, last, self._pace)
-        source: LedgerSource | None = self._reader.source
+        source = self._context.source
         if source is None:
             raise EntriesMissing("there is no ledger source")
         return source.read(
@@ -296,16 +304,16 @@ class Stream:
 
     async def _failed_at(self, run: Run, error: OffloaderError) -> None:
         """Note that a tier failed at the cursor; a source that only stumbled is tried again after a pause."""
-        reader, cursor = self._reader, self._cursor or Position(run.ledger_id, run.first_entry_id)
+        context, cursor = self._context, self._cursor or Position(run.ledger_id, run.first_entry_id)
         if run.tier is Tier.SOURCE and isinstance(error, Transient):
             self._source_tries += 1
-            retry = reader.options.segments.retry
+            retry = context.retry
             if self._source_tries < retry.tries_max:
                 pause_s = doubled(retry.pause_s, retry.pause_max_s, self._source_tries)
-                await reader.clock.sleep(reader.clock.jitter(pause_s))
+                await context.clock.sleep(context.clock.jitter(pause_s))
                 return
         if run.tier is Tier.SOURCE and isinstance(error, CorruptData):
-            reader.metrics.checksum_failures.labels(where="read").inc()
+            context.metrics.checksum_failures.labels(where="read").inc()
         self._failed[run.holder] = cursor
         self._reasons[run.holder] = reason_of(error)
         self._failure_tracker.append((run.tier, error))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import EntriesDeleted, EntriesLost
 from offloaderd.core.model import Position
-from offloaderd.core.read_errors import EntriesDeleted, EntriesLost
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.protocol.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site

@@ -11,9 +11,9 @@ import pytest
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.protocol.v1 import common_pb2, read_pb2
-from offloaderd.read.seek.goal import Goal, SeekKind
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.real.pulsar import PulsarOptions, pulsar_standalone

@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.core.errors import Conflict, CorruptData, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, CorruptData, EntriesLost, EntriesMissing, NotFound, OffloaderError
 from offloaderd.core.model import Position, TierRetention, TopicName
-from offloaderd.core.read_errors import EntriesLost, EntriesMissing
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
 from offloaderd.objects import keys

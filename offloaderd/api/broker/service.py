@@ -27,21 +27,24 @@ from offloaderd.core.errors import (
     BucketMissing,
     Conflict,
     CorruptData,
+    EntriesDeleted,
+    EntriesMissing,
     IdentityRefused,
     InvalidInput,
+    MapUnknown,
     NotFound,
+    TopicUnknown,
     Transient,
+    Unsound,
 )
 from offloaderd.core.model import Position, TopicName
-from offloaderd.core.read_errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
 from offloaderd.protocol.v1 import broker_pb2, broker_pb2_grpc
-from offloaderd.read.plan import Tier
 from offloaderd.upkeep.grants.closed_ledger import (
     ClosedLedger,
     Copies,
@@ -52,7 +55,6 @@ from offloaderd.upkeep.grants.closed_ledger import (
     length_of,
     needs_push,
 )
-from offloaderd.upkeep.grants.copy_check import Unsound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.errors import Conflict, InvalidInput, NotFound
+from offloaderd.core.errors import Conflict, InvalidInput, NotFound, TopicUnknown
 from offloaderd.core.names.patterns import of_topic
-from offloaderd.core.read_errors import TopicUnknown
 from offloaderd.metadata import paths
 from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from offloaderd.api.read.memory import Unpacking
     from offloaderd.core.frames import Entries
+    from offloaderd.core.read_options import Tier
     from offloaderd.format.pulsar.messages import Message
     from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
     from offloaderd.read.consumer import ConsumerView
-    from offloaderd.read.plan import Tier
 
 MIB = 1024 * 1024
 ANSWER_BYTES = MIB

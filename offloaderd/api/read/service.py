@@ -14,15 +14,14 @@ from offloaderd.api.read.memory import UNPACK_BYTES, Unpacking
 from offloaderd.api.read.messages import MessageReader
 from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.model import EntryBatch, TopicName
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Tier
 from offloaderd.format.parsing import filled
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
-from offloaderd.read.plan import Tier
-from offloaderd.read.seek.goal import Answered, Goal, SeekKind
+from offloaderd.read.seek.goal import Answered
 from offloaderd.read.seek.seek import seek
 
 if TYPE_CHECKING:

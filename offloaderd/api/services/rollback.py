@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.api.services.retention import checked_ledger
-from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.errors import InvalidInput, NotFound, TopicNotFound
 from offloaderd.core.model import OffloadMethod, TopicName
-from offloaderd.core.read_errors import TopicNotFound
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import rollback as rollback_record

@@ -14,7 +14,7 @@ from offloaderd.cli.options.jobs import MASTER
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.options.quantities import SIZE
 from offloaderd.cli.program import OK
-from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.core.read_options import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

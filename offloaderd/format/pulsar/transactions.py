@@ -41,15 +41,6 @@ _SEARCHED_BYTES = 4096
 """Longer entries are not searched for it: to read their metadata takes less."""
 
 
-class Transactions(StrEnum):
-    """Which messages a read gives."""
-
-    COMMITTED = "committed"
-    """Those that a consumer is given."""
-    ALL = "all"
-    """All of them and the markers, with what became of their transactions."""
-
-
 class TransactionId(NamedTuple):
     """A transaction's id in its cluster: the coordinator's number, and that of the transaction there."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import ledger_segment
+from offloaderd.metadata.topic_map.map import ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
 
 if TYPE_CHECKING:

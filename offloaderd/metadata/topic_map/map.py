@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.metadata import loss_nodes, nodes, paths, pieces
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
+from offloaderd.metadata.records.context import LedgerSegment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.pieces import StoredContext
     from offloaderd.metadata.port import MetadataStore, Step, Versioned
-    from offloaderd.metadata.records.context import LedgerSegment
     from offloaderd.metadata.records.floor import Floor
     from offloaderd.metadata.records.history import HistoryPlan
 
@@ -330,6 +330,22 @@ def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
         prefix=found.properties.get("prefix", ""),
         method=found.method,
         driver=found.driver,
+    )
+
+
+def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
+    """Return what a ledger's context says of its slice of a segment."""
+    return LedgerSegment(
+        segment_id=segment.segment_id,
+        begin_entry_id=part.first_entry_id,
+        end_entry_id=part.last_entry_id,
+        assigned_ms=segment.assigned_ms,
+        offloaded_ms=segment.offloaded_ms,
+        object_bytes=segment.object_bytes,
+        payload_bytes=part.payload_bytes,
+        method=segment.method,
+        driver=segment.driver,
+        properties={"bucket": segment.bucket, "prefix": segment.prefix},
     )
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod, Position, SegmentRange
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import LedgerSlice, ledger_segment
+from offloaderd.metadata.committed import LedgerSlice
+from offloaderd.metadata.topic_map.map import ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
 
 if TYPE_CHECKING:

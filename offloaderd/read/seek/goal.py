@@ -7,35 +7,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.read_options import SeekKind
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
 
 if TYPE_CHECKING:
     from offloaderd.core.model import Position
+    from offloaderd.core.read_options import Goal, Tier
     from offloaderd.format.pulsar.entry_time import Survey
     from offloaderd.format.values import BlockInfo, Past
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.plan import Tier
-
-DISORDER_MS = 2_000
-"""Where no manifest says between which times entries lie, no entry may be written this long, or longer, before another
-one that has an earlier time: several times what clocks that are kept right differ by."""
-
-GOAL_MAX = 2**64 - 1
 
 
 class Unseekable(InvalidInput):
     """Nothing was found, and many entries have no time or index to go by; the hint says what to do."""
-
-
-class SeekKind(StrEnum):
-    """What entries are looked for by."""
-
-    TIME = "time"
-    """Milliseconds since 1970, see `format.entry_time`."""
-    INDEX = "index"
-    """Number of a message in the topic (PIP-70)."""
-    SEQUENCE = "sequence"
-    """Number of an entry in the topic (FORMAT.md, 4.4)."""
 
 
 class Answered(StrEnum):
@@ -49,46 +33,29 @@ class Answered(StrEnum):
     """Several blocks or entries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """The first entry, in the order of the log, whose time, message index or sequence number is at least `value`.
+def key_of(goal: Goal, payload: bytes) -> int | None:
+    """Return the time or index of an entry that a seek goes by."""
+    return value_of(goal, time_of(payload))
 
-    An entry's message index is that of its last message, so the entry with message `value` is found.
-    """
 
-    kind: SeekKind
-    value: int
+def value_of(goal: Goal, found: EntryTime) -> int | None:
+    """Return what counts of an entry's time and index."""
+    return found.time_ms if goal.kind is SeekKind.TIME else found.message_index
 
-    def checked(self) -> Goal:
-        """Return itself if the number can be one; raises InvalidInput."""
-        if not 0 <= self.value <= GOAL_MAX:
-            raise InvalidInput(f"cannot seek {self.kind} {self.value}", hint="numbers are 0 to 2^64-1")
-        return self
 
-    @property
-    def surely_before(self) -> int:
-        """Behind an entry that is less than this, in what is not surveyed, and before it, nothing is the answer."""
-        return self.value - DISORDER_MS if self.kind is SeekKind.TIME else self.value
+def greatest_of(goal: Goal, survey: Survey) -> int | None:
+    """Return the greatest of many entries."""
+    return survey.time_max if goal.kind is SeekKind.TIME else survey.index_max
 
-    def key_of(self, payload: bytes) -> int | None:
-        """Return an entry's time or index."""
-        return self.of(time_of(payload))
 
-    def of(self, found: EntryTime) -> int | None:
-        """Return what counts of an entry's time and index."""
-        return found.time_ms if self.kind is SeekKind.TIME else found.message_index
+def greatest_before(goal: Goal, past: Past) -> int | None:
+    """Return the greatest of all entries before a segment that are known."""
+    return past.time_max if goal.kind is SeekKind.TIME else past.index_max
 
-    def greatest(self, survey: Survey) -> int | None:
-        """Return the greatest of many entries."""
-        return survey.time_max if self.kind is SeekKind.TIME else survey.index_max
 
-    def past(self, past: Past) -> int | None:
-        """Return the greatest of all entries before a segment that are known."""
-        return past.time_max if self.kind is SeekKind.TIME else past.index_max
-
-    def first(self, block: BlockInfo) -> int | None:
-        """Return that of a block's first entry, as far as the manifest says."""
-        return block.first_time if self.kind is SeekKind.TIME else block.first_index
+def first_of(goal: Goal, block: BlockInfo) -> int | None:
+    """Return that of a block's first entry, as far as the manifest says."""
+    return block.first_time if goal.kind is SeekKind.TIME else block.first_index
 
 
 @dataclass(slots=True)

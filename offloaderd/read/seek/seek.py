@@ -20,7 +20,8 @@ import structlog
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
-from offloaderd.read.seek.goal import Cost, SeekKind, Sought, Unseekable
+from offloaderd.core.read_options import SeekKind
+from offloaderd.read.seek.goal import Cost, Sought, Unseekable
 from offloaderd.read.seek.segments import SegmentSeek, SequenceSeek
 from offloaderd.read.seek.source import LedgerSeek, SourceSeek, Stretch
 from offloaderd.read.stream import FALL_BACK_ON
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from offloaderd.core.model import TopicName
+    from offloaderd.core.read_options import Goal
     from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
     from offloaderd.read.plan import SourceLedger, TopicView
     from offloaderd.read.reader import TopicReader
-    from offloaderd.read.seek.goal import Goal, Hit
+    from offloaderd.read.seek.goal import Hit
     from offloaderd.read.seek.source import EntrySeek
 
 log = structlog.get_logger(__name__)

@@ -17,18 +17,19 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from offloaderd.core.model import Position
+from offloaderd.core.read_options import SeekKind, Tier
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
-from offloaderd.read.plan import Tier
-from offloaderd.read.seek.goal import Hit, SeekKind
+from offloaderd.read.seek.goal import Hit, first_of, greatest_before, greatest_of, key_of, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from offloaderd.core.frames import FramedEntries
     from offloaderd.core.model import TopicName
+    from offloaderd.core.read_options import Goal
     from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.seek.goal import Cost, Goal
+    from offloaderd.read.seek.goal import Cost
     from offloaderd.read.seek.source import EntrySeek
     from offloaderd.read.segments.reader import SegmentReader
     from offloaderd.read.segments.table import SegmentTable
@@ -100,16 +101,16 @@ class SegmentSeek:
             start = 0 if surveyed(table.manifest) else await self._last_before(goal, table, kept)
             for at in range(start, len(table.manifest.blocks)):
                 block = table.manifest.blocks[at]
-                greatest = goal.greatest(block.survey) if block.survey is not None else goal.value
+                greatest = greatest_of(goal, block.survey) if block.survey is not None else goal.value
                 if block.ledger_id not in kept or greatest is None or greatest < goal.value:
                     continue
-                key = goal.first(block)
+                key = first_of(goal, block)
                 if key is not None and key >= goal.value:
                     found = EntryTime(block.first_time, block.first_index)
                     return _hit(table.manifest, Position(block.ledger_id, block.first_entry_id), found)
                 for entry_id, payload in (await self.block(table, at)).numbered():
                     found = time_of(payload)
-                    key = goal.of(found)
+                    key = value_of(goal, found)
                     if key is not None and key >= goal.value:
                         return _hit(table.manifest, Position(block.ledger_id, entry_id), found)
         return None
@@ -159,10 +160,10 @@ class SegmentSeek:
     async def _first_key(self, goal: Goal, table: SegmentTable, number: int) -> int | None:
         """Return the time or index of the first entry of a block that has one."""
         block = table.manifest.blocks[number]
-        key = goal.first(block)
-        if key is not None or (block.survey is not None and goal.greatest(block.survey) is None):
+        key = first_of(goal, block)
+        if key is not None or (block.survey is not None and greatest_of(goal, block.survey) is None):
             return key
-        keys = (goal.key_of(payload) for _, payload in (await self.block(table, number)).numbered())
+        keys = (key_of(goal, payload) for _, payload in (await self.block(table, number)).numbered())
         return next((key for key in keys if key is not None), None)
 
 
@@ -241,8 +242,8 @@ def surveyed(manifest: SegmentManifest) -> bool:
 
 def reaches(goal: Goal, manifest: SegmentManifest) -> bool:
     """Whether an entry of a surveyed segment, or of those before it in its row, reaches the goal."""
-    keys = [goal.greatest(block.survey) for block in manifest.blocks if block.survey is not None]
-    keys += [goal.past(manifest.past)] if manifest.past is not None else []
+    keys = [greatest_of(goal, block.survey) for block in manifest.blocks if block.survey is not None]
+    keys += [greatest_before(goal, manifest.past)] if manifest.past is not None else []
     return any(key is not None and key >= goal.value for key in keys)
 
 

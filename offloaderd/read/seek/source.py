@@ -16,20 +16,21 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from offloaderd.core.errors import EntriesMissing
 from offloaderd.core.model import Position
-from offloaderd.core.read_errors import EntriesMissing
+from offloaderd.core.read_options import Tier
 from offloaderd.format.pulsar.entry_time import time_of
-from offloaderd.read.plan import Tier
-from offloaderd.read.seek.goal import Hit
+from offloaderd.read.seek.goal import Hit, key_of, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.core.read_options import Goal
     from offloaderd.format.pulsar.entry_time import EntryTime
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.read.reader import TopicReader
-    from offloaderd.read.seek.goal import Cost, Goal
+    from offloaderd.read.seek.goal import Cost
     from offloaderd.read.segments.reader import SegmentReader
 
 BLANK_MAX = 1000
@@ -100,7 +101,7 @@ class EntrySeek(ABC):
                 start, before = found[0] + 1, bisect_right(probes, found[0]) - 1
         async with aclosing(self._noted(goal, start)) as noted:
             async for _, position, time, tier in noted:
-                key = goal.of(time)
+                key = value_of(goal, time)
                 if key is not None and key >= goal.value:
                     return Hit(position=position, time=time, tier=tier)
         return None
@@ -111,12 +112,12 @@ class EntrySeek(ABC):
 
     async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
         """Return the first entry of [start, end) that has a time or index, and that."""
-        key = goal.key_of((await self.entry(start))[0])
+        key = key_of(goal, (await self.entry(start))[0])
         if key is not None:
             return start, key
         async with aclosing(self._noted(goal, start + 1)) as found:
             async for number, _, time, _ in found:
-                key = goal.of(time)
+                key = value_of(goal, time)
                 if number >= end:
                     return None
                 if key is not None:
@@ -135,7 +136,7 @@ class EntrySeek(ABC):
                         time = time_of(payload)
                         yield at, Position(batch.ledger_id, entry_id), time, tier
                         at += 1
-                        blanks = blanks + 1 if goal.of(time) is None else 0
+                        blanks = blanks + 1 if value_of(goal, time) is None else 0
                     if blanks >= BLANK_MAX:
                         self._cost.skipped = self._cost.skipped or self.position(at - 1)
                         break
@@ -159,7 +160,7 @@ class LedgerSeek(EntrySeek):
         return await self._reader.known_places(self._segment)
 
     async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
-        key = goal.key_of((await self.entry(start))[0])
+        key = key_of(goal, (await self.entry(start))[0])
         return None if key is None else (start, key)
 
     async def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.core.read_errors import reported
+from offloaderd.core.errors import reported
 from offloaderd.format.v1.index import decode_index
 from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import differs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.retrying import RetryingReader
     from offloaderd.read.cache import Cache, Slot
-    from offloaderd.read.segments.reader import Pace
+    from offloaderd.read.segments.read_ahead import ReadAhead
 
 PIECE_BYTES = 1024 * 1024
 """What is fetched at once, and about the distance of remembered places."""
@@ -123,7 +123,7 @@ class LedgerObjects:
         self._report = report
 
     async def read(
-        self, segment: CommittedSegment, first: Position, last: Position, pace: Pace, *, read_ahead_bytes: int
+        self, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead, *, read_ahead_bytes: int
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield every entry of [first, last], which the ledger must hold, in order, a batch for each piece.
 

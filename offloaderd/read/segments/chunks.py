@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import CorruptData
-from offloaderd.core.read_errors import reported
+from offloaderd.core.errors import CorruptData, reported
 from offloaderd.format.chunks import checked_chunk, chunk_count, decode_piece, extent, piece_of
 
 if TYPE_CHECKING:

@@ -26,14 +26,15 @@ from typing import TYPE_CHECKING, Self, cast
 import structlog
 
 from offloaderd.core.aio.tasks import Tasks
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
-from offloaderd.core.read_errors import reported
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, reported
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.verify import framed_block
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.cache import Cache
+from offloaderd.read.segments import read_ahead
 from offloaderd.read.segments.broker_ledger import LedgerObjects
 from offloaderd.read.segments.chunks import Chunks
+from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.table import SegmentTable, table_of
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 512
 """Memory of what is kept with a block's bytes."""
 
-WINDOW_BYTES_MIN = 256 * 1024
-"""A read begins with this much, at least one block: about what one round trip to S3 costs anyway."""
 
 log = structlog.get_logger(__name__)
 
@@ -140,7 +139,12 @@ class SegmentReader:
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: ReadAhead | None = None,
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
 
@@ -160,7 +164,7 @@ class SegmentReader:
         segment: CommittedSegment,
         first: Position,
         last: Position,
-        pace: Pace | None = None,
+        pace: ReadAhead | None = None,
         *,
         bytes_max: int | None = None,
     ) -> AsyncGenerator[FramedEntries, None]:
@@ -170,7 +174,7 @@ class SegmentReader:
         """
         self._reads += 1
         try:
-            async with aclosing(self._wholes(topic, segment, first, last, pace or Pace())) as batches:
+            async with aclosing(self._wholes(topic, segment, first, last, pace or ReadAhead())) as batches:
                 async for batch in batches:
                     with reported(self._report):
                         pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
@@ -180,7 +184,7 @@ class SegmentReader:
             self._reads -= 1
 
     async def _wholes(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield what [first, last] has of each block."""
         if segment.foreign:
@@ -298,24 +302,11 @@ def _cost_bytes(block: BlockInfo) -> int:
     return block.length + BLOCK_BYTES
 
 
-class Pace:
-    """How far a sequential read fetches ahead: more, the longer it goes on."""
-
-    __slots__ = ("window_bytes",)
-
-    def __init__(self) -> None:
-        self.window_bytes = WINDOW_BYTES_MIN
-
-    def grow(self, limit_bytes: int) -> None:
-        """The consumer came back for more."""
-        self.window_bytes = min(2 * self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
-
-
 class _Window:
     """The blocks that one read has claimed and not yet handed out, oldest first."""
 
     def __init__(
-        self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: Pace
+        self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: ReadAhead
     ) -> None:
         self._reader = reader
         self._table = table
@@ -343,7 +334,7 @@ class _Window:
             length = self._length(self._next)
             if self._slots and self._bytes + length > limit:
                 return
-            if not self._claim_run(max(half if self._slots else WINDOW_BYTES_MIN // 2, length)):
+            if not self._claim_run(max(half if self._slots else read_ahead.WINDOW_BYTES_MIN // 2, length)):
                 return
 
     def _claim_run(self, run_bytes: int) -> bool:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation, functions
 
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.read_options import Transactions
 from offloaderd.daemon.log.log import quieted
-from offloaderd.format.pulsar.transactions import Transactions
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.errors import from_spark
 from offloaderd.spark.export.commit import VALUE

@@ -12,9 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import BucketMissing, NotFound, OffloaderError
+from offloaderd.core.errors import BucketMissing, MapUnknown, NotFound, OffloaderError
 from offloaderd.core.model import Position
-from offloaderd.core.read_errors import MapUnknown
 from offloaderd.spark.scan.origin import unpacked
 from offloaderd.spark.scan.share import Condition, broken, parts_of
 
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from offloaderd.core.model import EntryBatch, TopicName
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.read.segments.reader import Pace, SegmentReader
+    from offloaderd.read.segments.read_ahead import ReadAhead
+    from offloaderd.read.segments.reader import SegmentReader
     from offloaderd.spark.scan.share import BrokenSegment, Part
     from offloaderd.spark.scan.snapshot import Snapshot
 
@@ -81,7 +81,12 @@ class LateReader:
         self._known: dict[TopicName, Snapshot] = {}
 
     async def read(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: Pace | None = None
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: ReadAhead | None = None,
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], once and in order. Raises BrokenSegment, CorruptData."""
         todo = deque([Run(segment, first, last)])

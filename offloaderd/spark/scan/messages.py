@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import Position
+from offloaderd.core.read_options import Transactions
 from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.format.pulsar.messages import (
     CONTENT_BYTES_MAX,
@@ -25,7 +26,7 @@ from offloaderd.format.pulsar.messages import (
     decode_columns,
     decode_entry,
 )
-from offloaderd.format.pulsar.transactions import Transactions, TransactionState
+from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.extents import extents_of
 from offloaderd.spark.scan.late import LateReader, Run
 from offloaderd.spark.scan.share import BrokenSegment, Condition, broken

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.adapters.options import s3_options
 from offloaderd.daemon.settings import check
-from offloaderd.format.pulsar.transactions import Transactions
 from offloaderd.spark.scan.origin import Metadata, packed
 from offloaderd.spark.scan.positions import parsed
 from offloaderd.spark.scan.query import Wanted, to_ms

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
-from offloaderd.core.errors import BucketMissing, CorruptData, InvalidInput, NotFound
+from offloaderd.core.errors import BucketMissing, CorruptData, EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import LEDGER_ID_MAX, Position
-from offloaderd.core.read_errors import EntriesDeleted
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.extents import extents_of, segment_reader
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES

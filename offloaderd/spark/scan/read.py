@@ -20,7 +20,7 @@ from offloaderd.core.model import Position
 from offloaderd.daemon.log.log import quieted
 from offloaderd.objects.filesystem.store import FilesystemStore
 from offloaderd.objects.s3.store import S3Store
-from offloaderd.read.segments.reader import Pace
+from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
 from offloaderd.spark.scan.extents import extents_of, segment_reader
@@ -121,7 +121,7 @@ async def _entries(
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what is wanted of a piece, each entry as it is or in the Skip that counts it."""
     todo = deque([Run(piece.segment, piece.first, piece.last)])
-    pace = Pace()
+    pace = ReadAhead()
     while todo:
         run = todo.popleft()
         here = replace(wanted, first=run.first, last=run.last)
@@ -152,7 +152,7 @@ async def _row(
     run: Run,
     row: Sequence[Extent],
     wanted: Wanted,
-    pace: Pace,
+    pace: ReadAhead,
     skip: frozenset[Condition],
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what is wanted of extents that lie next to each other; goes on behind one that is damaged."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position
-from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.core.read_options import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.errors import EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import Position, TopicName
-from offloaderd.core.read_errors import EntriesDeleted
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.extents import segment_reader

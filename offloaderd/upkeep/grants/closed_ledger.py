@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.core.errors import InvalidInput, OffloaderError
+from offloaderd.core.errors import InvalidInput, OffloaderError, Unsound
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import LedgerOffload, Position
 from offloaderd.history.adoption import DRIVER_DEFAULT, located
 from offloaderd.topic.requests.plan import Wanted
-from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound, holding_all, segments_of
+from offloaderd.upkeep.grants.copy_check import CopyChecker, holding_all, segments_of
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, first_of
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Unsound, first_of
 from offloaderd.core.model import lost_up_to
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, runs
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectReader
     from offloaderd.segment.context import OffloadContext
-
-
-class Unsound(OffloaderError):
-    """The copy is not what it has to be; `reason` names the kind of fault for metrics."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message, hint="the source keeps the ledger; docs/failures.md says what to do")
-        self.reason = reason
 
 
 def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:

@@ -29,6 +29,7 @@ from offloaderd.core.errors import (
     NotFound,
     OffloaderError,
     Transient,
+    Unsound,
 )
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
@@ -36,7 +37,7 @@ from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.upkeep.grants import records as grant_records
-from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound, segments_of
+from offloaderd.upkeep.grants.copy_check import CopyChecker, segments_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

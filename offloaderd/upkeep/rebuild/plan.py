@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import LedgerEnd, Position, lost_up_to
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import ledger_segment
 from offloaderd.metadata.records.context import LedgerContext
-from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
 from offloaderd.upkeep.rebuild.superseded import merged, place_of, superseded
 

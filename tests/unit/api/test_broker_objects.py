@@ -8,9 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.core.errors import BucketMissing, CorruptData
+from offloaderd.core.errors import BucketMissing, CorruptData, EntriesMissing
 from offloaderd.core.model import TopicName
-from offloaderd.core.read_errors import EntriesMissing
 from offloaderd.protocol.v1 import broker_pb2
 from tests.unit.api.test_broker_service import OBJECT, Listing, Served, served
 from tests.unit.api.test_manual import CALLER

@@ -10,15 +10,13 @@ import pytest
 
 from offloaderd.api.broker.service import BrokerService
 from offloaderd.api.read.service import ReadService
-from offloaderd.core.errors import Conflict, InvalidInput, NotFound
+from offloaderd.core.errors import Conflict, InvalidInput, MapUnknown, NotFound, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
-from offloaderd.core.read_errors import MapUnknown
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.protocol.conversion import decoded_read_response
 from offloaderd.protocol.v1 import broker_pb2, read_pb2
 from offloaderd.read.reader import TopicReader
-from offloaderd.upkeep.grants.copy_check import Unsound
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.unit.api.test_manual import CALLER

@@ -11,10 +11,9 @@ from offloaderd.access.roles import Grant, Identity, Kind, Rights
 from offloaderd.access.tokens import TokenKey
 from offloaderd.api.gate import CALLER, Caller, NotAllowed, check_source
 from offloaderd.api.roles_needed import NEEDS
-from offloaderd.core.errors import Denied, NotFound, Transient
+from offloaderd.core.errors import Denied, NotFound, TopicUnknown, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import SHADOW_SOURCE, shadow_source
-from offloaderd.core.read_errors import TopicUnknown
 from offloaderd.protocol.v1 import admin_pb2, broker_pb2
 from tests.authority import Authority, token
 from tests.unit.api.guarded import Admin, guarded

@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from offloaderd.api.broker.topics import NAME_BYTES_MAX
-from offloaderd.core.errors import Conflict, DomainNotCovered, InvalidInput, OffloaderError
-from offloaderd.core.read_errors import TopicUnknown
+from offloaderd.core.errors import Conflict, DomainNotCovered, InvalidInput, OffloaderError, TopicUnknown
 from offloaderd.metadata import paths
 from offloaderd.protocol.errors import code_of
 from offloaderd.protocol.v1 import broker_pb2

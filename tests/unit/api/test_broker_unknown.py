@@ -9,9 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import EntriesDeleted, EntriesMissing, MapUnknown, OffloaderError, TopicUnknown
 from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position
-from offloaderd.core.read_errors import EntriesDeleted, EntriesMissing, MapUnknown, TopicUnknown
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice

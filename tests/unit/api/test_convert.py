@@ -14,6 +14,7 @@ from offloaderd.core.entries import frame
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Loss, Position, TopicName
+from offloaderd.core.read_options import Tier
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.protocol.conversion import TIERS, decoded_read_response, encoded_read_response, to_batch
@@ -26,7 +27,6 @@ from offloaderd.protocol.v1 import (
     retention_pb2,
     upkeep_pb2,
 )
-from offloaderd.read.plan import Tier
 from offloaderd.upkeep.gc.findings import Summary
 from offloaderd.upkeep.retention.ledgers import LedgerRow
 from offloaderd.upkeep.verify.flaws import Flaw, Kind

@@ -18,26 +18,24 @@ from offloaderd.core.errors import (
     CorruptData,
     Denied,
     DomainNotCovered,
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
     Fenced,
     InvalidConfig,
     InvalidInput,
+    MapUnknown,
     NoSpace,
     NotFound,
     OffloaderError,
     OutcomeUnknown,
+    OutOfRange,
     Throttled,
+    TopicNotFound,
+    TopicUnknown,
     Transient,
 )
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.read_errors import (
-    EntriesDeleted,
-    EntriesLost,
-    EntriesMissing,
-    MapUnknown,
-    OutOfRange,
-    TopicNotFound,
-    TopicUnknown,
-)
 from offloaderd.protocol.errors import CODES, DETAIL_KEY, code_of, detail_of, from_rpc_error, reason_of
 from offloaderd.protocol.v1 import common_pb2, ledgers_pb2, ledgers_pb2_grpc, read_pb2, read_pb2_grpc
 from tests.patience import PATIENCE_S

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.api.read.service import ReadService
-from offloaderd.core.errors import NotFound, Throttled
+from offloaderd.core.errors import EntriesLost, NotFound, Throttled
 from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
-from offloaderd.core.read_errors import EntriesLost
 from offloaderd.format.pulsar import transactions
 from offloaderd.protocol.v1 import read_pb2
 from offloaderd.read import outcomes

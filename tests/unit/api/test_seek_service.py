@@ -12,9 +12,9 @@ from grpc import aio
 from offloaderd.client.calls import seek_target
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position
+from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
-from offloaderd.read.seek.goal import Goal, SeekKind
 from tests.patience import PATIENCE_S
 from tests.unit.api.serve_reads import served
 from tests.unit.read.build import TOPIC, make_house, sample

@@ -14,9 +14,8 @@ from structlog.testing import capture_logs
 
 from offloaderd.api.services.inspect import InspectService
 from offloaderd.cli.program import NOT_FOUND, exit_code
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import TopicNotFound, Transient
 from offloaderd.core.model import LedgerEnd, Position
-from offloaderd.core.read_errors import TopicNotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record

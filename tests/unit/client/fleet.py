@@ -13,9 +13,8 @@ from grpc import aio
 
 from offloaderd.client import DaemonClient
 from offloaderd.core.entries import frame
-from offloaderd.core.errors import Conflict, OffloaderError
+from offloaderd.core.errors import Conflict, OffloaderError, OutOfRange
 from offloaderd.core.model import Position
-from offloaderd.core.read_errors import OutOfRange
 from offloaderd.protocol.errors import DETAIL_KEY, code_of, detail_of
 from offloaderd.protocol.v1 import (
     common_pb2,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.errors import CorruptData, NotFound, Unsound
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.format.v1.index import decode_index, encode_index
 from offloaderd.history.plan import left_of
@@ -19,7 +19,7 @@ from offloaderd.segment.context import HistoryRules
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants import records as grant_records
-from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound
+from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient, Unsound
 from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position, TierRetention
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.history.boundaries import Split
@@ -30,7 +30,7 @@ from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import HistoryGap
 from offloaderd.segment.context import HistoryRules
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.grants.copy_check import Unsound, segments_of
+from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import has_successor
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.rebuild.known import Failure

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from offloaderd.core.model import EntryBatch, LedgerInfo, Position
+from offloaderd.core.read_options import DISORDER_MS, Goal, SeekKind
 from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.read.seek.goal import DISORDER_MS, Goal, SeekKind
+from offloaderd.read.seek.goal import key_of
 from offloaderd.segment.prefix_totals import past_behind, past_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, make_house, put_segment
 from tests.unit.read.shelf import Shelf
@@ -185,7 +186,7 @@ def pieces_of(entries: Sequence[Entry]) -> list[Piece]:
 def expected(topic: Topic, goal: Goal) -> tuple[Position, EntryTime] | None:
     """Look at every entry."""
     for one in topic.kept():
-        key = one.number if goal.kind is SeekKind.SEQUENCE else goal.key_of(one.payload)
+        key = one.number if goal.kind is SeekKind.SEQUENCE else key_of(goal, one.payload)
         if key is not None and key >= goal.value:
             return one.position, time_of(one.payload)
     return None
@@ -196,6 +197,6 @@ def goals(topic: Topic, kind: SeekKind) -> list[Goal]:
     if kind is SeekKind.SEQUENCE:
         values = set(range(len(topic.entries) + 2))
     else:
-        found = {Goal(kind, 0).key_of(one.payload) for one in topic.entries}
+        found = {key_of(Goal(kind, 0), one.payload) for one in topic.entries}
         values = {key + off for key in found if key is not None for off in (-1, 0, 1)} | {0, 2**64 - 1}
     return [Goal(kind, value) for value in sorted(values) if value >= 0]

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Position
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
 from offloaderd.format.manifest.wire import CHUNKS_BYTES
-from offloaderd.read.seek.goal import Goal, SeekKind
 from offloaderd.read.seek.seek import seek
 from offloaderd.read.segments.table import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_house, put_segment, sample
@@ -25,8 +24,8 @@ from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.read_options import Tier
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.plan import Tier
     from tests.unit.read.build import House
     from tests.unit.read.test_segment import Counting
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.v1.index import decode_index
 from offloaderd.format.v1.scan import BlockScan, block_spans
-from offloaderd.read.plan import Tier
 from offloaderd.read.segments import broker_ledger as ledger_object
-from offloaderd.read.segments.reader import Pace, SegmentOptions, SegmentReader
+from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger
@@ -73,7 +73,7 @@ async def reader(store: MemoryStore, clock: FastClock) -> AsyncIterator[SegmentR
 async def entries(reader: SegmentReader, segment: CommittedSegment, first: int, last: int) -> list[tuple[int, bytes]]:
     """Read a range."""
     found: list[tuple[int, bytes]] = []
-    async for batch in reader.read(TOPIC, segment, Position(9, first), Position(9, last), Pace()):
+    async for batch in reader.read(TOPIC, segment, Position(9, first), Position(9, last), ReadAhead()):
         assert batch.ledger_id == 9
         found += enumerate(batch.payloads, batch.first_entry_id)
     return found
@@ -127,7 +127,7 @@ async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader
     one = ledger([50] * 1000, block_bytes_max=1 << 20)
     await one.put(store)
     most = 0
-    async for _ in reader.read(TOPIC, one.adopted, Position(9, 0), Position(9, 999), Pace()):
+    async for _ in reader.read(TOPIC, one.adopted, Position(9, 0), Position(9, 999), ReadAhead()):
         most = max(most, reader.used_bytes)
     length = len(one.objects()[0])
     table = ledger_object.TABLE_BYTES + ledger_object.PLACE_BYTES * (1 + length // PIECE)
@@ -136,7 +136,7 @@ async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader
 
 async def read_into(found: list[tuple[int, bytes]], reader: SegmentReader, segment: CommittedSegment) -> None:
     """Collect all entries up to the first that cannot be read."""
-    async for batch in reader.read(TOPIC, segment, segment.begin, segment.end, Pace()):
+    async for batch in reader.read(TOPIC, segment, segment.begin, segment.end, ReadAhead()):
         found += enumerate(batch.payloads, batch.first_entry_id)
 
 

@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound
+from offloaderd.core.errors import (
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
+    IdentityRefused,
+    InvalidInput,
+    NotFound,
+    OutOfRange,
+)
 from offloaderd.core.model import LedgerEnd, Loss, Position
-from offloaderd.core.read_errors import EntriesDeleted, EntriesLost, EntriesMissing, OutOfRange
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, Tier, TopicView, checked_range, next_step
+from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, TopicView, checked_range, next_step
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 

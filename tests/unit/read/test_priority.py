@@ -9,10 +9,10 @@ import pytest
 
 from offloaderd.core.errors import Denied, Transient
 from offloaderd.core.model import Position
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.objects import keys
 from offloaderd.read import stream
-from offloaderd.read.plan import Tier, Why
+from offloaderd.read.plan import Why
 from tests.unit.read.build import PREFIX, TOPIC, House, make_house, sample
 from tests.unit.read.shelf import Broken
 from tests.unit.read.test_reader import IDS, collect, run, three_tiers

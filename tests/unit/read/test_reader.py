@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.core.errors import (
+    CorruptData,
+    EntriesLost,
+    EntriesMissing,
+    IdentityRefused,
+    InvalidInput,
+    NotFound,
+    OutOfRange,
+    TopicNotFound,
+    Transient,
+)
 from offloaderd.core.model import EntryBatch, HistoryOrder, Loss, Position, TopicName
-from offloaderd.core.read_errors import EntriesLost, EntriesMissing, OutOfRange, TopicNotFound
-from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.objects import keys
-from offloaderd.read.plan import Tier
 from offloaderd.read.stream import split
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from tests.unit.read.build import (

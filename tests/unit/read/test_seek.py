@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, Transient
+from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.core.read_errors import TopicNotFound
+from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.pulsar.entry_time import EntryTime
 from offloaderd.format.values import Past
@@ -21,8 +21,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.read.plan import Tier
-from offloaderd.read.seek.goal import Answered, Goal, SeekKind, Unseekable
+from offloaderd.read.seek.goal import Answered, Unseekable, key_of
 from offloaderd.read.seek.seek import seek
 from offloaderd.read.seek.segments import first_true
 from offloaderd.read.seek.source import BLANK_MAX
@@ -61,7 +60,7 @@ async def check(topic: Topic, kinds: Sequence[SeekKind]) -> None:
                 try:
                     found = await seek(house.reader, TOPIC, goal)
                 except Unseekable:
-                    assert all(goal.key_of(one.payload) is None for one in topic.kept()), goal
+                    assert all(key_of(goal, one.payload) is None for one in topic.kept()), goal
                     continue
                 hit = (found.hit.position, found.hit.time) if found.hit is not None else None
                 assert hit == expected(topic, goal), goal
@@ -196,7 +195,7 @@ async def test_one_small_get_at_most_beyond_the_manifests(kind: SeekKind) -> Non
     """A seek reads one block of one segment or nothing, and no more than a few manifests of many segments."""
     house, counting, entries = await stored_topic(40)
     for entry in entries[::7]:
-        key = entry.number if kind is SeekKind.SEQUENCE else Goal(kind, 0).key_of(entry.payload)
+        key = entry.number if kind is SeekKind.SEQUENCE else key_of(Goal(kind, 0), entry.payload)
         if key is None:
             continue
         cold = make_house(objects=counting, store=house.store)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.model import Position
+from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.read.plan import Tier
 from offloaderd.read.seek import source as seek_source
-from offloaderd.read.seek.goal import Goal, SeekKind, Unseekable
+from offloaderd.read.seek.goal import Unseekable, key_of
 from offloaderd.read.seek.seek import seek
 from offloaderd.read.segments import broker_ledger as ledger_object
 from offloaderd.segment.prefix_totals import past_of
@@ -72,7 +72,7 @@ async def test_a_topic_of_all_formats_is_searched_as_one(index_every: int) -> No
     house, entries = await mixed(index_every)
     async with house.reader:
         for kind in (SeekKind.TIME, SeekKind.INDEX):
-            keys = {position: Goal(kind, 0).key_of(data) for position, data in entries.items()}
+            keys = {position: key_of(Goal(kind, 0), data) for position, data in entries.items()}
             values = {key + off for key in list(keys.values())[::11] if key is not None for off in (0, 1)}
             for value in sorted(values | {0}):
                 wanted = next((position for position, key in keys.items() if key is not None and key >= value), None)
@@ -90,7 +90,7 @@ async def test_a_dense_index_makes_seeks_read_little() -> None:
     """The index says where entries are: a few of them, and what lies behind the last one before the goal, are read."""
     house, entries = await mixed(index_every=7)
     position = Position(3, 30)
-    goal = Goal(SeekKind.INDEX, Goal(SeekKind.INDEX, 0).key_of(entries[position]) or 0)
+    goal = Goal(SeekKind.INDEX, key_of(Goal(SeekKind.INDEX, 0), entries[position]) or 0)
     house.map.segments = house.map.segments[1:]
     async with house.reader:
         found = await seek(house.reader, TOPIC, goal)

@@ -9,10 +9,10 @@ from uuid import UUID
 from offloaderd.core.aio.each import each
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, ledger_segment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.context import LedgerContext
-from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
 from tests.unit.rigs.rig import TOPIC

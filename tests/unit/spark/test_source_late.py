@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import MapUnknown, Transient
 from offloaderd.core.model import Loss, Position
-from offloaderd.core.read_errors import MapUnknown
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan.columns import Columns

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.core.errors import InvalidInput, NotFound
+from offloaderd.core.errors import EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import HistoryOrder, Loss, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.core.read_errors import EntriesDeleted
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.floor import Floor

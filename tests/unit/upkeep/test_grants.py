@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient, Unsound
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import paths
@@ -18,7 +18,7 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.grants import records as grant_records
-from offloaderd.upkeep.grants.copy_check import Unsound, segments_of
+from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings

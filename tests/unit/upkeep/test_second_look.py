@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import CorruptData
+from offloaderd.core.errors import CorruptData, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.format import verify
 from offloaderd.history.rewriting.stored_feed import BucketReader
@@ -19,7 +19,7 @@ from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.grants.closed_ledger import ClosedLedger, Copies, length_of
-from offloaderd.upkeep.grants.copy_check import CopyChecker, Unsound
+from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.flaws import Level
 from offloaderd.upkeep.verify.topic import look_at

@@ -14,7 +14,7 @@ from offloaderd.cli.options.quantities import MOMENT
 from offloaderd.client.resume import RESUME_S
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
-from offloaderd.format.pulsar.transactions import Transactions
+from offloaderd.core.read_options import Transactions
 
 if TYPE_CHECKING:
     from offloaderd.cli.offloadctl.entries.read_styles import Encoder, MessageEncoder

@@ -12,9 +12,9 @@ from offloaderd.cli.options import common as options
 from offloaderd.cli.options.quantities import MOMENT, ago_ms, duration_param
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.v1 import read_pb2
-from offloaderd.read.seek.goal import Goal, SeekKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
