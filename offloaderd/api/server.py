@@ -52,7 +52,6 @@ from offloaderd.protocol.v1 import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from offloaderd.access.certificates import Certificates
     from offloaderd.access.watched import Watched
@@ -181,9 +180,7 @@ class RpcServer:
         """Take no new calls, and cut those still running after `grace_s`."""
         await self._server.stop(grace_s)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cut what still runs and free the port."""
         async with asyncio.timeout(10):
             await self._server.stop(0)

@@ -17,7 +17,6 @@ from offloaderd.core.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from offloaderd.client.read_ahead import ReadAnswer
     from offloaderd.client.reading import Wanted
@@ -55,9 +54,7 @@ class BlockingClient:
             raise self._error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all calls and the thread."""
         loop, self._loop = self._loop, None
         if loop is not None:

@@ -23,7 +23,6 @@ from offloaderd.protocol.v1 import placement_pb2, placement_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
-    from types import TracebackType
 
     from offloaderd.core.clock import Clock
 
@@ -95,9 +94,7 @@ class Connection:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the channels; calls that still run are cancelled."""
         for task in self._tasks:
             task.cancel()

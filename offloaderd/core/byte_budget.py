@@ -15,7 +15,6 @@ from offloaderd.core.retry import doubled
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from offloaderd.core.clock import Clock
 
@@ -77,9 +76,7 @@ class Turn:
         await self._turns.acquire()
         self._held = True
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Leave the turn to others, unless a sleep that was cancelled has done so."""
         self._leave()
 

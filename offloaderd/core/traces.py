@@ -56,9 +56,7 @@ class NoTrace:
         """Do nothing."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing."""
 
     def step(self, name: str, **facts: Fact) -> AbstractContextManager[None]:

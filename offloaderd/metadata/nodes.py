@@ -93,3 +93,12 @@ async def node(store: MetadataStore, path: str) -> Versioned | None:
         return await store.get(path)
     except NotFound:
         return None
+
+
+async def topic_folders(store: MetadataStore) -> list[str]:
+    """Return the folders of all topics, and whatever else lies where they do. Raises Transient."""
+    folders = [paths.TOPICS]
+    for _ in ("tenant", "namespace", "domain", "topic"):
+        names = await each(folders, store.children)
+        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+    return folders

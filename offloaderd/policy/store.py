@@ -16,7 +16,7 @@ import structlog
 from offloaderd.core.aio.each import each
 from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound, Transient
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import codec
 from offloaderd.policy.records import level as level_record
@@ -91,12 +91,8 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
 
 async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
     """Return every topic that has a policy, enabled or not; one that cannot be read is there with its error."""
-    folders = [paths.TOPICS]
-    for _ in ("tenant", "namespace", "domain", "topic"):
-        names = await each(folders, store.children)
-        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
     topics = []
-    for folder in folders:
+    for folder in await nodes.topic_folders(store):
         try:
             topics.append(paths.parse_topic(folder))
         except InvalidInput:

@@ -20,7 +20,6 @@ from offloaderd.read.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
-    from types import TracebackType
 
     from offloaderd.core.frames import Entries
     from offloaderd.core.model import TopicName
@@ -61,9 +60,7 @@ class ConsumerView:
         """Be ready."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop reading ahead, and leave what was found out to the next read."""
         self._outcomes.release()
         await self._outcomes.close()

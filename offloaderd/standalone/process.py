@@ -25,7 +25,6 @@ from offloaderd.standalone.directory import directory_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from types import TracebackType
 
     from offloaderd.core.clock import Clock
 
@@ -192,8 +191,6 @@ class ChildProcess:
         self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop it."""
         await self.stop()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
-    from types import TracebackType
 
 
 class Rest:
@@ -61,8 +60,6 @@ class Resting:
         """Have nothing to do."""
         self._rest.enter(self._due_s)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Go on."""
         self._rest.leave(self._due_s)

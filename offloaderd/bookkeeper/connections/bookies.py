@@ -38,7 +38,6 @@ from offloaderd.core.metrics.values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, B
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from offloaderd.bookkeeper.connections.window import Window
     from offloaderd.bookkeeper.ports import Znodes
@@ -88,9 +87,7 @@ class BookiePool:
         self._metrics.bookie_long_polls.set_function(self._total(lambda bookie: bookie.long_poll_count))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End all connections."""
         self._closed = True
         for bookie in self._bookies.values():

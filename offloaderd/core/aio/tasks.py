@@ -14,7 +14,6 @@ from offloaderd.core.errors import Closed
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -37,9 +36,7 @@ class Tasks:
         self._open = True
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cancel all work and wait until it has ended. An error of the body stays what it is, outside any group."""
         self._open = False
         for task in self._tasks:

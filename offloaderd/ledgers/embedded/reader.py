@@ -17,7 +17,6 @@ from offloaderd.ledgers.embedded.database import READERS, Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from types import TracebackType
     from typing import Self
 
     from offloaderd.core.clock import Clock
@@ -50,9 +49,7 @@ class EmbeddedReader(BookSource):
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the file."""
         try:
             await self._blocking(self._database.close)

@@ -39,7 +39,6 @@ from offloaderd.ledgers.embedded.database import READERS, Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from types import TracebackType
     from typing import Any, Self
 
     from offloaderd.core.clock import Clock
@@ -116,9 +115,7 @@ class EmbeddedLedgers(BookSource):
         self._sweep()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Finish what is under way and close the files."""
         self._opened = False
         self._changes.close()

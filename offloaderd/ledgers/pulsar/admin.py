@@ -25,8 +25,6 @@ from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError, Transi
 from offloaderd.core.model import Position, Retained
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from offloaderd.core.model import TopicName
 
 log = structlog.get_logger(__name__)
@@ -77,9 +75,7 @@ class PulsarAdmin:
         self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()

@@ -36,7 +36,6 @@ from offloaderd.metadata.zookeeper.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from types import TracebackType
 
     from offloaderd.metadata.port import SessionObserver, Step, StoreSession
     from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
@@ -279,9 +278,7 @@ class ZooKeeperStore:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the session and all threads; calls and watches that are still open raise Closed."""
         await self._connection.close()
         self._wake_all()

@@ -27,7 +27,6 @@ from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, Upload
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from offloaderd.core.clock import Clock
     from offloaderd.objects.port import Bytes, Pieces
@@ -45,9 +44,7 @@ class FilesystemStore:
         """Nothing to open."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Nothing to close."""
 
     def at(self, bucket: str) -> Self:

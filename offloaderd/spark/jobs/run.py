@@ -27,7 +27,6 @@ from offloaderd.spark.jobs.write_task import write_segment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
-    from types import TracebackType
     from typing import Self
 
     from pyspark.sql import SparkSession
@@ -54,9 +53,7 @@ class SparkRunner:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Have Spark stop what still runs."""
         self._context.cancelJobGroup(self._group)
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -17,7 +17,6 @@ from offloaderd.spark.scan.origin import Metadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from types import TracebackType
     from typing import Self
 
     from offloaderd.daemon.settings import Settings
@@ -69,9 +68,7 @@ class HeldStores:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close them."""
         self.close()
 

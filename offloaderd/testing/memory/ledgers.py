@@ -21,7 +21,6 @@ from offloaderd.ledgers.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
-    from types import TracebackType
     from typing import Self
 
     from offloaderd.core.clock import Clock
@@ -55,9 +54,7 @@ class MemoryLedgers(BookSource):
         """Return itself; nothing needs opening."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Refuse everything from now on, and end the watches."""
         self._closed = True
         self._changes.close()

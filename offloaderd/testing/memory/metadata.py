@@ -19,7 +19,6 @@ from offloaderd.metadata.port import Check, Create, Delete, Replace, StoreSessio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from types import TracebackType
 
     from offloaderd.metadata.port import Step
 
@@ -253,9 +252,7 @@ class MemoryMetadata:
         """Return itself: it is connected from the start."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close."""
         self.close()
 

@@ -40,7 +40,6 @@ from offloaderd.core.model import EntryBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import BinaryIO
 
 log = structlog.get_logger(__name__)
@@ -121,9 +120,7 @@ class SpillArea:
             log.info("spill.thrown_away", directory=str(self.directory), files=left)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Throw away what is left, and give the directory back."""
         await asyncio.to_thread(self._close)
 

@@ -103,21 +103,13 @@ async def look(store: MetadataStore) -> References:
             hint="run offloaderd rebuild --apply to its end first",
         )
     found = References()
-    folders = await _topic_folders(store)
+    folders = await nodes.topic_folders(store)
     for topic, attempts, segments, trash in await each(folders, lambda folder: _read_topic(store, folder)):
         found.topics.add(topic)
         found.attempts.update(dict.fromkeys(attempts, topic))
         found.committed.update(segments)
         found.trash.update({one.segment_id: (topic, one) for one in trash})
     return found
-
-
-async def _topic_folders(store: MetadataStore) -> list[str]:
-    folders = [paths.TOPICS]
-    for _ in ("tenant", "namespace", "domain", "topic"):
-        names = await each(folders, store.children)
-        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
-    return folders
 
 
 async def _read_topic(
