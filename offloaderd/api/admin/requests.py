@@ -42,7 +42,7 @@ PLANNED, UNKNOWN = "planned", "unknown"
 class ManualCalls(TopicCalls):
     """The part of AdminService that is about offloading by hand."""
 
-    async def Offload(  # noqa: N802 - named by the proto
+    async def Offload(
         self, request: admin_pb2.OffloadRequest, context: Context
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
         """Have what is wanted offloaded; with `wait`, report until that is committed, whoever owns the topic then.
@@ -63,7 +63,7 @@ class ManualCalls(TopicCalls):
             progress.plan.extend(map(_take, plan.takes))
             yield progress
 
-    async def OffloadStatus(  # noqa: N802 - named by the proto
+    async def OffloadStatus(
         self, request: admin_pb2.OffloadStatusRequest, context: Context
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
         """Say what became of the last request, or what goes on by itself; with `wait`, until nothing does.

@@ -72,7 +72,7 @@ class AdminService(ManualCalls):
         self._snapshot = snapshot
         self._lost = lost
 
-    async def ListSegments(  # noqa: N802 - named by the proto
+    async def ListSegments(
         self, request: admin_pb2.ListSegmentsRequest, context: Context
     ) -> AsyncIterator[admin_pb2.Segment]:
         """Yield the committed segments in order, then the open one."""
@@ -94,9 +94,7 @@ class AdminService(ManualCalls):
             status = offloader.status() if offloader is not None else None
             yield open_segment(attempt, status)
 
-    async def Status(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.StatusRequest, context: Context
-    ) -> admin_pb2.StatusResponse:
+    async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
         """Return the daemon's state with one topic, or all topics that this daemon works on.
 
         While the metadata store is away, what this daemon knows by itself.

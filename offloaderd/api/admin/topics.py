@@ -44,9 +44,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         self._metadata = metadata
         self._source = source
 
-    async def ListTopics(  # noqa: N802 - named by the proto
-        self, request: admin_pb2.ListTopicsRequest, context: Context
-    ) -> admin_pb2.ListTopicsResponse:
+    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
         """Return the topics that have a policy or that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
         tenant, namespace = (*prefix, None, None)[:2]
@@ -86,7 +84,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
 
         return admin_pb2.ListTopicsResponse(topics=await each(topics, summary))
 
-    async def ListSelections(  # noqa: N802 - named by the proto
+    async def ListSelections(
         self, request: admin_pb2.ListSelectionsRequest, context: Context
     ) -> admin_pb2.ListSelectionsResponse:
         """Return the selections in the order of their patterns, each with how many topics it has enabled."""
@@ -101,7 +99,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in sorted(found)]
         return admin_pb2.ListSelectionsResponse(selections=rows)
 
-    async def EnableTopic(  # noqa: N802 - named by the proto
+    async def EnableTopic(
         self, request: admin_pb2.EnableTopicRequest, context: Context
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""
@@ -110,7 +108,7 @@ class TopicCalls(admin_pb2_grpc.AdminServiceServicer):
         changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
         return filled(admin_pb2.EnableTopicResponse, pattern=pattern.text, topics=changes)
 
-    async def DisableTopic(  # noqa: N802 - named by the proto
+    async def DisableTopic(
         self, request: admin_pb2.DisableTopicRequest, context: Context
     ) -> admin_pb2.DisableTopicResponse:
         """Complete the open segments and stop offloading; what was offloaded stays readable."""

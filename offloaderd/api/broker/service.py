@@ -116,9 +116,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
         self.topics = BrokerTopics(engine, register)
 
-    async def EnsureLedger(  # noqa: N802 - named by the proto
-        self, request: broker_pb2.EnsureLedgerRequest, context: Context
-    ) -> AsyncIterator[Report]:
+    async def EnsureLedger(self, request: broker_pb2.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
         """Report until the ledger is covered, or the broker has to do something.
 
         Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
@@ -174,7 +172,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 await self._keep(stored.topic, [wanted.ledger_id], reason)
             raise
 
-    async def OpenLedger(  # noqa: N802 - named by the proto
+    async def OpenLedger(
         self, request: broker_pb2.OpenLedgerRequest, context: Context
     ) -> broker_pb2.OpenLedgerResponse:
         """Say how far a ledger reaches.
@@ -194,7 +192,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
         )
 
-    async def ReadLedger(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+    async def ReadLedger(  # type: ignore[override] # its answers are serialized already
         self, request: broker_pb2.ReadLedgerRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream entries of an offloaded ledger. Raises as ReadService.Read does, and as OpenLedger."""
@@ -241,7 +239,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             async for batch in batches:
                 yield batch if request.framed else batch.decoded()
 
-    async def DeleteLedger(  # noqa: N802 - named by the proto
+    async def DeleteLedger(
         self, request: broker_pb2.DeleteLedgerRequest, context: Context
     ) -> broker_pb2.DeleteLedgerResponse:
         """Let go of a ledger that Pulsar's list has no more. Raises InvalidInput, InvalidConfig, Transient, Denied."""

@@ -68,7 +68,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self._known = KnownOutcomes()
         self.unpacking = Unpacking(unpack_bytes, metrics)
 
-    async def Read(  # type: ignore[override] # noqa: N802 - named by the proto; its answers are serialized already
+    async def Read(  # type: ignore[override] # its answers are serialized already
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
@@ -78,7 +78,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 async for batch, tier in batches:
                     yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
 
-    async def ReadMessages(  # noqa: N802 - named by the proto
+    async def ReadMessages(
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
         """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
@@ -155,16 +155,14 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             self._readers -= 1
             self._metrics.readers.set(self._readers)
 
-    async def LastPositions(  # noqa: N802 - named by the proto
+    async def LastPositions(
         self, request: read_pb2.LastPositionsRequest, context: Context
     ) -> read_pb2.LastPositionsResponse:
         """Say how far a topic reaches. Raises TopicNotFound."""
         found = await self._reader.last_positions(TopicName.parse(request.topic))
         return filled(read_pb2.LastPositionsResponse, found)
 
-    async def Seek(  # noqa: N802 - named by the proto
-        self, request: read_pb2.SeekRequest, context: Context
-    ) -> read_pb2.SeekResponse:
+    async def Seek(self, request: read_pb2.SeekRequest, context: Context) -> read_pb2.SeekResponse:
         """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
             return _to_response(await seek(self._reader, TopicName.parse(request.topic), _goal_of(request.target)))

@@ -42,22 +42,16 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._reload = reload
         self._shown, self._raised, self._fallen = shown, raised, fallen
 
-    async def Reload(  # noqa: N802 - named by the proto
-        self, request: control_pb2.ReloadRequest, context: Context
-    ) -> control_pb2.ReloadResponse:
+    async def Reload(self, request: control_pb2.ReloadRequest, context: Context) -> control_pb2.ReloadResponse:
         """Follow the settings as they are written now. Raises InvalidConfig, Conflict."""
         changes = self._reload(context.peer(), request.dry_run)
         return filled(control_pb2.ReloadResponse, request, changes=changes, daemon_id=self._daemon_id)
 
-    async def ListLogLevels(  # noqa: N802 - named by the proto
-        self, request: control_pb2.ListLogLevelsRequest, context: Context
-    ) -> control_pb2.LogLevels:
+    async def ListLogLevels(self, request: control_pb2.ListLogLevelsRequest, context: Context) -> control_pb2.LogLevels:
         """Return the level of all, then of each module that has another."""
         return self._levels()
 
-    async def SetLogLevel(  # noqa: N802 - named by the proto
-        self, request: control_pb2.SetLogLevelRequest, context: Context
-    ) -> control_pb2.LogLevels:
+    async def SetLogLevel(self, request: control_pb2.SetLogLevelRequest, context: Context) -> control_pb2.LogLevels:
         """Set a module's level for a while, or take that back. Raises InvalidInput."""
         if request.level:
             self._raised(request.module, request.level, request.seconds)
@@ -65,7 +59,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             self._fallen(request.module)
         return self._levels()
 
-    async def PauseTopic(  # noqa: N802 - named by the proto
+    async def PauseTopic(
         self, request: control_pb2.PauseTopicRequest, context: Context
     ) -> control_pb2.PauseTopicResponse:
         """Have a topic stand still, or go on. Raises NotFound when it is not enabled."""

@@ -25,7 +25,7 @@ class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
         self._examine = examine
         self._busy = False
 
-    async def Examine(  # noqa: N802 - named by the proto
+    async def Examine(
         self, request: doctor_pb2.ExamineRequest, context: Context
     ) -> AsyncIterator[doctor_pb2.CheckResult]:
         """Yield results as they are found. Raises Conflict while another examination runs."""

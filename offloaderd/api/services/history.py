@@ -35,7 +35,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         self._context = engine.context
         self._turn = asyncio.Semaphore(1)  # splitting asks the source a lot
 
-    async def PlanHistory(  # noqa: N802 - named by the proto
+    async def PlanHistory(
         self, request: history_pb2.PlanHistoryRequest, context: Context
     ) -> history_pb2.PlanHistoryResponse:
         """Split what is left of history. Raises InvalidInput, NotFound (unknown, or no source), Transient."""
@@ -79,7 +79,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
             planned=plan is not None,
         )
 
-    async def GetHistory(  # noqa: N802 - named by the proto
+    async def GetHistory(
         self, request: history_pb2.GetHistoryRequest, context: Context
     ) -> history_pb2.GetHistoryResponse:
         """Return the plan and some of its ranges. Raises InvalidInput, CorruptData, Transient."""

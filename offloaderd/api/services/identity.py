@@ -52,7 +52,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
         self._daemon_id = daemon_id
         self._clock = context.upload_context.clock
 
-    async def ShowIdentity(  # noqa: N802 - named by the proto
+    async def ShowIdentity(
         self, request: identity_pb2.ShowIdentityRequest, context: Context
     ) -> identity_pb2.ShowIdentityResponse:
         """Return what is known. Raises InvalidInput, CorruptData, Transient."""
@@ -71,7 +71,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
         found.places.extend([await self._place(place) for place in self._context.places])
         return found
 
-    async def AcceptIdentity(  # noqa: N802 - named by the proto
+    async def AcceptIdentity(
         self, request: identity_pb2.AcceptIdentityRequest, context: Context
     ) -> identity_pb2.AcceptIdentityResponse:
         """Believe what is refused. Raises InvalidInput, NotFound (nothing is refused), Conflict, Transient."""

@@ -57,9 +57,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         self._engine = engine
         self._metadata = metadata
 
-    async def Explain(  # noqa: N802 - named by the proto
-        self, request: inspect_pb2.ExplainRequest, context: Context
-    ) -> inspect_pb2.ExplainResponse:
+    async def Explain(self, request: inspect_pb2.ExplainRequest, context: Context) -> inspect_pb2.ExplainResponse:
         """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise.
 
         Transient at once while the metadata store does not answer.
@@ -78,7 +76,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             self._damaged(topic, found.place.segment, str(found.place.flaw))
         return explanation_message(found, await self._engine.owner_of(topic))
 
-    async def Verify(  # noqa: N802 - named by the proto
+    async def Verify(
         self, request: inspect_pb2.VerifyRequest, context: Context
     ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
         """Yield what was found of each segment, then what is between them.

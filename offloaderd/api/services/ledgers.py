@@ -28,7 +28,7 @@ class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):
     def __init__(self, store: LedgerStore) -> None:
         self._store = store
 
-    async def Append(  # noqa: N802 - named by the proto
+    async def Append(
         self, request_iterator: AsyncIterator[ledgers_pb2.AppendRequest], context: Context
     ) -> AsyncIterator[ledgers_pb2.AppendResponse]:
         """Append each request's entries durably and answer it. Raises InvalidInput, NoSpace, Transient.
@@ -40,7 +40,7 @@ class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):
             last = await self._store.append(TopicName.parse(request.topic), payloads)
             yield ledgers_pb2.AppendResponse(last=to_position(last), entry_count=len(payloads))
 
-    async def Roll(self, request: ledgers_pb2.RollRequest, context: Context) -> ledgers_pb2.RollResponse:  # noqa: N802 - named by the proto
+    async def Roll(self, request: ledgers_pb2.RollRequest, context: Context) -> ledgers_pb2.RollResponse:
         """Close the topic's open ledger. Raises NotFound."""
         await self._store.roll(TopicName.parse(request.topic))
         return ledgers_pb2.RollResponse()

@@ -42,7 +42,7 @@ class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
         self._clock = clock
         self._metrics = metrics
 
-    async def StreamingOffload(  # type: ignore[override] # noqa: N802 - named by the proto; reads and writes by context
+    async def StreamingOffload(  # type: ignore[override] # reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
         """Take a stream of batches for one topic. Raises what the engine raises, InvalidInput for a wrong request."""

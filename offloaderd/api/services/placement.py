@@ -32,7 +32,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         self._engine = engine
         self._registration = registration
 
-    async def ListDaemons(  # noqa: N802 - named by the proto
+    async def ListDaemons(
         self, request: placement_pb2.ListDaemonsRequest, context: Context
     ) -> placement_pb2.ListDaemonsResponse:
         """Return all daemons; for a topic in the order in which they should have it, with its owner.
@@ -64,7 +64,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         )
         return response
 
-    async def Drain(  # noqa: N802 - named by the proto
+    async def Drain(
         self, request: placement_pb2.DrainRequest, context: Context
     ) -> AsyncIterator[placement_pb2.DrainProgress]:
         """Hand all topics over, or take part again. Raises Conflict when there is nobody to hand them to."""

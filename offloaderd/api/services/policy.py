@@ -51,7 +51,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         self._place = place
         self._retained = retained
 
-    async def GetPolicies(  # noqa: N802 - named by the proto
+    async def GetPolicies(
         self, request: policy_pb2.GetPoliciesRequest, context: Context
     ) -> policy_pb2.GetPoliciesResponse:
         """Return what is said at a level, and what holds there. Raises InvalidInput, Transient."""
@@ -74,7 +74,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         answer.origins.extend(origins(holds))
         return answer
 
-    async def SetPolicies(  # noqa: N802 - named by the proto
+    async def SetPolicies(
         self, request: policy_pb2.SetPoliciesRequest, context: Context
     ) -> policy_pb2.ChangePoliciesResponse:
         """Say something at a level. Raises InvalidInput with every mistake, Transient."""
@@ -89,7 +89,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         effects = await self._said(where, policies, dry_run=request.dry_run)
         return _changed(effects, [*notes, *_notes(where, policies, merged)])
 
-    async def RemovePolicies(  # noqa: N802 - named by the proto
+    async def RemovePolicies(
         self, request: policy_pb2.RemovePoliciesRequest, context: Context
     ) -> policy_pb2.ChangePoliciesResponse:
         """Say nothing at a level any more. Raises InvalidInput, NotFound when nothing is said there, Transient."""

@@ -40,7 +40,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         self._source = source
         self._clock = clock
 
-    async def ListLedgers(  # noqa: N802 - named by the proto
+    async def ListLedgers(
         self, request: retention_pb2.ListLedgersRequest, context: Context
     ) -> retention_pb2.ListLedgersResponse:
         """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
@@ -77,7 +77,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         except OffloaderError as error:
             return None, str(error)
 
-    async def DeleteLedgers(  # noqa: N802 - named by the proto
+    async def DeleteLedgers(
         self, request: retention_pb2.DeleteLedgersRequest, context: Context
     ) -> retention_pb2.DeleteLedgersResponse:
         """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another's topic)."""
@@ -90,7 +90,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         marked = await self._retention.mark(offloader, ledger_ids, dry_run=request.dry_run)
         return filled(retention_pb2.DeleteLedgersResponse, plan, marked=marked)
 
-    async def RevokeGrant(  # noqa: N802 - named by the proto
+    async def RevokeGrant(
         self, request: retention_pb2.RevokeGrantRequest, context: Context
     ) -> retention_pb2.RevokeGrantResponse:
         """Take a grant back, or forbid it beforehand.
@@ -111,7 +111,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         )
         return filled(retention_pb2.RevokeGrantResponse, grant=found)
 
-    async def AllowGrant(  # noqa: N802 - named by the proto
+    async def AllowGrant(
         self, request: retention_pb2.AllowGrantRequest, context: Context
     ) -> retention_pb2.AllowGrantResponse:
         """Lift a revocation. Raises InvalidInput, NotFound when there is none, OutcomeUnknown, Transient."""

@@ -38,7 +38,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         self._engine = engine
         self._metadata = metadata
 
-    async def PlanRollback(  # noqa: N802 - named by the proto
+    async def PlanRollback(
         self, request: rollback_pb2.PlanRollbackRequest, context: Context
     ) -> AsyncGenerator[rollback_pb2.PlanRollbackResponse, None]:
         """Yield a plan for each topic. Raises InvalidInput, NotFound for a topic, or namespace, without any."""
@@ -82,7 +82,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             unfinished=f"before {unfinished.live_begin}" if unfinished is not None else "",
         )
 
-    async def ConvertTopic(  # noqa: N802 - named by the proto
+    async def ConvertTopic(
         self, request: rollback_pb2.ConvertTopicRequest, context: Context
     ) -> rollback_pb2.ConvertTopicResponse:
         """Order it. Raises InvalidInput, NotFound (not enabled, no such ledger), Conflict with the owner, Transient."""
@@ -91,7 +91,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         order = await self._engine.rollback.order(await self._engine.owned(topic), to)
         return rollback_pb2.ConvertTopicResponse(order=order_message(order) if order is not None else None)
 
-    async def FollowRollback(  # noqa: N802 - named by the proto
+    async def FollowRollback(
         self, request: rollback_pb2.FollowRollbackRequest, context: Context
     ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
         """Yield progress until there is nothing to do. Raises NotFound, Conflict with the owner, Transient."""
@@ -105,7 +105,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
                 return
             await offloader.changed.wait_at_most(clock, FOLLOW_S)
 
-    async def StopRollback(  # noqa: N802 - named by the proto
+    async def StopRollback(
         self, request: rollback_pb2.StopRollbackRequest, context: Context
     ) -> rollback_pb2.StopRollbackResponse:
         """Take the order back. Raises NotFound when there is none, Conflict with the owner, Transient."""

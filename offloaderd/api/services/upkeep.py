@@ -26,9 +26,7 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
         self._collector = collector
         self.grace_s = grace_s
 
-    async def Gc(  # noqa: N802 - named by the proto
-        self, request: upkeep_pb2.GcRequest, context: Context
-    ) -> AsyncIterator[upkeep_pb2.GcEvent]:
+    async def Gc(self, request: upkeep_pb2.GcRequest, context: Context) -> AsyncIterator[upkeep_pb2.GcEvent]:
         """Yield finds as they are judged, then the sum. Raises InvalidInput, and Conflict while another one runs."""
         grace_s = request.grace_s if request.HasField("grace_s") else self.grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
