@@ -13,14 +13,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypedDict
 
 from bench.child import Took, in_child, peak_bytes, used_s
+from bench.site import secret_of
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.log import log
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ async def measure(site: Site, name: str, topic: TopicName, count: int) -> Took:
         root=site.metadata_root(name),
         endpoint=site.s3.endpoint or "",
         access_key=site.s3.access_key or "",
-        secret_key=site.s3.secret_key or "",
+        secret_key=secret_of(site.s3),
         bucket=site.s3.bucket,
         topic=str(topic),
         count=count,
@@ -59,7 +60,7 @@ async def measure(site: Site, name: str, topic: TopicName, count: int) -> Took:
 
 async def run(task: Task) -> Took:
     """Read every segment, from its first entry to its last."""
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=task["bucket"],
         endpoint=task["endpoint"],
         access_key=task["access_key"],

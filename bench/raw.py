@@ -24,6 +24,7 @@ from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 from obstore.store import S3Store as RustStore
 
 from bench.child import Took, in_child, peak_bytes, used_s
+from bench.site import secret_of
 from offloaderd.core.clock import SystemClock
 from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, decode_header
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from typing_extensions import Buffer
 
-    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.objects.settings import ObjectsSettings
 
 CLOCK = SystemClock()
 What = Literal["upload", "get"]
@@ -60,7 +61,7 @@ class Task(TypedDict):
 
 async def measure(
     what: What,
-    s3: S3Options,
+    s3: ObjectsSettings,
     objects: dict[str, int],
     *,
     client: ClientName = "aiobotocore",
@@ -74,7 +75,7 @@ async def measure(
         client=client,
         endpoint=s3.endpoint or "",
         access_key=s3.access_key or "",
-        secret_key=s3.secret_key or "",
+        secret_key=secret_of(s3),
         bucket=s3.bucket,
         objects=objects,
         request_bytes=request_bytes,

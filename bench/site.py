@@ -19,8 +19,8 @@ from offloaderd.client import DaemonClient
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
@@ -70,7 +70,7 @@ class Site:
 
     directory: Path
     zookeeper: str
-    s3: S3Options
+    s3: ObjectsSettings
     pids: Mapping[str, int] = field(default_factory=dict)
 
     def beside(self, pids: Mapping[str, int]) -> Site:
@@ -80,9 +80,9 @@ class Site:
     @asynccontextmanager
     async def bucket(self) -> AsyncIterator[Site]:
         """Give the same site with a new bucket, which is deleted with all that is in it: a run writes many GiB."""
-        server = S3Server(self.s3.endpoint or "", self.s3.access_key or "", self.s3.secret_key or "")
+        server = S3Server(self.s3.endpoint or "", self.s3.access_key or "", secret_of(self.s3))
         with bucket_at(server) as name:
-            options = replace(self.s3, bucket=name)
+            options = self.s3.model_copy(update={"bucket": name})
             async with S3Store(options) as store:
                 # The first byte in a bucket makes the server allocate a volume: nobody's measurement should pay for it.
                 await store.put("warm", bytes(1024))
@@ -139,6 +139,11 @@ class Site:
         }
 
 
+def secret_of(s3: ObjectsSettings) -> str:
+    """Return the secret that goes with the access key."""
+    return s3.secret_key.get_secret_value() if s3.secret_key else ""
+
+
 @asynccontextmanager
 async def site(s3: str = "") -> AsyncIterator[Site]:
     """Start the servers, with SeaweedFS or another S3 server by its name; everything is gone afterwards."""
@@ -146,7 +151,7 @@ async def site(s3: str = "") -> AsyncIterator[Site]:
     keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
     try:
         async with zookeeper(keeper, CLOCK) as metadata, stores.store(s3, directory / "objects", CLOCK) as objects:
-            reached = S3Options(
+            reached = ObjectsSettings(
                 bucket="",
                 endpoint=objects.endpoint,
                 access_key=objects.access_key,

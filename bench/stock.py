@@ -19,7 +19,7 @@ from bench.appending import everything_offloaded
 from bench.durable import quantile
 from bench.machine import cpu_s, forget_peak, memory_bytes
 from bench.report import Figure, spread
-from bench.site import CLOCK
+from bench.site import CLOCK, secret_of
 from bench.tailing import PLAN, beside, distinct_entries
 from bench.usage import GIB, MIB, Measured, measured, process_figures, used_figures
 from offloaderd.core.model import Position
@@ -99,7 +99,7 @@ async def stock(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Fig
 
 async def _stock_round(site: Site, theirs: PulsarOffloader, ledger: Ledger) -> Stock:
     async with site.bucket() as place:
-        server = S3Server(place.s3.endpoint or "", place.s3.access_key or "", place.s3.secret_key or "")
+        server = S3Server(place.s3.endpoint or "", place.s3.access_key or "", secret_of(place.s3))
         to = OffloadTo(server=server, bucket=place.s3.bucket, block_bytes_max=BLOCK_BYTES)
         try:
             return await asyncio.to_thread(_in_jvm, theirs, ledger, to, CLOCK.uuid())

@@ -254,6 +254,7 @@ def test_only_the_root_imports_settings() -> None:
         "offloaderd/daemon/doctor/",
         "offloaderd/drill/",  # runs a daemon of its own
         "offloaderd/daemon/log_levels.py",
+        "offloaderd/fleet/presence.py",
         "offloaderd/daemon/reload.py",
         "offloaderd/daemon/composition/components.py",
         "offloaderd/spark/",  # an executor is a process of its own
@@ -261,7 +262,7 @@ def test_only_the_root_imports_settings() -> None:
         "offloaderd/daemon/daemon.py",
         "offloaderd/daemon/log/log.py",
         "offloaderd/daemon/adapters/stores.py",
-        "offloaderd/daemon/tracing.py",
+        "offloaderd/daemon/telemetry.py",
         "offloaderd/daemon/composition/context.py",
     )
     strangers = [
@@ -271,7 +272,6 @@ def test_only_the_root_imports_settings() -> None:
         and not name.startswith(
             (
                 *roots,
-                "offloaderd/daemon/adapters/options.py",
                 "offloaderd/daemon/http.py",
                 "offloaderd/daemon/adapters/sources.py",
                 "offloaderd/daemon/composition/security.py",

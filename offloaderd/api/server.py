@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from offloaderd.access.certificates import Certificates
     from offloaderd.access.watched import Watched
+    from offloaderd.api.settings import GrpcSettings
 
 FRAME_BYTES = 1024 * 1024
 """A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""
@@ -62,18 +63,6 @@ FRAME_BYTES = 1024 * 1024
 AHEAD_BYTES = 2 * FRAME_BYTES
 """How much of a stream is received before it is read. Left to gRPC's estimate of the line, it was up to 50 MiB for one
 pusher: the estimate takes the daemon's own work for the line's latency, and no budget knows of those bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Where to listen, with which certificate, and what one client may ask for."""
-
-    host: str
-    port: int
-    message_bytes_max: int
-    streams_max: int
-    handshake_s_max: float = 10.0
-    certificates: Watched[Certificates] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +90,14 @@ class RpcServer:
     """An async context manager: bound and starting inside, answering once `serve` is called, gone afterwards."""
 
     def __init__(
-        self, options: ServerOptions, services: Services, interceptors: Sequence[aio.ServerInterceptor]
+        self,
+        options: GrpcSettings,
+        services: Services,
+        interceptors: Sequence[aio.ServerInterceptor],
+        certificates: Watched[Certificates] | None,
     ) -> None:
         self._options = options
+        self._certificates = certificates
         self._services = services
         self._interceptors = interceptors
         self._health = health_aio.HealthServicer()
@@ -131,10 +125,10 @@ class RpcServer:
         self._register()
         address = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            if options.certificates is None:
+            if self._certificates is None:
                 self.port = self._server.add_insecure_port(f"{address}:{options.port}")
             else:
-                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(options.certificates))
+                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(self._certificates))
         except RuntimeError as error:
             raise InvalidConfig(
                 f"cannot listen on {address}:{options.port} for gRPC",

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from offloaderd.bookkeeper.background import Background
     from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.ports import Bookies
     from offloaderd.bookkeeper.replicas.reader import BookieOrder
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
@@ -86,7 +86,8 @@ class TailAsker:
         *,
         clock: Clock,
         metrics: Metrics,
-        options: SourceOptions,
+        options: BookkeeperSettings,
+        quiet_s: float,
     ) -> None:
         self._bookies = bookies
         self._order = order
@@ -95,6 +96,7 @@ class TailAsker:
         self.broker = broker
         self.clock = clock
         self.options = options
+        self.quiet_s = quiet_s
 
     async def ask(self, ledger_id: int, metadata: LedgerMetadata, *, every: bool) -> Sequence[_Answer]:
         """Return what bookies of the last ensemble know, at least one's answer: one bookie is asked, or all.
@@ -298,7 +300,7 @@ class LedgerTail:
     async def _ask_broker(self) -> None:
         """Ask the broker for what a quiet writer has confirmed, ever more rarely while that brings nothing."""
         now = self._asker.clock.monotonic()
-        if now - self._moved_s < self._asker.options.quiet_s:
+        if now - self._moved_s < self._asker.quiet_s:
             return
         if self.edge is Edge.EXPLICIT_LAC:
             self.edge = Edge.NEXT_WRITE  # entries stay hidden: its writer tells its LAC no more

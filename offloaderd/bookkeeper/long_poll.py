@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from offloaderd.bookkeeper.background import Background
     from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.ports import Bookies
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class LastAnswer(Enum):
 class LongPolls:
     """Hangs bells, for all topics of a source."""
 
-    def __init__(self, bookies: Bookies, background: Background, *, clock: Clock, options: SourceOptions) -> None:
+    def __init__(self, bookies: Bookies, background: Background, *, clock: Clock, options: BookkeeperSettings) -> None:
         self._bookies = bookies
         self._background = background
         self.clock = clock

@@ -1,4 +1,4 @@
-"""Settings of how bookies are read."""
+"""Settings of how the ledgers of a cluster are found, followed and read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pydantic import Field
 from offloaderd.core.section import Bytes, NodePath, OptionalSecret, OptionalServers, OptionalText, Seconds, Section
 
 KiB, MiB = 1024, 1024**2
+SINGLES_WINDOW_MAX = 64
 
 
 class BookkeeperSettings(Section):
@@ -93,3 +94,8 @@ class BookkeeperSettings(Section):
 
     sasl_password: OptionalSecret = Field(default=None, examples=[""])
     """Its password; better given as OFFLOADERD__BOOKKEEPER__SASL_PASSWORD than in a file. Never shown."""
+
+    @property
+    def singles_window(self) -> int:
+        """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
+        return min(SINGLES_WINDOW_MAX, self.requests_in_flight_max)

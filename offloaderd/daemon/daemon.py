@@ -28,9 +28,8 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
-from offloaderd.daemon.adapters.stores import bucket_store, check_places, metadata_store
+from offloaderd.daemon.adapters.stores import metadata_store
 from offloaderd.daemon.composition.components import Components, assemble
 from offloaderd.daemon.composition.context import opened_context
 from offloaderd.daemon.composition.security import Guard
@@ -41,6 +40,7 @@ from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings.warnings import is_metadata_open
 from offloaderd.daemon.systemd import attended
 from offloaderd.metadata.port import SessionState
+from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.topic.pool import BufferPool
 
 if TYPE_CHECKING:
@@ -220,11 +220,11 @@ class Daemon:
     async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
         settings, objects = self._settings, self._settings.objects
         where = objects.directory if objects.kind == "filesystem" else f"bucket {objects.bucket}"
-        store = bucket_store(settings, self._clock, self.metrics)
+        store = bucket_store(settings.objects, self._clock, self.metrics)
         await stack.enter_async_context(store)
 
         async def probe() -> SegmentStore:
-            await check_places(settings, store)
+            await check_places(settings.objects, store)
             return store
 
         return await self._until_there("objects", where, probe)
@@ -238,7 +238,7 @@ class Daemon:
             return await open_ledgers(stack, settings, clock=self._clock, metrics=self.metrics)
 
         kept = settings.ledgers.directory
-        where = kept if settings.ledgers.kind == "embedded" else f"the cluster at {wiring.cluster_servers(settings)}"
+        where = kept if settings.ledgers.kind == "embedded" else f"the cluster at {settings.cluster_servers}"
         return await self._until_there("ledgers", where, connect)
 
     async def _until_there(self, name: str, what: str, connect: Callable[[], Awaitable[T]]) -> T | None:
@@ -315,7 +315,7 @@ class Daemon:
 
     def _rpc(self, guard: Guard, services: Services) -> RpcServer:
         interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
-        return RpcServer(wiring.server_options(self._settings, guard.certificates), services, [interceptor])
+        return RpcServer(self._settings.grpc, services, [interceptor], guard.certificates)
 
     async def _drain(
         self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration

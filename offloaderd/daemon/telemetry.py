@@ -8,7 +8,7 @@ a bounded queue and go out from a thread of the SDK; the daemon never waits for 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -22,7 +22,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from offloaderd import __version__
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.traces import NO_TRACES, SegmentTrace
+from offloaderd.daemon.settings.sections.settings import header_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
     from offloaderd.core.traces import Fact
+    from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings
 
 QUEUE_SPANS_MAX = 4096
 BATCH_SPANS_MAX = 512
@@ -42,23 +45,13 @@ VALUE_CHARS_MAX = 1024
 IDS = 1 << 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TelemetryOptions:
-    """Where spans go, whose certificate is good there (PEM; None: the system says), and of how many segments."""
-
-    endpoint: str
-    authorities: bytes | None
-    headers: Mapping[str, str]
-    ratio: float
-    daemon_id: str
-    cluster: str
-
-
 class Telemetry:
     """Traces of OpenTelemetry; `spans` counts what became of them. Closed by its owner."""
 
-    def __init__(self, options: TelemetryOptions, spans: Counter, exporter: SpanExporter | None = None) -> None:
-        """Prepare to send; the collector need not be there."""
+    def __init__(
+        self, options: TracingSettings, ours: DaemonSettings, spans: Counter, exporter: SpanExporter | None = None
+    ) -> None:
+        """Prepare to send; the collector need not be there. Raises InvalidConfig for authorities it cannot read."""
         self._ids = _SegmentIds()
         self._exporter = _Counted(exporter or _exporter(options), spans)
         self._threshold = round(options.ratio * IDS)
@@ -68,8 +61,8 @@ class Telemetry:
                 {
                     SERVICE_NAME: "offloaderd",
                     SERVICE_VERSION: __version__,
-                    SERVICE_INSTANCE_ID: options.daemon_id,
-                    "offloaderd.cluster": options.cluster,
+                    SERVICE_INSTANCE_ID: ours.id,
+                    "offloaderd.cluster": ours.cluster,
                 }
             ),
             shutdown_on_exit=False,
@@ -196,12 +189,20 @@ class _Counted(SpanExporter):
         return self._exporter.force_flush(timeout_millis)
 
 
-def _exporter(options: TelemetryOptions) -> SpanExporter:
-    secure = options.endpoint.startswith("https://")
+def _exporter(options: TracingSettings) -> SpanExporter:
+    secure, authorities = (options.endpoint or "").startswith("https://"), _authorities(options.ca_file)
     return OTLPSpanExporter(
         endpoint=options.endpoint,
         insecure=not secure,
-        credentials=grpc.ssl_channel_credentials(options.authorities) if secure else None,
-        headers=dict(options.headers) or None,
+        credentials=grpc.ssl_channel_credentials(authorities) if secure else None,
+        headers=header_pairs(options.headers.get_secret_value()) if options.headers is not None else None,
         timeout=EXPORT_TIMEOUT_S,
     )
+
+
+def _authorities(path: str | None) -> bytes | None:
+    try:
+        return None if path is None else Path(path).read_bytes()
+    except OSError as error:
+        hint = "name a file with certificates (PEM) that the daemon may read"
+        raise InvalidConfig(f"tracing.ca_file {path}: {error.strerror or error}", hint=hint) from error

@@ -15,7 +15,6 @@ from offloaderd import __version__
 from offloaderd.client import DaemonClient, Trust
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import OffloaderError, Transient, first_of
-from offloaderd.daemon.adapters.stores import bucket_store
 from offloaderd.daemon.daemon import Addresses, Daemon
 from offloaderd.drill.certificate import Pair
 from offloaderd.drill.context import Broken, Ground
@@ -24,6 +23,7 @@ from offloaderd.drill.report import Finding, Outcome, Report
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.drill.scratch import TOPIC
 from offloaderd.drill.tcp_proxy import Link
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.standalone.ports import free_ports
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def where(scratch: Scratch) -> dict[str, str]:
 
 async def check_reach(scratch: Scratch, clock: Clock) -> None:
     """See that both stores answer and the bucket may be used. Raises Transient, Denied, BucketMissing."""
-    async with bucket_store(scratch.settings, clock) as store:
+    async with bucket_store(scratch.settings.objects, clock) as store:
         await store.check()
     async with scratch.metadata_store(above=True) as metadata:
         await metadata.children("/")

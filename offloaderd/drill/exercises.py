@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.daemon.adapters.stores import bucket_store
 from offloaderd.drill.context import WITHIN_S, Broken, Ground
 from offloaderd.drill.s3_proxy import Fault, Shaking
 from offloaderd.drill.scratch import SEGMENT_AGE_S, SESSION_S, TOPIC
@@ -21,6 +20,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.epoch import Epoch
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 
@@ -181,7 +181,7 @@ async def garbage(ground: Ground) -> str:
     scratch = ground.scratch
     labels = keys.segment_metadata(scratch.cluster)
     stray, open_one = (keys.SegmentKeys(scratch.prefix, ground.clock.uuid()).data for _ in range(2))
-    async with bucket_store(scratch.settings, ground.clock) as store:
+    async with bucket_store(scratch.settings.objects, ground.clock) as store:
         await store.put(stray, b"nobody refers to it", metadata=labels)
         await store.create_upload(open_one, metadata=labels)
         events = [event async for event in ground.client.gc(apply=True, grace_s=0.0, timeout_s=WITHIN_S)]
@@ -202,7 +202,7 @@ async def rebuilt(ground: Ground) -> str:
     """The manifests alone are read, and the map that follows from them compared with the one in ZooKeeper."""
     scratch = ground.scratch
     site = Site(cluster=scratch.cluster, bucket=scratch.settings.objects.bucket, prefix=scratch.prefix)
-    async with bucket_store(scratch.settings, ground.clock) as store:
+    async with bucket_store(scratch.settings.objects, ground.clock) as store:
         found = await rebuild.read_buckets(store, [site], lambda _: None)
     plans = rebuild.make_plan(found).topics
     known = [(one.segment_id, one.range) for one in (await _map(ground)).segments]

@@ -16,11 +16,10 @@ from pydantic import SecretStr
 
 from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, NotFound
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.adapters.options import zookeeper_security
-from offloaderd.daemon.adapters.stores import bucket_store
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.fields import all_settings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN
 
 if TYPE_CHECKING:
@@ -163,13 +162,7 @@ class Scratch:
     def metadata_store(self, *, above: bool = False) -> ZooKeeperStore:
         """Return the drill's records (`above`: all clusters'), past the proxy. Raises Transient on entering."""
         options = self.settings.metadata
-        return ZooKeeperStore(
-            options.servers,
-            options.root if above else self.root,
-            session_timeout_s=options.session_timeout_s,
-            connect_timeout_s=options.connect_timeout_s,
-            security=zookeeper_security(self.settings),
-        )
+        return ZooKeeperStore(options.servers, options.root if above else self.root, options)
 
     async def clean(self, clock: Clock) -> tuple[int, int]:
         """Delete all keys and open uploads behind the prefix, and all records below the root; returns how many.
@@ -179,7 +172,7 @@ class Scratch:
         if MARK not in self.prefix or MARK not in self.root:
             raise Conflict(f"{self.prefix!r} and {self.root!r} are no drill's")
         objects = 0
-        async with bucket_store(self.settings, clock) as store:
+        async with bucket_store(self.settings.objects, clock) as store:
             async for upload in store.list_uploads(self.prefix):
                 await store.abort_upload(upload.key, upload.upload_id)
                 objects += 1

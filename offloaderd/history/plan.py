@@ -135,7 +135,7 @@ async def prepare(
     is no plan: they are dealt with one by one. Raises Fenced, Transient when the source of a new topic is away, and
     IdentityRefused when `ledgers` are of another history.
     """
-    limit = context.history.daemon_bytes_max
+    limit = context.history_bytes_max
     plan = topic_map.unfinished
     now_ms = context.upload_context.clock.wall_ms()
     if plan is not None and _is_small_and_idle(plan, limit, now_ms):

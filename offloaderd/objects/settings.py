@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url
+from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url, is_private
+from offloaderd.objects.places import Place, Places
 
 Bucket = Annotated[
     str,
@@ -93,6 +94,27 @@ class ObjectsSettings(Section):
 
     directory: str = Field(default="/var/lib/offloaderd/objects", min_length=1)
     """Root of the filesystem store (kind = filesystem)."""
+
+    @property
+    def all_places(self) -> Places:
+        """Where the daemon stores: its own place, and those that policies may name."""
+        named = {(self.bucket, self.prefix): None} | dict.fromkeys(named_places(self.places))
+        if self.kind == "filesystem":
+            fixed = {"driver": "filesystem", "directory": self.directory}
+            return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
+        fixed = {"driver": "s3", "region": self.region, "endpoint": self.endpoint or ""}
+        return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))
+
+    @property
+    def sign_payloads(self) -> bool:
+        """Whether bodies are signed: where somebody on the way could put others in their place."""
+        return self.endpoint is not None and not is_private(self.endpoint)
+
+    def encrypting(self) -> dict[str, Any]:
+        """Return what a new object is asked to be encrypted with; the bucket's own setting needs no word."""
+        algorithm = {"default": None, "sse-s3": "AES256", "sse-kms": "aws:kms"}[self.encryption]
+        said = {"ServerSideEncryption": algorithm, "SSEKMSKeyId": self.kms_key_id}
+        return {name: value for name, value in said.items() if value is not None}
 
 
 def named_places(text: str) -> list[tuple[str, str]]:

@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryRules:
-    """How much of what was there before a topic was enabled a daemon offloads by itself, in bytes of payload."""
-
-    daemon_bytes_max: int = 4 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadContext:
     """Stores, budgets and settings. `ledgers` is what writes whole ledgers, None where there is no ledger source.
 
@@ -53,7 +46,8 @@ class OffloadContext:
     cluster: str
     places: Places
     ledgers: WholeLedgers | None = None
-    history: HistoryRules = field(default_factory=HistoryRules)
+    history_bytes_max: int = 4 << 30
+    """How much of what was there before a topic was enabled a daemon offloads by itself, in bytes of payload."""
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None

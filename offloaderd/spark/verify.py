@@ -15,12 +15,11 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, OffloaderError
-from offloaderd.daemon.adapters.options import s3_options, sites
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.spark.errors import brief, from_spark
 from offloaderd.spark.scan.options import parse
-from offloaderd.spark.scan.read import store_at
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.source.offsets import look
 from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.objects.settings import ObjectsSettings
     from offloaderd.spark.scan.options import SourceOptions
     from offloaderd.spark.scan.snapshot import Snapshot
     from offloaderd.spark.scan.stores import Stores
@@ -79,7 +78,7 @@ class Looked:
 class Look:
     """How tasks look: where, and how closely. Called by Spark in each of them."""
 
-    place: S3Options | str
+    objects: ObjectsSettings
     cluster: str
     buckets: frozenset[str]
     level: Level
@@ -91,7 +90,7 @@ class Look:
 
     async def _all(self, segments: Sequence[Segment]) -> list[Looked]:
         clock = SystemClock()
-        async with store_at(self.place) as objects:
+        async with bucket_store(self.objects, clock) as objects:
             return [await self._one(RetryingReader(objects, clock=clock), one) for one in segments]
 
     async def _one(self, looker: RetryingReader, one: Segment) -> Looked:
@@ -137,10 +136,8 @@ def verify(
     parsed = parse(options)
     snapshots = _snapshots(parsed)
     segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
-    objects = parsed.settings.objects
-    place = objects.directory if objects.kind == "filesystem" else s3_options(parsed.settings)
-    buckets = frozenset(site.bucket for site in sites(parsed.settings))
-    task = Look(place, parsed.settings.daemon.cluster, buckets, level)
+    settings = parsed.settings
+    task = Look(settings.objects, settings.daemon.cluster, frozenset(settings.objects.all_places.buckets), level)
     found = _distributed(spark, segments, task)
     found = _without_deleted(found, parsed)
     with HeldStores(parsed) as held:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.adapters.options import s3_options
 from offloaderd.daemon.settings import load
 from offloaderd.daemon.settings.writing import as_toml
 from offloaderd.objects.s3.store import S3Store
@@ -183,7 +182,7 @@ SHORTER = {"OFFLOADERD__METADATA__SESSION_TIMEOUT_S": "6"}
 
 async def make_bucket(settings: Settings, clock: Clock) -> None:
     """Make the bucket; one that exists stays as it is."""
-    async with S3Store(s3_options(settings), Metrics(), clock) as store:
+    async with S3Store(settings.objects, Metrics(), clock) as store:
         for _ in range(BUCKET_TRIES):
             try:
                 await store.create_bucket()

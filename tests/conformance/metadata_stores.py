@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd.core.clock import SystemClock
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.patience import PATIENCE_S
@@ -88,7 +89,7 @@ def zookeeper_store(
 ) -> ZooKeeperStore:
     """A store with the short sessions of tests."""
     return ZooKeeperStore(
-        servers, root, session_timeout_s=session_s, connect_timeout_s=connect_s, call_timeout_s=call_s
+        servers, root, MetadataSettings(session_timeout_s=session_s, connect_timeout_s=connect_s), call_timeout_s=call_s
     )
 
 

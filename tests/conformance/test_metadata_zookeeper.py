@@ -17,6 +17,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.drill.listener import Listener, relay
 from offloaderd.metadata.port import Create, SessionState, Versioned
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import client as zookeeper_client
 from offloaderd.metadata.zookeeper import store as adapter
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
@@ -129,7 +130,9 @@ async def test_a_server_that_never_greets_is_left_for_the_next_try(zookeeper: st
 
     async with (
         Listener(greet) as front,
-        ZooKeeperStore(front.address, "/offloaderd", session_timeout_s=30, connect_timeout_s=12) as store,
+        ZooKeeperStore(
+            front.address, "/offloaderd", MetadataSettings(session_timeout_s=30, connect_timeout_s=12)
+        ) as store,
     ):
         assert len(met) > 1
         assert await store.children("/no/such/node") == []
@@ -170,7 +173,9 @@ async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back
     """A short outage: Transient within the deadline, then the same session, its nodes, and re-armed watches."""
     states: list[SessionState] = []
     async with (
-        ZooKeeperStore(server.address, "/r", session_timeout_s=30, call_timeout_s=0.5, observer=states.append) as store,
+        ZooKeeperStore(
+            server.address, "/r", MetadataSettings(session_timeout_s=30), call_timeout_s=0.5, observer=states.append
+        ) as store,
         zookeeper_store(server.address, "/r", session_s=30) as other,
     ):
         await store.create("/mine", b"", ephemeral=True)
@@ -210,7 +215,7 @@ async def test_a_session_is_lost_once_it_cannot_be_known_to_live(server: Private
     """Away for longer than a session: lost while still away; then another session, without the old one's nodes."""
     states: list[SessionState] = []
     async with ZooKeeperStore(
-        server.address, "/r", session_timeout_s=2, call_timeout_s=0.5, observer=states.append
+        server.address, "/r", MetadataSettings(session_timeout_s=2), call_timeout_s=0.5, observer=states.append
     ) as store:
         await store.create("/mine", b"", ephemeral=True)
         session = await store.session()

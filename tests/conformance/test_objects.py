@@ -15,8 +15,8 @@ from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.objects import checks
 from offloaderd.objects.filesystem.store import FilesystemStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.real import stores
 
@@ -39,14 +39,13 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore | File
     if request.param == "filesystem":
         return FilesystemStore(tmp_path)
     bucket, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_server")
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=bucket,
         endpoint=server.endpoint,
         access_key=server.access_key,
         secret_key=server.secret_key,
-        page_keys=1000 if stores.wanted() == "versitygw" else 2,  # it refuses the marker that it gave itself
     )
-    return S3Store(options)
+    return S3Store(options, page_keys=1000 if stores.wanted() == "versitygw" else 2)  # it refuses its own marker
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 
 from offloaderd.bookkeeper import long_poll as long_polls
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.connections.options import BookieOptions
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing import payloads
 from tests.patience import PATIENCE_S
@@ -36,8 +36,8 @@ SPREAD = pytest.mark.parametrize("ensemble", [2, 3], ids=["2/2", "3/2"])
 SOON_S = 2.5
 """At once, on a busy machine; polls and returning bells are made to take far longer here."""
 FAILED_S = 2.0
-OPTIONS = SourceOptions(poll_min_s=3, poll_max_s=3, quiet_poll_s=60, hedge_s=0.5)
-PATIENT = BookieOptions(request_timeout_s=FAILED_S)
+OPTIONS = BookkeeperSettings(poll_min_s=3, poll_max_s=3, quiet_poll_s=60, hedge_s=0.5)
+PATIENT = BookkeeperSettings(request_timeout_s=FAILED_S)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ async def watched(cluster: BookKeeperCluster, ensemble: int = 2, *, entries: int
     metrics = Metrics()
     ids = [bookie.bookie_id for bookie in cluster.bookies][:ensemble]
     async with (
-        ZooKeeperStore(cluster.zookeeper, "/", session_timeout_s=5) as znodes,
+        ZooKeeperStore(cluster.zookeeper, "/", MetadataSettings(session_timeout_s=5)) as znodes,
         BookiePool(znodes, clock=CLOCK, metrics=metrics, options=PATIENT) as pool,
         BookKeeperLedgers(znodes, pool, clock=CLOCK, metrics=metrics, options=OPTIONS) as source,
         ledger_writer(cluster.zookeeper, CLOCK) as writer,
@@ -174,7 +174,7 @@ async def test_all_bells_on_bookies_with_cold_caches(bookkeeper: BookKeeperClust
         await bookie.restart()
     metrics = Metrics()
     async with (
-        ZooKeeperStore(bookkeeper.zookeeper, "/", session_timeout_s=5) as znodes,
+        ZooKeeperStore(bookkeeper.zookeeper, "/", MetadataSettings(session_timeout_s=5)) as znodes,
         BookiePool(znodes, clock=CLOCK, metrics=metrics, options=PATIENT) as pool,
         BookKeeperLedgers(znodes, pool, clock=CLOCK, metrics=metrics, options=OPTIONS) as source,
         ledger_writer(bookkeeper.zookeeper, CLOCK) as writer,

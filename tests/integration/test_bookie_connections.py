@@ -6,13 +6,13 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.connections.connection import ConnectionLost, TimedOut
-from offloaderd.bookkeeper.connections.options import BookieOptions, SaslOptions, TlsOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
 from offloaderd.bookkeeper.wire.status import NotHere
 from offloaderd.core.clock import SystemClock
@@ -36,16 +36,19 @@ pytestmark = pytest.mark.bookies
 CLOCK = SystemClock()
 EVERYWHERE = Ensemble(size=3, write_quorum=3, ack_quorum=3)
 CERTIFICATES = Path(__file__).parents[1] / "unit" / "ledgers" / "bookkeeper" / "certificates"
-USER = SaslOptions(username="offloaderd", password="s3cret")
-TLS = TlsOptions(
-    ca_file=str(CERTIFICATES / "authority.pem"),
-    cert_file=str(CERTIFICATES / "daemon.pem"),
-    key_file=str(CERTIFICATES / "daemon.key"),
-)
+USER: dict[str, Any] = {"sasl_username": "offloaderd", "sasl_password": "s3cret"}
+TLS: dict[str, Any] = {
+    "tls": True,
+    "tls_ca_file": str(CERTIFICATES / "authority.pem"),
+    "tls_cert_file": str(CERTIFICATES / "daemon.pem"),
+    "tls_key_file": str(CERTIFICATES / "daemon.key"),
+}
 
 
 @asynccontextmanager
-async def bookie_pool(cluster: BookKeeperCluster, options: BookieOptions | None = None) -> AsyncIterator[BookiePool]:
+async def bookie_pool(
+    cluster: BookKeeperCluster, options: BookkeeperSettings | None = None
+) -> AsyncIterator[BookiePool]:
     """Give a pool on the cluster."""
     async with (
         ZooKeeperStore(cluster.zookeeper, "/") as znodes,
@@ -140,7 +143,7 @@ async def test_a_frozen_bookie(bookkeeper: BookKeeperCluster, java_ledgers: Java
     ledger = java_ledgers.create(EVERYWHERE)
     ledger.add(50)
     bookie = bookkeeper.bookies[1]
-    async with bookie_pool(bookkeeper, BookieOptions(request_timeout_s=0.5)) as pool:
+    async with bookie_pool(bookkeeper, BookkeeperSettings(request_timeout_s=0.5)) as pool:
         before = await until_read(pool, bookie.bookie_id, ledger.ledger_id, 7)
         await until_given(
             lambda: pool.read_batch(bookie.bookie_id, ledger.ledger_id, 0, count_max=9, bytes_max=1 << 20)
@@ -162,7 +165,7 @@ async def test_a_bookie_without_its_registration(bookkeeper: BookKeeperCluster, 
     """One whose id is an address is found even when ZooKeeper knows nothing of it."""
     ledger = java_ledgers.create(EVERYWHERE)
     ledger.add(5)
-    async with bookie_pool(bookkeeper, BookieOptions(ledgers_root="/nowhere")) as pool:
+    async with bookie_pool(bookkeeper, BookkeeperSettings(ledgers_root="/nowhere")) as pool:
         for bookie in bookkeeper.bookies:
             assert await pool.read(bookie.bookie_id, ledger.ledger_id, 1)
 
@@ -195,14 +198,11 @@ async def test_a_bookie_that_wants_proof(bookkeeper: BookKeeperCluster, tmp_path
     """SASL DIGEST-MD5 and TLS with certificates of both sides, each way of asking, and each way of being refused."""
     jaas = tmp_path / "jaas.conf"
     jaas.write_text(
-        "Bookie {\n"
-        "  org.apache.zookeeper.server.auth.DigestLoginModule required\n"
-        f'  user_{USER.username}="{USER.password}";\n'
-        "};\n"
+        'Bookie {\n  org.apache.zookeeper.server.auth.DigestLoginModule required\n  user_offloaderd="s3cret";\n};\n'
     )
     settings = {
         "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory",
-        "saslJaasClientAllowedIds": USER.username,
+        "saslJaasClientAllowedIds": USER["sasl_username"],
         "tlsProvider": "JDK",
         "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
         "tlsClientAuthentication": True,
@@ -221,7 +221,7 @@ async def test_a_bookie_that_wants_proof(bookkeeper: BookKeeperCluster, tmp_path
     # Without a realm of Kerberos, of which it makes no use, the JVM looks for one in the DNS.
     kerberos = "-Djava.security.krb5.realm=NONE -Djava.security.krb5.kdc=localhost"
     async with changed(bookie, settings, f"-Djava.security.auth.login.config={jaas} {kerberos}"):
-        for options in (BookieOptions(sasl=USER), BookieOptions(sasl=USER, tls=TLS)):
+        for options in (BookkeeperSettings(**USER), BookkeeperSettings(**USER, **TLS)):
             async with bookie_pool(bookkeeper, options) as pool:
                 single = await pool.read(bookie.bookie_id, ledger.ledger_id, 0)
                 batch = await pool.read_batch(bookie.bookie_id, ledger.ledger_id, 1, count_max=19, bytes_max=1 << 23)
@@ -232,11 +232,14 @@ async def test_a_bookie_that_wants_proof(bookkeeper: BookKeeperCluster, tmp_path
                 told = await pool.newer(bookie.bookie_id, ledger.ledger_id, lac, seconds=0.2)
                 assert await told == lac
         for options, says in (
-            (BookieOptions(), "bookkeeper.sasl_username"),
-            (BookieOptions(sasl=replace(USER, password="wrong")), "JAAS"),
-            (BookieOptions(sasl=replace(USER, username="stranger")), "JAAS"),
-            (BookieOptions(sasl=USER, tls=replace(TLS, cert_file=None, key_file=None)), "tlsClientAuthentication"),
-            (BookieOptions(sasl=USER, tls=replace(TLS, ca_file=None)), "bookkeeper.tls"),
+            (BookkeeperSettings(), "bookkeeper.sasl_username"),
+            (BookkeeperSettings(**USER | {"sasl_password": "wrong"}), "JAAS"),
+            (BookkeeperSettings(**USER | {"sasl_username": "stranger"}), "JAAS"),
+            (
+                BookkeeperSettings(**USER, **TLS | {"tls_cert_file": None, "tls_key_file": None}),
+                "tlsClientAuthentication",
+            ),
+            (BookkeeperSettings(**USER, **TLS | {"tls_ca_file": None}), "bookkeeper.tls"),
         ):
             async with bookie_pool(bookkeeper, options) as pool:
                 for ask in (

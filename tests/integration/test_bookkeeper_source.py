@@ -11,9 +11,9 @@ from uuid import UUID
 import pytest
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.connections.options import BookieOptions
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.replicas import reader as replicas
 from offloaderd.bookkeeper.replicas.read import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound, Transient
@@ -21,6 +21,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Edge, TopicName
 from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing import payloads
 from tests.patience import PATIENCE_S
@@ -106,13 +107,15 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(bookkeeper: BookKeeperCluster) -> AsyncIterator[Stage]:
+async def stage(bookkeeper: BookKeeperCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """A source that is less patient than a daemon's, so that faults show sooner."""
     metrics = Metrics()
-    options = SourceOptions(hedge_s=0.5, pause_min_s=0.2, rounds=3, poll_max_s=0.5)
+    options = BookkeeperSettings(hedge_s=0.5, poll_max_s=0.5)
+    monkeypatch.setattr(replicas, "PAUSE_MIN_S", 0.2)
+    monkeypatch.setattr(replicas, "ROUNDS", 3)
     async with (
-        ZooKeeperStore(bookkeeper.zookeeper, "/", session_timeout_s=5) as znodes,
-        BookiePool(znodes, clock=CLOCK, metrics=metrics, options=BookieOptions(request_timeout_s=2)) as bookies,
+        ZooKeeperStore(bookkeeper.zookeeper, "/", MetadataSettings(session_timeout_s=5)) as znodes,
+        BookiePool(znodes, clock=CLOCK, metrics=metrics, options=BookkeeperSettings(request_timeout_s=2)) as bookies,
         BookKeeperLedgers(znodes, bookies, clock=CLOCK, metrics=metrics, options=options) as source,
         ledger_writer(bookkeeper.zookeeper, CLOCK) as writer,
     ):

@@ -19,8 +19,8 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, OffloaderError
 from offloaderd.objects import keys
 from offloaderd.objects.s3.errors import RIGHTS
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.spark.source.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to
@@ -76,7 +76,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 async def store_of(server: S3Server, user: str) -> AsyncIterator[S3Store]:
     """Open the bucket as a user; as the owner with no name."""
     access_key, secret_key = (user, SECRET) if user else (server.access_key, server.secret_key)
-    options = S3Options(bucket=BUCKET, endpoint=server.endpoint, access_key=access_key, secret_key=secret_key)
+    options = ObjectsSettings(bucket=BUCKET, endpoint=server.endpoint, access_key=access_key, secret_key=secret_key)
     async with S3Store(options) as store:
         yield store
 

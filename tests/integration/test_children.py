@@ -12,8 +12,8 @@ import pytest
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, Transient
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
 from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
@@ -33,9 +33,9 @@ def seaweed_options(directory: Path) -> SeaweedOptions:
     return SeaweedOptions(directory=directory, ports=(master, volume, filer, s3), access_key="user", secret_key="hush")
 
 
-def s3_options(endpoint: str, bucket: str, access_key: str, secret_key: str) -> S3Options:
+def s3_options(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectsSettings:
     """Options for a client."""
-    return S3Options(bucket=bucket, endpoint=endpoint, access_key=access_key, secret_key=secret_key)
+    return ObjectsSettings(bucket=bucket, endpoint=endpoint, access_key=access_key, secret_key=secret_key)
 
 
 async def test_s3_restart(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.cost import HOUR_S, Cutting, Load, Prices, estimate, per_segment
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.segment.builder import SegmentLayout
@@ -40,7 +40,7 @@ class Counted:
 async def test_requests_per_gib_and_per_topic_hour_are_those_of_the_model(s3_server: S3Server, s3_bucket: str) -> None:
     """Two segments of 12.5 MiB each: what the second asks of the server, every operation of it, is what is planned."""
     counted = Counted()
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=s3_bucket,
         endpoint=s3_server.endpoint,
         access_key=s3_server.access_key,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.daemon.adapters.stores import bucket_store
 from offloaderd.daemon.settings import load
 from offloaderd.drill import drill, exercises
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.report import PROMISES, Outcome
 from offloaderd.drill.scratch import Scratch
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.bucket import bucket_store
 from tests.integration.commands import ran
 from tests.integration.processes import CLOCK, Site
 
@@ -48,7 +48,7 @@ def scratch(site: Site) -> Scratch:
 
 async def sabotage(ground: Ground) -> str:
     """Delete what was reported durable, as nobody may, and read it."""
-    async with bucket_store(ground.scratch.settings, CLOCK) as store:
+    async with bucket_store(ground.scratch.settings.objects, CLOCK) as store:
         await store.delete([info.key async for info in store.list(ground.scratch.prefix)])
     return f"{await ground.read_back()} entries came back although they are gone"
 
@@ -62,7 +62,7 @@ async def test_a_drill_tries_every_promise_and_leaves_nothing(
     root = scratch.settings.metadata.root
     broken = Exercise("P1", "Everything is deleted.", sabotage)
     async with (
-        bucket_store(scratch.settings, CLOCK) as store,
+        bucket_store(scratch.settings.objects, CLOCK) as store,
         ZooKeeperStore(scratch.settings.metadata.servers, root) as records,
     ):
         await store.put("topics/beside", b"x")
@@ -89,7 +89,7 @@ async def test_a_rehearsal_does_nothing_and_leftovers_can_be_taken_away(site: Si
     assert (code, err) == (0, "")
     assert {one["promise"] for one in json.loads(out)["plan"]} == PROMISES.keys()
     async with (
-        bucket_store(scratch.settings, CLOCK) as store,
+        bucket_store(scratch.settings.objects, CLOCK) as store,
         ZooKeeperStore(scratch.settings.metadata.servers, scratch.settings.metadata.root) as records,
     ):
         assert [info.key async for info in store.list()] == []

@@ -11,8 +11,8 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.integration.test_bookkeeper_daemon import Written, confirmed, offload
@@ -146,7 +146,7 @@ async def _damages(reader: Reader, written: Written, s3_server: S3Server, s3_buc
     """Objects that are gone or not as they were written: the bookies have the entries."""
     segments = await reader.client.segments(written.topic.name)
     keys = {one.begin.ledger_id: one.data_key for one in segments if one.status == "Offloaded"}
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=s3_bucket, endpoint=s3_server.endpoint, access_key=s3_server.access_key, secret_key=s3_server.secret_key
     )
     async with S3Store(options) as store:

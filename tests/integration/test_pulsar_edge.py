@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Edge, TopicName
@@ -37,7 +37,7 @@ async def source_on(server: PulsarServer, admin: PulsarAdmin | None) -> AsyncIte
         ZooKeeperStore(server.zookeeper, "/") as znodes,
         BookiePool(znodes, clock=CLOCK, metrics=metrics) as bookies,
         BookKeeperLedgers(
-            znodes, bookies, clock=CLOCK, metrics=metrics, options=SourceOptions(), admin=admin
+            znodes, bookies, clock=CLOCK, metrics=metrics, options=BookkeeperSettings(), admin=admin
         ) as source,
     ):
         yield source

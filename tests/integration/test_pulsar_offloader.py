@@ -19,8 +19,8 @@ from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.objects import keys
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing import ledger_blocks
 from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused
@@ -96,7 +96,7 @@ async def writer(bookkeeper: BookKeeperCluster) -> AsyncIterator[LedgerWriter]:
 @pytest.fixture
 async def store(s3_server: S3Server, s3_bucket: str) -> AsyncIterator[S3Store]:
     """The bucket."""
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=s3_bucket,
         endpoint=s3_server.endpoint,
         access_key=s3_server.access_key,

@@ -13,8 +13,8 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import Position
 from offloaderd.ledgers.pulsar.managed_ledger import PulsarOffload
 from offloaderd.objects import keys
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar_offloader import OffloadTo
@@ -155,7 +155,7 @@ async def test_every_form_is_read_as_one(
         ):  # fmt: skip
             found, _ = await brokered.read(client, first)
             assert found == brokered.since(first), first
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=s3_bucket,
         endpoint=s3_server.endpoint,
         access_key=s3_server.access_key,

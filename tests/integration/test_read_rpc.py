@@ -19,8 +19,8 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.records import topic as policy
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
@@ -47,7 +47,7 @@ ENTRIES = [f"flight {number} ".encode() * (number % 200) for number in range(300
 @asynccontextmanager
 async def s3(server: S3Server, bucket: str) -> AsyncIterator[S3Store]:
     """Open the bucket."""
-    options = S3Options(
+    options = ObjectsSettings(
         bucket=bucket, endpoint=server.endpoint, access_key=server.access_key, secret_key=server.secret_key
     )
     async with S3Store(options) as store:

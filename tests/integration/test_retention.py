@@ -10,8 +10,8 @@ import pytest
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_daemon import TOPIC, append, entries, offload, read_all
 
@@ -47,7 +47,7 @@ async def ledgers_when(
 
 async def stored(site: Site) -> set[str]:
     """Return the ids of the segments that have objects in the bucket."""
-    options = S3Options(
+    options = ObjectsSettings(
         endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key
     )
     async with S3Store(options, Metrics(), CLOCK) as store:

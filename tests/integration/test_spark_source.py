@@ -27,8 +27,8 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.records import topic as policy
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
@@ -97,9 +97,9 @@ class Site:
             **more,
         }
 
-    def s3_options(self) -> S3Options:
+    def s3_options(self) -> ObjectsSettings:
         """Return what the store wants to know."""
-        return S3Options(
+        return ObjectsSettings(
             bucket=self.bucket,
             endpoint=self.s3.endpoint,
             access_key=self.s3.access_key,

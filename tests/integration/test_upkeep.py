@@ -16,8 +16,8 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys, marker
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.commands import ran
@@ -49,10 +49,10 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 @asynccontextmanager
 async def stores(site: Site, *others: str) -> AsyncIterator[tuple[S3Store, ZooKeeperStore]]:
     """Open what the daemon uses."""
-    options = S3Options(
+    options = ObjectsSettings(
         endpoint=site.endpoint,
         bucket=site.bucket,
-        others=others,
+        places=",".join(others),
         access_key=site.access_key,
         secret_key=site.secret_key,
     )

@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from pydantic import SecretStr
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, Transient
-from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
@@ -60,11 +61,9 @@ async def secure_server(directory: Path, ca: Authority) -> AsyncIterator[tuple[s
         yield f"127.0.0.1:{plain}", f"127.0.0.1:{secure}"
 
 
-def store(servers: str, root: str, **security: Any) -> ZooKeeperStore:  # noqa: ANN401 - ZooKeeperSecurity's own fields
+def store(servers: str, root: str, **security: Any) -> ZooKeeperStore:  # noqa: ANN401 - MetadataSettings' own fields
     """Return a store that connects like this."""
-    return ZooKeeperStore(
-        servers, root, session_timeout_s=10, connect_timeout_s=6, security=ZooKeeperSecurity(**security)
-    )
+    return ZooKeeperStore(servers, root, MetadataSettings(session_timeout_s=10, connect_timeout_s=6, **security))
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ async def test_nodes_are_open_to_their_creator_alone(tmp_path: Path) -> None:
     ca, evil = Authority(tmp_path), Authority(tmp_path, "evil")
     ours, theirs, stranger = ca.issue("offloaderd"), ca.issue("other"), evil.issue("offloaderd")
     async with secure_server(tmp_path, ca) as (plain, secure):
-        tls: dict[str, Any] = {"tls": True, "ca_file": str(ca.file)}
+        tls: dict[str, Any] = {"tls": True, "tls_ca_file": str(ca.file)}
         for number, (servers, mine, other) in enumerate(
             (
                 (
@@ -92,18 +91,18 @@ async def test_nodes_are_open_to_their_creator_alone(tmp_path: Path) -> None:
                 ),
                 (
                     secure,
-                    {"username": "offloaderd", "password": PASSWORD, "sasl": True, **tls},
-                    {"username": "other", "password": "other", "sasl": True, **tls},
+                    {"username": "offloaderd", "password": PASSWORD, "auth": "sasl", **tls},
+                    {"username": "other", "password": "other", "auth": "sasl", **tls},
                 ),
                 (
                     secure,
-                    {"cert_file": str(ours.cert), "key_file": str(ours.key), **tls},
-                    {"cert_file": str(theirs.cert), "key_file": str(theirs.key), **tls},
+                    {"tls_cert_file": str(ours.cert), "tls_key_file": str(ours.key), **tls},
+                    {"tls_cert_file": str(theirs.cert), "tls_key_file": str(theirs.key), **tls},
                 ),
             )
         ):
             root = f"/private-{number}"
-            async with store(servers, root, private=True, **mine) as own:
+            async with store(servers, root, acl="creator", **mine) as own:
                 await own.create("/a/b", b"1")
                 assert await own.replace("/a/b", b"2", 0) == 1
                 assert not (await own.about("/a/b")).writable
@@ -114,18 +113,18 @@ async def test_nodes_are_open_to_their_creator_alone(tmp_path: Path) -> None:
                 assert PASSWORD not in str(caught.value)
                 assert "metadata.username" in caught.value.hint
         for trust in (
-            {"tls": True, "ca_file": str(evil.file)},
-            {**tls, "cert_file": str(stranger.cert), "key_file": str(stranger.key)},
+            {"tls": True, "tls_ca_file": str(evil.file)},
+            {**tls, "tls_cert_file": str(stranger.cert), "tls_key_file": str(stranger.key)},
             {},
         ):
             with pytest.raises(Transient, match="no ZooKeeper server answered"):
                 async with store(secure, "/x", **trust):
                     pytest.fail("connected")
         with pytest.raises(InvalidConfig, match="is not there"):
-            async with store(secure, "/x", tls=True, ca_file=str(tmp_path / "nowhere")):
+            async with store(secure, "/x", tls=True, tls_ca_file=str(tmp_path / "nowhere")):
                 pytest.fail("connected")
 
 
 def test_the_password_is_not_shown() -> None:
     """Neither by a traceback nor by a log line."""
-    assert PASSWORD not in repr(ZooKeeperSecurity(username="u", password=PASSWORD))
+    assert PASSWORD not in repr(MetadataSettings(username="u", password=SecretStr(PASSWORD)))

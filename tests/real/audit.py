@@ -18,8 +18,8 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.processes import CLOCK
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class Audit:
 def bucket_of(site: Site) -> S3Store:
     """Return a client of a site's bucket that takes no part in what the daemon does."""
     return S3Store(
-        S3Options(endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key)
+        ObjectsSettings(
+            endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key
+        )
     )
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
@@ -104,7 +104,7 @@ class Ground:
         directory = self._directory / f"round-{self._rounds}"
         directory.mkdir(parents=True)
         bucket = f"soak-{CLOCK.uuid().hex[:16]}"
-        options = S3Options(
+        options = ObjectsSettings(
             endpoint=self.s3.endpoint, bucket=bucket, access_key=self.s3.access_key, secret_key=self.s3.secret_key
         )
         async with S3Store(options) as store:

@@ -16,8 +16,8 @@ from botocore.session import get_session
 
 from offloaderd.core.errors import Denied
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.test_bucket_policy import BUCKET, PREFIX, policy
@@ -60,9 +60,9 @@ def site(tmp_path: Path, zookeeper: str, minio: S3Server, bucket: str) -> Site:
     return found
 
 
-def options(server: S3Server, bucket: str, encryption: str | None, key: str | None = None) -> S3Options:
+def options(server: S3Server, bucket: str, encryption: str = "default", key: str | None = None) -> ObjectsSettings:
     """Describe a bucket whose objects are to be encrypted."""
-    return S3Options(
+    return ObjectsSettings(
         bucket=bucket,
         endpoint=server.endpoint,
         access_key=server.access_key,
@@ -79,7 +79,7 @@ def said_of(server: S3Server, bucket: str, key: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("encryption", "key"), [("AES256", None), ("aws:kms", KEY), ("aws:kms", None)])
+@pytest.mark.parametrize(("encryption", "key"), [("sse-s3", None), ("sse-kms", KEY), ("sse-kms", None)])
 async def test_objects_are_encrypted_as_asked(minio: S3Server, bucket: str, encryption: str, key: str | None) -> None:
     """By a put and by an upload of parts; they come back bit for bit."""
     async with S3Store(options(minio, bucket, encryption, key)) as objects:
@@ -91,15 +91,15 @@ async def test_objects_are_encrypted_as_asked(minio: S3Server, bucket: str, encr
         assert (await objects.get("put"), await objects.get("parts", 13, 4)) == (b"content", b"part")
     for name in ("put", "parts"):
         said = said_of(minio, bucket, name)
-        assert said["ServerSideEncryption"] == encryption
-        assert ("SSEKMSKeyId" in said) == (encryption == "aws:kms")
+        assert said["ServerSideEncryption"] == {"sse-s3": "AES256", "sse-kms": "aws:kms"}[encryption]
+        assert ("SSEKMSKeyId" in said) == (encryption == "sse-kms")
         if key is not None:
             assert said["SSEKMSKeyId"].endswith(KEY)
 
 
 async def test_a_key_that_is_not_there_is_named(minio: S3Server, bucket: str) -> None:
     """An object is refused, and an upload; nothing is stored without its encryption."""
-    async with S3Store(options(minio, bucket, "aws:kms", "no-such-key")) as objects:
+    async with S3Store(options(minio, bucket, "sse-kms", "no-such-key")) as objects:
         for asked in (objects.put("put", b"content"), objects.create_upload("parts")):
             with pytest.raises(Denied) as caught:
                 await asked
@@ -178,9 +178,9 @@ async def test_rights_that_other_servers_give_together_are_apart(
     """What one right allows is refused without it, by its name, and the others go on working."""
     for name, value in session(minio, policy("bucket-policy.json", taken, deny=False)).items():
         monkeypatch.setenv(name, value)
-    owner = options(minio, guarded, None)
+    owner = options(minio, guarded)
     refused: dict[str, str] = {}
-    async with S3Store(owner) as owners, S3Store(S3Options(bucket=guarded, endpoint=minio.endpoint)) as objects:
+    async with S3Store(owner) as owners, S3Store(ObjectsSettings(bucket=guarded, endpoint=minio.endpoint)) as objects:
         upload = await owners.create_upload(f"{PREFIX}upload")
         for name, asked in {
             "s3:PutObject": objects.put(f"{PREFIX}put", b"x"),

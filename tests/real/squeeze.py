@@ -24,8 +24,8 @@ from grpc import aio
 
 from offloaderd.core.model import OutagePolicy, TopicName
 from offloaderd.drill.listener import Listener, relay
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.ground import ground
@@ -262,7 +262,7 @@ async def servers() -> AsyncIterator[Callable[[str], Site]]:
                 return Site.at(directory / kind, place.zookeeper, place.s3, f"squeeze-{kind}")
 
             for kind in KINDS:
-                reached = S3Options(
+                reached = ObjectsSettings(
                     bucket=f"squeeze-{kind}",
                     endpoint=place.s3.endpoint,
                     access_key=place.s3.access_key,

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import client as zookeeper_client
-from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity
 from tests.test_tidy import imported, sources
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
@@ -52,10 +53,10 @@ def test_sasl_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyP
     """Before kazoo tries, and with the digest scheme it is not asked for."""
     found = find_spec("puresasl")
     assert found is not None
-    wanted = ZooKeeperSecurity(username="me", password="secret", sasl=True)
-    assert "sasl_options" in wanted.options()
+    wanted = MetadataSettings(username="me", password=SecretStr("secret"), auth="sasl")
+    assert "sasl_options" in zookeeper_client.kazoo_options(wanted)
     monkeypatch.setattr(zookeeper_client, "find_spec", lambda _name: None)
     with pytest.raises(InvalidConfig, match="needs pure-sasl") as caught:
-        wanted.options()
+        zookeeper_client.kazoo_options(wanted)
     assert "offloaderd[sasl]" in caught.value.hint
-    assert "auth_data" in ZooKeeperSecurity(username="me", password="secret").options()
+    assert "auth_data" in zookeeper_client.kazoo_options(wanted.model_copy(update={"auth": "digest"}))

@@ -65,7 +65,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
                 hint="ask for larger segments with --segment-size",
             )
         plan = topic_map.history
-        small = extent.payload_bytes <= self._context.history.daemon_bytes_max
+        small = extent.payload_bytes <= self._context.history_bytes_max
         worker = plan.worker if plan is not None else Worker.DAEMON if small else Worker.JOB
         return filled(
             history_pb2.PlanHistoryResponse,

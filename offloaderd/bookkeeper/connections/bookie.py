@@ -36,11 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.bookkeeper.connections.handshake import Handshake
-    from offloaderd.bookkeeper.connections.options import BookieOptions
     from offloaderd.bookkeeper.ports import Znodes
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
 
 log = structlog.get_logger(__name__)
+
+BATCHES_MAX = 4
+"""Batch reads that one bookie has on their way."""
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 30.0
+"""How long a bookie that cannot be had is left in peace: twice as long each time."""
+ASK_AGAIN_S = 3600.0
+"""How long one that knows no batch reads, or no long polls, is asked for none."""
 
 
 class Bookie:
@@ -53,7 +60,7 @@ class Bookie:
         handshake: Handshake,
         *,
         clock: Clock,
-        options: BookieOptions,
+        options: BookkeeperSettings,
         on_bytes: Callable[[int], None],
         on_probe: Callable[[bool], None],
     ) -> None:
@@ -77,8 +84,8 @@ class Bookie:
         self._closed = False
         self.knows_batch = False
         """Whether it has answered a batch read."""
-        self.singles = Window(options.window)
-        self.batches = Window(options.batches_max)
+        self.singles = Window(options.requests_in_flight_max)
+        self.batches = Window(BATCHES_MAX)
 
     @property
     def connection_count(self) -> int:
@@ -117,15 +124,15 @@ class Bookie:
 
     def lacks_batch(self) -> None:
         """Ask it for no batch for a while."""
-        self._no_batch_until = self._clock.monotonic() + self._options.no_batch_s
+        self._no_batch_until = self._clock.monotonic() + ASK_AGAIN_S
         self.knows_batch = False
-        log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
+        log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
 
     def lacks_long_polls(self) -> None:
         """Send it no long poll for a while."""
         if self.may_long_poll:
-            log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=self._options.no_batch_s)
-        self._no_long_polls_until = self._clock.monotonic() + self._options.no_batch_s
+            log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
+        self._no_long_polls_until = self._clock.monotonic() + ASK_AGAIN_S
 
     def forgive(self) -> None:
         """Forget its failures: they had another reason, or are over."""
@@ -268,7 +275,7 @@ class Bookie:
     def _failed(self, error: OffloaderError) -> None:
         self._failures += 1
         self._failure = error
-        longest = doubled(self._options.backoff_min_s, self._options.backoff_max_s, self._failures)
+        longest = doubled(BACKOFF_MIN_S, BACKOFF_MAX_S, self._failures)
         self._avoided_until = self._clock.monotonic() + self._clock.jitter(longest)
         if self._failures == 1:
             log.warning("bookie.avoided", bookie=self.bookie_id, error=str(error))

@@ -1,6 +1,6 @@
 """All bookies of a cluster, asked by id: the only place from which this package talks to them.
 
-    async with BookiePool(znodes, clock=clock, metrics=metrics, options=BookieOptions()) as bookies:
+    async with BookiePool(znodes, clock=clock, metrics=metrics, options=BookkeeperSettings()) as bookies:
         entry = await bookies.read(bookie_id, ledger_id, entry_id)
 
 Rules: connections are made when they are needed, one a bookie for v2 (reads and batch reads) and one for v3 (the end of
@@ -27,9 +27,9 @@ from offloaderd.bookkeeper.connections.connection import (
     status_of,
 )
 from offloaderd.bookkeeper.connections.handshake import Handshake
-from offloaderd.bookkeeper.connections.options import BookieOptions
 from offloaderd.bookkeeper.metadata.registration import is_bookie_id
 from offloaderd.bookkeeper.ports import LastKnown
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v2, v3
 from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import Status, Unsupported, failure
@@ -60,13 +60,15 @@ _OUTCOMES: Final = {
 class BookiePool:
     """Implements `ports.Bookies`. Async context manager: leaving it ends all connections, who waits gets Closed."""
 
-    def __init__(self, znodes: Znodes, *, clock: Clock, metrics: Metrics, options: BookieOptions | None = None) -> None:
+    def __init__(
+        self, znodes: Znodes, *, clock: Clock, metrics: Metrics, options: BookkeeperSettings | None = None
+    ) -> None:
         """Read certificates, if there are any; nothing is connected yet. Raises InvalidConfig."""
         self._znodes = znodes
         self._clock = clock
         self._metrics = metrics
-        self._options = options or BookieOptions()
-        self._handshake = Handshake(clock=clock, tls=self._options.tls, sasl=self._options.sasl)
+        self._options = options or BookkeeperSettings()
+        self._handshake = Handshake(self._options, clock=clock)
         self._bookies: dict[str, Bookie] = {}
         self._closed = True
         self._requests = {

@@ -31,15 +31,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from offloaderd.bookkeeper.wire import v2, v3
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.framing import FRAME_BYTES_MAX, LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import BadAnswer, Status
 from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.bookkeeper.connections.options import BookieOptions
     from offloaderd.bookkeeper.connections.window import Window
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
 
 SILENCES_MAX: Final = 3
 """So many requests in a row without a sign of life, and the connection is taken for dead."""
@@ -49,6 +49,9 @@ TLS_HINT: Final = "compare bookkeeper.tls* with the bookies' tlsProvider, certif
 
 Answer: TypeAlias = v2.Answer | v3.Answer
 Key: TypeAlias = v2.Key
+
+IDLE_S = 300.0
+"""A connection that nobody used for so long is closed."""
 
 
 class TimedOut(Transient):
@@ -104,7 +107,7 @@ class BookieConnection(asyncio.Protocol):
         self,
         bookie: str,
         wire: Wire,
-        options: BookieOptions,
+        options: BookkeeperSettings,
         *,
         on_bytes: Callable[[int], None],
         on_probe: Callable[[bool], None],
@@ -137,7 +140,7 @@ class BookieConnection(asyncio.Protocol):
     def speak(self, wire: Wire) -> None:
         """Begin anew in a protocol: after a handshake, which is always in v3, and with nothing in flight."""
         self.answered = False
-        self._decoder = _DECODERS[wire](frame_bytes_max=self._options.frame_bytes_max)
+        self._decoder = _DECODERS[wire](frame_bytes_max=FRAME_BYTES_MAX)
         self._key_of = _KEYS[wire]
 
     @property
@@ -201,7 +204,7 @@ class BookieConnection(asyncio.Protocol):
         """
         if self._failure is not None:
             raise _again(self._failure)
-        if len(self._long_polls) >= self._options.long_polls_max:
+        if len(self._long_polls) >= self._options.long_polls_in_flight_max:
             raise Throttled(
                 f"bookie {self._bookie} has {len(self._long_polls)} long polls to answer, which is the limit"
             )
@@ -245,7 +248,7 @@ class BookieConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._writable.set()
-        self._wake_at(self._used_at + self._options.idle_s)
+        self._wake_at(self._used_at + IDLE_S)
 
     def pause_writing(self) -> None:
         """Hold new requests back."""
@@ -317,7 +320,7 @@ class BookieConnection(asyncio.Protocol):
             self._look_after_long_polls(now)
         if self._requests or self._long_polls:
             return
-        idle_at = self._used_at + self._options.idle_s
+        idle_at = self._used_at + IDLE_S
         if idle_at <= now:
             self.end(ConnectionLost(f"bookie {self._bookie}: the connection was closed after it had not been used"))
         else:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from offloaderd.bookkeeper.connections.connection import Answer, BookieConnection
-    from offloaderd.bookkeeper.connections.options import SaslOptions, TlsOptions
     from offloaderd.bookkeeper.metadata.registration import BookieAddress
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
 
 SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file, saslJaasClientAllowedIds"
@@ -43,11 +43,11 @@ ANY_LEDGER = 0
 class Handshake:
     """How connections to all bookies of a cluster are made."""
 
-    def __init__(self, *, clock: Clock, tls: TlsOptions | None = None, sasl: SaslOptions | None = None) -> None:
+    def __init__(self, options: BookkeeperSettings, *, clock: Clock) -> None:
         """Read the certificates. Raises InvalidConfig."""
         self._clock = clock
-        self._tls = None if tls is None else tls_context(tls)
-        self._sasl = sasl
+        self._tls = tls_context(options) if options.tls else None
+        self._user, self._password = options.sasl_username, options.sasl_password
 
     async def connect(
         self, bookie_id: str, address: BookieAddress, wire: Wire, make: Callable[[Wire], BookieConnection]
@@ -57,7 +57,7 @@ class Handshake:
         Raises Transient, Denied. How long it may take is the caller's to bound.
         """
         loop = asyncio.get_running_loop()
-        first = wire if self._tls is None and self._sasl is None else Wire.V3
+        first = wire if self._tls is None and self._user is None else Wire.V3
         try:
             _, connection = await loop.create_connection(lambda: make(first), address.host, address.port)
         except OSError as error:
@@ -65,8 +65,9 @@ class Handshake:
         try:
             if self._tls is not None:
                 await self._encrypt(bookie_id, connection, self._tls, address.host)
-            if self._sasl is not None:
-                await self._authenticate(bookie_id, connection, self._sasl)
+            if self._user is not None and self._password is not None:
+                exchange = DigestMd5(self._user, self._password.get_secret_value(), self._clock.uuid().hex)
+                await self._authenticate(bookie_id, connection, exchange)
         except BaseException:
             connection.end(ConnectionLost(f"bookie {bookie_id}: the handshake ended without success"))
             raise
@@ -89,8 +90,7 @@ class Handshake:
             raise ConnectionLost(f"bookie {bookie_id} ended the connection while TLS began")
         connection.resume(encrypted, number)
 
-    async def _authenticate(self, bookie_id: str, connection: BookieConnection, options: SaslOptions) -> None:
-        exchange = DigestMd5(options, self._clock.uuid().hex)
+    async def _authenticate(self, bookie_id: str, connection: BookieConnection, exchange: DigestMd5) -> None:
         challenge = b""
         while True:
             token = exchange.respond(challenge)
@@ -129,18 +129,18 @@ class Handshake:
         raise Denied(f"bookie {bookie_id} refused the SASL user", hint=SASL_HINT if token else MECHANISM_HINT)
 
 
-def tls_context(options: TlsOptions) -> ssl.SSLContext:
+def tls_context(options: BookkeeperSettings) -> ssl.SSLContext:
     """Return what TLS with bookies is made by. Raises InvalidConfig for files that cannot be used."""
     try:
-        context = ssl.create_default_context(cafile=options.ca_file)
-        if options.cert_file is not None:
-            context.load_cert_chain(options.cert_file, options.key_file)
+        context = ssl.create_default_context(cafile=options.tls_ca_file)
+        if options.tls_cert_file is not None:
+            context.load_cert_chain(options.tls_cert_file, options.tls_key_file)
     except (OSError, ssl.SSLError) as error:
         raise InvalidConfig(
             f"TLS with bookies cannot be set up: {error}",
             hint="look at bookkeeper.tls_ca_file, tls_cert_file and tls_key_file: PEM, readable, the key that fits",
         ) from error
-    context.check_hostname = options.hostname_check
+    context.check_hostname = options.tls_hostname_check
     return context
 
 

@@ -23,7 +23,6 @@ from offloaderd.core.errors import Denied, InvalidConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offloaderd.bookkeeper.connections.options import SaslOptions
 
 MECHANISM: Final = "DIGEST-MD5"
 CHALLENGE_BYTES_MAX: Final = 2048
@@ -36,13 +35,16 @@ _QUALITY: Final = "auth"
 
 
 class DigestMd5:
-    """One exchange. `cnonce` has to be new for each, and not to be guessed."""
+    """One exchange. `cnonce` has to be new for each, and not to be guessed.
 
-    def __init__(self, options: SaslOptions, cnonce: str) -> None:
+    `uri` is what the digest is made for: BookKeeper's own name on both sides, whatever bookie is asked.
+    """
+
+    def __init__(self, username: str, password: str, cnonce: str, *, uri: str = "bookkeeper/bookkeeper") -> None:
         """Raises InvalidConfig for a user that cannot be written down in the exchange."""
-        if any(ord(character) < 0x20 for character in options.username) or not options.username:
+        if any(ord(character) < 0x20 for character in username) or not username:
             raise InvalidConfig("the name of a SASL user has to be there and may not contain control characters")
-        self._options = options
+        self._username, self._password, self._uri = username, password, uri
         self._cnonce = cnonce
         self._expected: str | None = None
         self._begun = False
@@ -73,18 +75,17 @@ class DigestMd5:
         if _QUALITY not in qualities:
             raise Denied(f"the bookie wants SASL with {' or '.join(qualities)}, only {_QUALITY} is supported")
         realm = next(iter(told.get("realm", ())), "")
-        uri = f"{self._options.service}/{self._options.host}"
         secret = self._secret(realm, nonce)
-        proof = self._digest(secret, nonce, f"AUTHENTICATE:{uri}")
-        self._expected = self._digest(secret, nonce, f":{uri}")
+        proof = self._digest(secret, nonce, f"AUTHENTICATE:{self._uri}")
+        self._expected = self._digest(secret, nonce, f":{self._uri}")
         directives = {
             "charset": "utf-8",
-            "username": _quoted(self._options.username),
+            "username": _quoted(self._username),
             "realm": _quoted(realm),
             "nonce": _quoted(nonce),
             "nc": _FIRST_USE,
             "cnonce": _quoted(self._cnonce),
-            "digest-uri": _quoted(uri),
+            "digest-uri": _quoted(self._uri),
             "response": proof,
             "qop": _QUALITY,
         }
@@ -98,7 +99,7 @@ class DigestMd5:
 
     def _secret(self, realm: str, nonce: str) -> str:
         """Return the RFC's H(A1) in hex."""
-        user = b":".join(map(_latin, (self._options.username, realm, self._options.password)))
+        user = b":".join(map(_latin, (self._username, realm, self._password)))
         return _md5(_md5(user) + f":{nonce}:{self._cnonce}".encode()).hex()
 
     def _digest(self, secret: str, nonce: str, action: str) -> str:

@@ -18,7 +18,7 @@ from offloaderd.core.limits import Bounded, TokenBucket
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.bookkeeper.options import SourceOptions
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import TopicName
@@ -79,13 +79,13 @@ class Turn:
 class Limits:
     """All rate limits of the source."""
 
-    def __init__(self, options: SourceOptions, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, options: BookkeeperSettings, clock: Clock, metrics: Metrics) -> None:
         self._clock = clock
         self._metrics = metrics
         self._topics: Bounded[TopicName, Scope] = Bounded(TOPICS_MAX)
         self.follow(options)
 
-    def follow(self, options: SourceOptions) -> None:
+    def follow(self, options: BookkeeperSettings) -> None:
         """Limit by these rates from now on; requests that wait for their turn keep it."""
         self._topic_rates = (options.topic_bytes_per_s, options.topic_requests_per_s)
         daemon = Scope("daemon", options.bytes_per_s, options.requests_per_s, self._clock)

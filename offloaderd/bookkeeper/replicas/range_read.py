@@ -19,9 +19,9 @@ from offloaderd.core.limits import Bounded
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead
     from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
     from offloaderd.core.clock import Clock
 
@@ -63,7 +63,7 @@ class RangeRead:
         batch_bytes: int,
         lengths: Lengths,
         clock: Clock,
-        options: SourceOptions,
+        options: BookkeeperSettings,
     ) -> None:
         self._replica_reader = replica_reader
         self._ledger = ledger
@@ -104,7 +104,7 @@ class RangeRead:
                 if len(self._replica_reads) > 1:
                     return
                 count = self._end_for(self._next) - self._next + 1
-                bytes_max = min(self._batch_bytes, self._options.batch_read_bytes)
+                bytes_max = min(self._batch_bytes, self._options.batch_bytes)
                 self._replica_reads.append(
                     self._replica_reader.begin(self._ledger, self._next, count_max=count, bytes_max=bytes_max),
                 )
@@ -164,7 +164,7 @@ class RangeRead:
 
     def _fitting(self, entry_bytes: int) -> int:
         """Return how many single reads may be under way so that their answers take no more room than two batches."""
-        room = 2 * self._options.batch_read_bytes
+        room = 2 * self._options.batch_bytes
         return max(2, min(self._options.singles_window, room // max(1, entry_bytes)))
 
     def _check_total(self, length: int) -> None:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from offloaderd.bookkeeper.background import Background
     from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.ports import Bookies
     from offloaderd.bookkeeper.replicas.limits import Limits
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
 
@@ -80,6 +80,9 @@ class BookieOrder:
 
 log = structlog.get_logger(__name__)
 
+ROUNDS = 5
+"""When no replica gives an entry, all are asked so many times more, after pauses that double."""
+PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 8.0
 
 
@@ -96,7 +99,7 @@ class ReplicaReader:
         *,
         clock: Clock,
         metrics: Metrics,
-        options: SourceOptions,
+        options: BookkeeperSettings,
     ) -> None:
         self._bookies = bookies
         self._order = order
@@ -254,9 +257,9 @@ class ReplicaReader:
         )
         ledger.metadata = await self._metadata_of(ledger.ledger_id)
         moved = not set(ledger.metadata.replicas(replica_read.first_entry_id)).issubset(replica_read.asked)
-        if replica_read.round > self._options.rounds and not moved:
+        if replica_read.round > ROUNDS and not moved:
             raise conclusion(replica_read)
         if not moved or replica_read.round > 1:
-            pause = doubled(self._options.pause_min_s, PAUSE_MAX_S, replica_read.round)
+            pause = doubled(PAUSE_MIN_S, PAUSE_MAX_S, replica_read.round)
             await self._clock.sleep(self._clock.jitter(pause))
         replica_read.begin_round()

@@ -17,9 +17,9 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.daemon.adapters import options as wiring
-from offloaderd.daemon.adapters.stores import bucket_store, metadata_store
+from offloaderd.daemon.adapters.stores import metadata_store, sites
 from offloaderd.daemon.log import log
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.rebuild import rebuild as work
 
@@ -110,11 +110,11 @@ class Decided:
 async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
     clock = SystemClock()
     started = clock.monotonic()
-    async with bucket_store(settings, clock) as objects:
-        sites = wiring.sites(settings)
+    async with bucket_store(settings.objects, clock) as objects:
+        places = sites(settings)
         with Bars() as bars:
-            found = await work.read_buckets(objects, sites, bars.counter("segments read"))
-            await work.read_brokers(objects, sites, found)
+            found = await work.read_buckets(objects, places, bars.counter("segments read"))
+            await work.read_brokers(objects, places, found)
     plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
     written: Sequence[TopicName] = ()
     target = ""

@@ -19,10 +19,10 @@ from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.limits import TokenBucket
-from offloaderd.daemon.adapters import options as wiring
-from offloaderd.daemon.adapters.stores import bucket_store, metadata_store
+from offloaderd.daemon.adapters.stores import metadata_store, sites
 from offloaderd.daemon.log import log
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
@@ -146,10 +146,10 @@ async def opened(
 ) -> Verifier:
     """Open what is needed. Raises what the stores raise."""
     clock = SystemClock()
-    objects = bucket_store(settings, clock)
+    objects = bucket_store(settings.objects, clock)
     await stack.enter_async_context(objects)
     looker = RetryingReader(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
-    return Verifier(objects, wiring.sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
+    return Verifier(objects, sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
 
 
 async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:

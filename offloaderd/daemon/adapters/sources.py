@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.core.errors import NotFound, Transient
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
@@ -86,16 +85,8 @@ def _embedded(settings: Settings, clock: Clock) -> EmbeddedLedgers:
 
 
 async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
-    servers = wiring.cluster_servers(settings)
-    znodes = await opening.enter_async_context(
-        ZooKeeperStore(
-            servers,
-            "/",
-            session_timeout_s=settings.metadata.session_timeout_s,
-            connect_timeout_s=settings.metadata.connect_timeout_s,
-            security=wiring.zookeeper_security(settings),
-        )
-    )
+    servers = settings.cluster_servers
+    znodes = await opening.enter_async_context(ZooKeeperStore(servers, "/", settings.metadata))
 
     async def probe() -> None:
         await znodes.get(settings.bookkeeper.ledgers_root)
@@ -109,16 +100,20 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             hint="correct bookkeeper.servers and ledgers_root, or initialise the cluster",
         ) from error
     bookies = await opening.enter_async_context(
-        BookiePool(znodes, clock=clock, metrics=metrics, options=wiring.bookie_options(settings))
+        BookiePool(znodes, clock=clock, metrics=metrics, options=settings.bookkeeper)
     )
     admin = None
     if settings.pulsar.admin_url is not None:
-        admin = await opening.enter_async_context(
-            PulsarAdmin(settings.pulsar.admin_url, wiring.admin_options(settings))
-        )
+        admin = await opening.enter_async_context(PulsarAdmin(settings.pulsar.admin_url, settings.pulsar))
     source = await opening.enter_async_context(
         BookKeeperLedgers(
-            znodes, bookies, clock=clock, metrics=metrics, options=wiring.source_options(settings), admin=admin
+            znodes,
+            bookies,
+            clock=clock,
+            metrics=metrics,
+            options=settings.bookkeeper,
+            admin=admin,
+            quiet_s=settings.pulsar.admin_quiet_s,
         )
     )
     retained = admin.retained if admin is not None else None

@@ -1,36 +1,15 @@
-"""The stores that the settings name: made here for the daemon, for commands and for jobs. Nothing waits here."""
+"""Where the settings say that things are, for the daemon, for commands and for jobs. Nothing waits here."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects.filesystem.store import FilesystemStore
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.upkeep.stored import Site
 
 if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
     from offloaderd.daemon.settings import Settings
     from offloaderd.metadata.port import SessionObserver
-    from offloaderd.objects.s3.request import RequestMetrics
-
-BucketStore: TypeAlias = FilesystemStore | S3Store
-
-
-def bucket_store(settings: Settings, clock: Clock, metrics: RequestMetrics | None = None) -> BucketStore:
-    """Return the store of the daemon's own bucket, which has the others; entering it sends nothing yet."""
-    objects = settings.objects
-    if objects.kind == "filesystem":
-        return FilesystemStore(Path(objects.directory), clock)
-    return S3Store(wiring.s3_options(settings), metrics, clock)
-
-
-async def check_places(settings: Settings, store: BucketStore) -> None:
-    """See whether every place is there and ours to use. Raises BucketMissing, Denied, NoSpace, Transient."""
-    for place in wiring.places(settings):
-        await store.at(place.bucket).check()
 
 
 def metadata_store(settings: Settings, observer: SessionObserver = lambda _: None) -> ZooKeeperStore:
@@ -39,11 +18,10 @@ def metadata_store(settings: Settings, observer: SessionObserver = lambda _: Non
     `observer` hears of every change of the session's state.
     """
     options = settings.metadata
-    return ZooKeeperStore(
-        options.servers,
-        f"{options.root}/{settings.daemon.cluster}",
-        session_timeout_s=options.session_timeout_s,
-        connect_timeout_s=options.connect_timeout_s,
-        observer=observer,
-        security=wiring.zookeeper_security(settings),
-    )
+    return ZooKeeperStore(options.servers, f"{options.root}/{settings.daemon.cluster}", options, observer=observer)
+
+
+def sites(settings: Settings) -> list[Site]:
+    """Return what is looked after: what committed segments say of where they lie has to agree with it."""
+    cluster = settings.daemon.cluster
+    return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in settings.objects.all_places]

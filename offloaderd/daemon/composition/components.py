@@ -17,6 +17,7 @@ from offloaderd.api.services.control import ControlService
 from offloaderd.api.services.doctor import DoctorService
 from offloaderd.api.services.history import HistoryService
 from offloaderd.api.services.identity import IdentityService
+from offloaderd.api.services.inspect import InspectService, held
 from offloaderd.api.services.ledgers import LedgerService
 from offloaderd.api.services.offload import OffloadService
 from offloaderd.api.services.placement import PlacementService
@@ -24,21 +25,28 @@ from offloaderd.api.services.policy import PolicyService
 from offloaderd.api.services.retention import RetentionService
 from offloaderd.api.services.rollback import RollbackService
 from offloaderd.api.services.upkeep import UpkeepService
-from offloaderd.daemon.adapters import options as wiring
+from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.daemon.adapters.stores import sites
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.status_page.board import Board
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.fleet.presence import registration_of
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.read.reader import TopicReader
+from offloaderd.policy.rules import Surroundings
+from offloaderd.read.reader import ReadOptions, TopicReader
+from offloaderd.read.segments.reader import SegmentOptions
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.verify.scrub import Scrubber
+from offloaderd.upkeep.verify.topic import CALLS_BYTES, TopicVerifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +61,8 @@ if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
     from offloaderd.fleet.registration import Registration
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.context import TopicContext
-    from offloaderd.upkeep.verify.scrub import Scrubber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,7 @@ class Components:
                 step()
             self._follow_budgets(settings)
             self._follow_rhythms(settings)
-            self.engine.book.follow(wiring.policy_levels(settings))
+            self.engine.book.follow(contexts.policy_levels(settings))
             self.engine.policies_changed()
 
         return follow
@@ -99,7 +107,7 @@ class Components:
         context.upload_context.pace.follow(settings.upload.concurrency_max)
         context.upload_context.limits.follow(contexts.upload_limits(settings))
         if self.ledgers.limits is not None:
-            self.ledgers.limits.follow(wiring.source_options(settings))
+            self.ledgers.limits.follow(settings.bookkeeper)
         _bound_tenants(self.engine, self.broker, settings)
         self.reads.readers_max = settings.read.readers_max
         self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
@@ -130,11 +138,11 @@ def assemble(
 ) -> Components:
     """Make all parts; `snapshot` describes the daemon, `reloader` reads its settings again."""
     metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
-    book = PolicyResolver(metadata, wiring.policy_levels(settings))
+    book = PolicyResolver(metadata, contexts.policy_levels(settings))
     keeper = GrantRevoker(metadata, objects, clock, metrics)
     retention = Retention(context, ledgers.register, settings.retention, book)
     grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
-    scrubber = wiring.scrubber(settings, context, keeper)
+    scrubber = _scrubber(settings, context, keeper)
     engine = Engine(
         context,
         book,
@@ -143,12 +151,12 @@ def assemble(
         duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
     )
     reader, gc = _reader(settings, engine, ledgers, clock, keeper), _collector(settings, context, ledgers)
-    around, session_s = wiring.surroundings(settings), settings.metadata.session_timeout_s
+    around, session_s = surroundings(settings), settings.metadata.session_timeout_s
     registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
     reads, upkeep = _reads(settings, reader, metrics), UpkeepService(gc, grace_s=settings.gc.grace_s)
     broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
     _bound_tenants(engine, broker, settings)
-    lost = partial(lost_metadata.alarm, metadata, objects, wiring.sites(settings))
+    lost = partial(lost_metadata.alarm, metadata, objects, sites(settings))
     admin = AdminService(
         engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
     )
@@ -164,7 +172,7 @@ def assemble(
         history=HistoryService(engine),
         rollback=RollbackService(engine, metadata),
         identity=IdentityService(engine.context, daemon_id=settings.daemon.id),
-        inspect=wiring.inspection(settings, engine, reader, metadata, objects, clock, keeper),
+        inspect=inspection(settings, engine, reader, metadata, objects, clock, keeper),
         policy=PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
         control=_control(settings, metadata, clock, reloader, levels),
         ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
@@ -203,11 +211,53 @@ def _control(
     )
 
 
+def surroundings(settings: Settings) -> Surroundings:
+    """Return what a policy has to go with on this daemon."""
+    kind = settings.ledgers.kind
+    return Surroundings(
+        places=tuple((place.bucket, place.prefix) for place in settings.objects.all_places),
+        has_source=kind != "none",
+        has_brokers=kind == "bookkeeper",
+    )
+
+
+def _scrubber(settings: Settings, context: TopicContext, keeper: GrantRevoker) -> Scrubber:
+    """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
+    upload_context = context.upload_context
+    return Scrubber(
+        upload_context.objects,
+        context.metadata,
+        sites(settings),
+        settings.scrub,
+        clock=upload_context.clock,
+        metrics=upload_context.metrics,
+        budget=upload_context.budget,
+        damaged=keeper.keep,
+    )
+
+
+def inspection(
+    settings: Settings,
+    engine: Engine,
+    reader: TopicReader,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    clock: Clock,
+    keeper: GrantRevoker,
+) -> InspectService:
+    """Return who says where entries are, and whether segments are as they were written."""
+    found, budget = sites(settings), ByteBudget(CALLS_BYTES)
+    looker = partial(RetryingReader, objects, clock=clock, budget=budget)
+    explainer = Explainer(engine, partial(held, reader), metadata, looker(), found)
+    verifier = TopicVerifier(engine, looker, found, keeper.found)
+    return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
+
+
 def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> Collector:
     return Collector(
         context.upload_context.objects,
         context.metadata,
-        wiring.sites(settings),
+        sites(settings),
         clock=context.upload_context.clock,
         metrics=context.upload_context.metrics,
         source=ledgers.source,
@@ -233,7 +283,8 @@ def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) ->
 
 
 def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: GrantRevoker) -> TopicReader:
-    maps = ReadableMaps(engine)
+    maps, cache_bytes = ReadableMaps(engine), settings.memory.cache_bytes
+    tables_bytes = cache_bytes // 8  # of segments
     reader = TopicReader(
         maps=maps,
         policies=ReadablePolicies(engine),
@@ -242,7 +293,14 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
         hot=HotBuffers(engine),
         clock=clock,
         metrics=engine.context.upload_context.metrics,
-        options=wiring.read_options(settings),
+        options=ReadOptions(
+            batch_bytes=settings.read.batch_bytes,
+            segments=SegmentOptions(
+                cache_bytes=cache_bytes - tables_bytes,
+                tables_bytes=tables_bytes,
+                read_ahead_bytes=settings.read.read_ahead_bytes,
+            ),
+        ),
     )
     reader.source_refused = maps.source_refused
     reader.segments.damaged = keeper.found

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.pace import Pace
-from offloaderd.daemon.adapters import options as wiring
-from offloaderd.daemon.tracing import opened_traces
+from offloaderd.core.traces import NO_TRACES
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
+from offloaderd.policy.merge import Level, Origin
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.builder import SegmentLayout
-from offloaderd.segment.context import HistoryRules, OffloadContext
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.context import OutageRules, TopicContext
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from offloaderd.core.traces import Traces
     from offloaderd.daemon.adapters.sources import Ledgers
     from offloaderd.daemon.settings import Settings
-    from offloaderd.ledgers.port import LedgerDescriber
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.pool import BufferPool
@@ -65,7 +66,13 @@ def topic_context(
     metrics: Metrics,
 ) -> TopicContext:
     """Return what all topics of a daemon work with."""
-    offload = settings.offload
+    offload, whole = settings.offload, settings.ledger_based
+    cut: dict[str, Any] = {
+        "block_bytes": whole.block_bytes,
+        "part_bytes": offload.part_bytes,
+        "run_bytes": offload.block_bytes,
+        "dense_index": whole.dense_index,
+    }
     return TopicContext(
         metadata=metadata,
         source=ledgers.source,
@@ -80,17 +87,12 @@ def topic_context(
         pool=pool,
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
         cluster=settings.daemon.cluster,
-        places=wiring.places(settings),
+        places=settings.objects.all_places,
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
-        history=HistoryRules(daemon_bytes_max=settings.history.daemon_bytes_max),
+        history_bytes_max=settings.history.daemon_bytes_max,
         offloads=ledgers.offloads,
-        ledgers=None if ledgers.describer is None else whole_ledgers(settings, ledgers.describer),
-        cut=LedgerCut(
-            block_bytes=settings.ledger_based.block_bytes,
-            part_bytes=offload.part_bytes,
-            run_bytes=offload.block_bytes,
-            dense_index=settings.ledger_based.dense_index,
-        ),
+        ledgers=None if ledgers.describer is None else WholeLedgers(describer=ledgers.describer, **cut),
+        cut=LedgerCut(**cut),
         readers_s=settings.retention.readers_s,
     )
 
@@ -98,17 +100,6 @@ def topic_context(
 def traced(context: Context, traces: Traces) -> Context:
     """Return the same, with segments traced."""
     return replace(context, upload_context=replace(context.upload_context, traces=traces))
-
-
-def whole_ledgers(settings: Settings, describer: LedgerDescriber) -> WholeLedgers:
-    """Return how ledgers are written as a whole."""
-    return WholeLedgers(
-        describer=describer,
-        block_bytes=settings.ledger_based.block_bytes,
-        part_bytes=settings.offload.part_bytes,
-        run_bytes=settings.offload.block_bytes,
-        dense_index=settings.ledger_based.dense_index,
-    )
 
 
 def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
@@ -157,3 +148,47 @@ async def opened_context(
         if context.outage.area is not None:
             await stack.enter_async_context(context.outage.area)
         yield traced(context, traces)
+
+
+@asynccontextmanager
+async def opened_traces(settings: Settings, metrics: Metrics) -> AsyncIterator[Traces]:
+    """Yield where segments are traced; what waits is sent at the end. Raises InvalidConfig.
+
+    OpenTelemetry is imported here, and only if it is wanted: the settings have seen that it is there.
+    """
+    tracing = settings.tracing
+    if not tracing.enabled or tracing.endpoint is None:
+        yield NO_TRACES
+        return
+    from offloaderd.daemon.telemetry import Telemetry  # noqa: PLC0415 - an extra that need not be installed
+
+    telemetry = Telemetry(tracing, settings.daemon, metrics.spans)
+    try:
+        yield telemetry
+    finally:
+        await asyncio.to_thread(telemetry.close)
+
+
+def policy_levels(settings: Settings) -> list[Level]:
+    """Return what the daemon says of topics by its settings: what somebody wrote down, and what is so by default."""
+    where = {
+        "segment_bytes_max": (settings.offload, "segment_bytes_max"),
+        "segment_age_max_s": (settings.offload, "segment_age_max_s"),
+        "segment_age_min_s": (settings.offload, "segment_age_min_s"),
+        "deletion_lag_s": (settings.grants, "deletion_lag_s"),
+        "read_priority": (settings.read, "priority"),
+        "bucket": (settings.objects, "bucket"),
+        "prefix": (settings.objects, "prefix"),
+        "outage": (settings.outage, "policy"),
+        "retention": (settings.retention, "kind"),
+    }
+    values: dict[str, Any] = {name: getattr(section, key) for name, (section, key) in where.items()}
+    values["bucket"] = settings.objects.all_places.home.bucket  # a directory has none
+    given = {name for name, (section, key) in where.items() if key in section.model_fields_set}
+    limits = {"retention_age_s": settings.retention.age_s, "retention_bytes": settings.retention.size_bytes}
+    values |= {name: value or None for name, value in limits.items()}
+    given |= {"retention_age_s", "retention_bytes"} if "retention" in given else set()
+    return [
+        Level(Origin.SETTINGS, OffloadPolicies(**{name: value for name, value in values.items() if name in given})),
+        Level(Origin.DEFAULT, OffloadPolicies(**values)),
+    ]

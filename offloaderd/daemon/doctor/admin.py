@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 
@@ -37,12 +36,12 @@ async def admin_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 
 async def _asked(case: Case, url: str) -> Finding:
-    options = wiring.admin_options(case.settings)
+    options = case.settings.pulsar
     tenant, namespace = (case.topic.tenant, case.topic.namespace) if case.topic else ("public", "default")
     async with PulsarAdmin(url, options) as admin:
         try:
             await admin.last_confirmed(TopicName.parse(f"persistent://{tenant}/{namespace}/{case.probe_name()}"))
         except Transient as error:
             return fail(error.message, error.hint or UNREACHABLE)
-    secret = "with our token" if options.token or options.token_file else "without a token"
+    secret = "with our token" if options.admin_token or options.admin_token_file else "without a token"
     return ok(f"{url} answers {secret}")

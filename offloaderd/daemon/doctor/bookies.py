@@ -19,7 +19,6 @@ from offloaderd.core.aio.each import each
 from offloaderd.core.errors import CorruptData, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LEDGER_ID_MAX
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ class Roster:
         """Read who is registered, and whose cookies there are. Raises InvalidConfig for TLS files of no use."""
         root = case.settings.bookkeeper.ledgers_root
         metrics = Metrics(CollectorRegistry())  # the daemon's own do not count this
-        options = wiring.bookie_options(case.settings)
-        self.pool = BookiePool(store, clock=case.clock, metrics=metrics, options=options)
+        self.pool = BookiePool(store, clock=case.clock, metrics=metrics, options=case.settings.bookkeeper)
         writable = set(await store.children(f"{root}/available")) - {READONLY}
         readonly = set(await store.children(f"{root}/available/{READONLY}")) - writable
         self.present = sorted(writable | readonly)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.daemon.adapters.stores import BucketStore, bucket_store
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.identities import owner
+from offloaderd.objects.bucket import BucketStore, bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import named_places
@@ -45,7 +45,7 @@ async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
     """Try one place; `where` ends the name of each check."""
-    store = bucket_store(case.settings, case.clock)
+    store = bucket_store(case.settings.objects, case.clock)
     probe = BucketProbe(case, store)
     checks: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
         ("bucket write", probe.write),

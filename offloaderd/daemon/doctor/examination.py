@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from offloaderd.daemon.adapters.stores import bucket_store, check_places
 from offloaderd.daemon.doctor.admin import admin_checks
 from offloaderd.daemon.doctor.bucket import bucket_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Verdict, ok, warn
 from offloaderd.daemon.doctor.machine import clock_checks, listen, machine_checks
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings.warnings import doubtful
+from offloaderd.objects.bucket import bucket_store, check_places
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -62,8 +62,8 @@ async def connections(settings: Settings, clock: Clock) -> list[CheckResult]:
         return ok("")
 
     async def objects() -> Finding:
-        async with bucket_store(settings, clock) as store:
-            await check_places(settings, store)
+        async with bucket_store(settings.objects, clock) as store:
+            await check_places(settings.objects, store)
         return ok("")
 
     async def port(host: str, number: int) -> Finding:

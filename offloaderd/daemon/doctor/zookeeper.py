@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Conflict, Denied, NotFound
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.doctor.bookies import bookie_checks
 from offloaderd.daemon.doctor.cluster import cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
@@ -98,13 +97,8 @@ class _Opened:
 def open_store(settings: Settings, servers: str) -> ZooKeeperStore:
     """Return a store from "/" on, and not from the daemon's own root, which would be made."""
     options = settings.metadata
-    return ZooKeeperStore(
-        servers,
-        "/",
-        session_timeout_s=options.session_timeout_s,
-        connect_timeout_s=min(CONNECT_S, options.connect_timeout_s),
-        security=wiring.zookeeper_security(settings),
-    )
+    quick = options.model_copy(update={"connect_timeout_s": min(CONNECT_S, options.connect_timeout_s)})
+    return ZooKeeperStore(servers, "/", quick)
 
 
 async def servers_answer(servers: str) -> Finding:

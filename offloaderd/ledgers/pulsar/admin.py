@@ -1,7 +1,7 @@
 """Questions to a broker's admin API: how far does the writer itself know its topic to be confirmed, and for how long
 are topics retained?
 
-    async with PulsarAdmin("https://pulsar.example:8443", clock=clock, options=AdminOptions(token_file=path)) as admin:
+    async with PulsarAdmin("https://pulsar.example:8443", PulsarSettings(admin_token_file=path)) as admin:
         position = await admin.last_confirmed(topic)
 
 Rules: it reads, nothing else. The broker that answers may send us to the one that owns the topic; that is followed by
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import ssl
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote, urlsplit
@@ -23,12 +22,14 @@ import structlog
 
 from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError, Transient
 from offloaderd.core.model import Position, Retained
+from offloaderd.ledgers.settings import PulsarSettings
 
 if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
 log = structlog.get_logger(__name__)
 
+TIMEOUT_S = 5.0
 REDIRECTS_MAX = 5
 ANSWER_BYTES_MAX = 64 << 20
 """A topic's internal statistics name every ledger and cursor; more than this is no answer of a broker."""
@@ -36,34 +37,24 @@ MIB = 1 << 20
 _REDIRECTS = {301, 302, 303, 307, 308}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminOptions:
-    """How to ask: a token (or a file that holds it), the authority that signed the brokers' certificates, patience."""
-
-    token: str = field(default="", repr=False)
-    token_file: str = ""
-    ca_file: str = ""
-    timeout_s: float = 5.0
-
-
 class PulsarAdmin:
     """The admin API of a cluster, by its web service URL. Async context manager."""
 
-    def __init__(self, url: str, options: AdminOptions | None = None) -> None:
+    def __init__(self, url: str, options: PulsarSettings | None = None) -> None:
         """Raise InvalidConfig for a URL that is none, and for a CA file that cannot be read."""
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise InvalidConfig(f"{url!r} is not the URL of an admin API", hint="write http(s)://HOST:PORT")
         self._url = url.rstrip("/")
         self._scheme = parts.scheme
-        self._options = options or AdminOptions()
+        self._options = options or PulsarSettings()
         self._ssl: ssl.SSLContext | bool = True
-        if self._options.ca_file:
+        if self._options.admin_ca_file:
             try:
-                self._ssl = ssl.create_default_context(cafile=self._options.ca_file)
+                self._ssl = ssl.create_default_context(cafile=self._options.admin_ca_file)
             except OSError as error:
                 raise InvalidConfig(
-                    f"the CA file {self._options.ca_file} cannot be used: {error}",
+                    f"the CA file {self._options.admin_ca_file} cannot be used: {error}",
                     hint="it has to hold PEM certificates",
                 ) from None
         self._session: aiohttp.ClientSession | None = None
@@ -71,7 +62,7 @@ class PulsarAdmin:
 
     async def __aenter__(self) -> Self:
         """Be ready to ask; nothing is connected yet."""
-        timeout = aiohttp.ClientTimeout(total=self._options.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
         return self
 
@@ -146,9 +137,9 @@ class PulsarAdmin:
 
     def _headers(self, url: str) -> dict[str, str]:
         """Return the token's header, unless the URL's scheme is another one than the configured."""
-        token = self._options.token
-        if self._options.token_file:
-            path = Path(self._options.token_file)
+        token = self._options.admin_token.get_secret_value() if self._options.admin_token else ""
+        if self._options.admin_token_file:
+            path = Path(self._options.admin_token_file)
             try:
                 token = path.read_text(encoding="utf-8").strip()
             except (OSError, ValueError) as error:

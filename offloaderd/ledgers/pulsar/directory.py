@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from offloaderd.bookkeeper.background import Background
     from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.options import SourceOptions
     from offloaderd.bookkeeper.ports import Znodes
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.clock import Clock
     from offloaderd.core.model import TopicName
     from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
@@ -171,7 +171,7 @@ def _metadata(node: Versioned, path: str) -> LedgerMetadata:
 class Directory:
     """Topics and ledgers as ZooKeeper has them."""
 
-    def __init__(self, znodes: Znodes, nodes: Nodes, options: SourceOptions) -> None:
+    def __init__(self, znodes: Znodes, nodes: Nodes, options: BookkeeperSettings) -> None:
         self.nodes = nodes
         self._znodes = znodes
         self._ledgers_root = options.ledgers_root

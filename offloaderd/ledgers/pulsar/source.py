@@ -13,11 +13,11 @@ from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.ledger_tail import TailAsker
 from offloaderd.bookkeeper.long_poll import LongPolls
 from offloaderd.bookkeeper.metadata.ledger import index_metadata
-from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.bookkeeper.replicas.limits import Limits
 from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
 from offloaderd.bookkeeper.replicas.read import LedgerAt, checker_for
 from offloaderd.bookkeeper.replicas.reader import BookieOrder, ReplicaReader
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
 from offloaderd.core.model import EntryBatch
 from offloaderd.core.names import managed_ledgers as pulsar_names
@@ -50,10 +50,12 @@ class BookKeeperLedgers:
         *,
         clock: Clock,
         metrics: Metrics,
-        options: SourceOptions | None = None,
+        options: BookkeeperSettings | None = None,
         admin: Broker | None = None,
+        quiet_s: float = 1.0,
     ) -> None:
-        options = options or SourceOptions()
+        """Take whom to ask; `admin` is asked for what a ledger hides that has not moved for `quiet_s`."""
+        options = options or BookkeeperSettings()
         order = BookieOrder(bookies, clock)
         self._clock = clock
         self._options = options
@@ -70,7 +72,9 @@ class BookKeeperLedgers:
             metrics=metrics,
             options=options,
         )
-        self._asker = TailAsker(bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options)
+        self._asker = TailAsker(
+            bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options, quiet_s=quiet_s
+        )
         self._long_polls = LongPolls(bookies, self._background, clock=clock, options=options)
         self._pulse = Pulse(self._background, clock)
         self._changes = Changes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from kazoo.security import CREATOR_ALL_ACL
 from offloaderd.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from offloaderd.metadata.settings import MetadataSettings
     from offloaderd.metadata.zookeeper.kazoo_types import ZooKeeperClient
 
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
@@ -21,61 +21,38 @@ GREETING_S = 3.0
 """A server that accepts a connection and does not greet within about this time is left for the next try."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZooKeeperSecurity:
-    """How the servers are trusted, and who we are to them. Nothing of it: plain connections of nobody.
-
-    `sasl` uses name and password with DIGEST-MD5, else with the digest scheme; `private` gives all rights to what is
-    created to ourselves alone, by whichever way we have a name.
-    """
-
-    tls: bool = False
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    hostname_check: bool = True
-    username: str | None = None
-    password: str | None = None
-    sasl: bool = False
-    private: bool = False
-
-    def __repr__(self) -> str:
-        """Without the password."""
-        return f"ZooKeeperSecurity(tls={self.tls}, username={self.username!r}, private={self.private})"
-
-    def options(self) -> dict[str, Any]:
-        """Return what kazoo is told. Raises InvalidConfig for what is not there: kazoo would try for ever."""
-        options: dict[str, Any] = {}
-        if self.tls:
-            files = {"ca": self.ca_file, "certfile": self.cert_file, "keyfile": self.key_file}
-            for name, file in files.items():
-                if file is not None and not Path(file).is_file():
-                    raise InvalidConfig(f"metadata.tls_*: {file} ({name}) is not there", hint="name a PEM file")
-            options |= {"use_ssl": True, "verify_certs": True, "check_hostname": self.hostname_check, **files}
-        if self.username is not None:
-            password = self.password or ""
-            if self.sasl:
-                if find_spec("puresasl") is None:
-                    raise InvalidConfig('metadata.auth = "sasl" needs pure-sasl', hint="pip install 'offloaderd[sasl]'")
-                named = {"username": self.username, "password": password}
-                options["sasl_options"] = {"mechanism": "DIGEST-MD5", **named}
-            else:
-                options["auth_data"] = [("digest", f"{self.username}:{password}")]
-        if self.private:
-            options["default_acl"] = CREATOR_ALL_ACL
-        return options
+def kazoo_options(options: MetadataSettings) -> dict[str, Any]:
+    """Return how kazoo connects and as whom. Raises InvalidConfig for what is not there: kazoo would try for ever."""
+    told: dict[str, Any] = {}
+    if options.tls:
+        files = {"ca": options.tls_ca_file, "certfile": options.tls_cert_file, "keyfile": options.tls_key_file}
+        for name, file in files.items():
+            if file is not None and not Path(file).is_file():
+                raise InvalidConfig(f"metadata.tls_*: {file} ({name}) is not there", hint="name a PEM file")
+        told |= {"use_ssl": True, "verify_certs": True, "check_hostname": options.tls_hostname_check, **files}
+    if options.username is not None:
+        password = options.password.get_secret_value() if options.password else ""
+        if options.auth == "sasl":
+            if find_spec("puresasl") is None:
+                raise InvalidConfig('metadata.auth = "sasl" needs pure-sasl', hint="pip install 'offloaderd[sasl]'")
+            told["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": options.username, "password": password}
+        else:
+            told["auth_data"] = [("digest", f"{options.username}:{password}")]
+    if options.acl == "creator":
+        told["default_acl"] = CREATOR_ALL_ACL
+    return told
 
 
-def make_client(servers: str, session_timeout_s: float, security: ZooKeeperSecurity) -> ZooKeeperClient:
+def make_client(servers: str, options: MetadataSettings) -> ZooKeeperClient:
     """Return a client that is not started. Raises InvalidConfig."""
     retry = KazooRetry(max_tries=-1, delay=RECONNECT_PAUSE_S, backoff=2, max_delay=RECONNECT_PAUSE_MAX_S)
     try:
         client: ZooKeeperClient = KazooClient(
-            hosts=_hosts(servers, session_timeout_s),
-            timeout=session_timeout_s,
+            hosts=_hosts(servers, options.session_timeout_s),
+            timeout=options.session_timeout_s,
             connection_retry=retry,
             command_retry=KazooRetry(max_tries=1),
-            **security.options(),
+            **kazoo_options(options),
         )
     except ValueError as error:
         raise InvalidConfig(

@@ -31,7 +31,8 @@ from offloaderd.core.errors import (
 )
 from offloaderd.metadata import rules
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
-from offloaderd.metadata.zookeeper.client import ZooKeeperSecurity, make_client
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.metadata.zookeeper.client import make_client
 from offloaderd.metadata.zookeeper.connection import Connection
 
 if TYPE_CHECKING:
@@ -117,27 +118,27 @@ class ZooKeeperStore:
         self,
         servers: str,
         root: str,
+        options: MetadataSettings | None = None,
         *,
-        session_timeout_s: float = 30.0,
-        connect_timeout_s: float = 10.0,
         call_timeout_s: float = 10.0,
         observer: SessionObserver = lambda _: None,
-        security: ZooKeeperSecurity | None = None,
     ) -> None:
         """Take where the servers are (`host:port,...`) and the node below which everything lies.
 
-        `observer` hears of every change of the session's state, for the metrics; `security` is how to connect.
+        `options` say how to connect and as whom, whatever servers and root they name. `observer` hears of every change
+        of the session's state, for the metrics.
         """
+        options = options or MetadataSettings()
         self._servers = servers
         self._root = rules.checked_path(root).rstrip("/")
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = options.connect_timeout_s
         self._call_timeout_s = call_timeout_s
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._watched: dict[str, _Watched] = {}
         self._connection: Connection[ZooKeeperClient] = Connection(
-            partial(make_client, servers, session_timeout_s, security or ZooKeeperSecurity()),
+            partial(make_client, servers, options),
             servers=servers,
-            session_timeout_s=session_timeout_s,
+            session_timeout_s=options.session_timeout_s,
             observer=observer,
             on_connected=self._wake_all,
         )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
     from offloaderd.core.clock import Clock
-    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.objects.settings import ObjectsSettings
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class _Opened:
 class Clients:
     """Hands out the client for one request at a time; `open` it before, `close` it in the end."""
 
-    def __init__(self, options: S3Options, where: str, clock: Clock) -> None:
+    def __init__(self, options: ObjectsSettings, where: str, clock: Clock) -> None:
         self._options = options
         self._where = where
         self._clock = clock
@@ -139,7 +139,7 @@ class Clients:
                 region_name=options.region,
                 endpoint_url=options.endpoint,
                 aws_access_key_id=options.access_key,
-                aws_secret_access_key=options.secret_key,
+                aws_secret_access_key=options.secret_key.get_secret_value() if options.secret_key else None,
                 # Without TLS there is nothing to verify, and loading the authorities takes a thread and a while.
                 verify=False if (options.endpoint or "").startswith("http://") else None,
                 config=_client_config(options),
@@ -159,7 +159,7 @@ def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
     request.headers["Host"] = host
 
 
-def _assume(session: AioSession, options: S3Options) -> None:
+def _assume(session: AioSession, options: ObjectsSettings) -> None:
     """Have the session take a role with a web identity before it looks anywhere else; botocore renews it in time."""
     profile = {
         "role_arn": options.role_arn,
@@ -181,7 +181,7 @@ def _loader() -> Loader:
     return Loader(include_default_search_paths=True)
 
 
-def _client_config(options: S3Options) -> AioConfig:
+def _client_config(options: ObjectsSettings) -> AioConfig:
     """Return botocore's settings: no retries, no hashing of bodies that TLS protects, no second look at arguments."""
     return AioConfig(
         s3={

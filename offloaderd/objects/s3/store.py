@@ -9,7 +9,6 @@ the way (`sign_payloads`); everything the libraries raise is translated in one p
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -49,26 +48,43 @@ if TYPE_CHECKING:
 
     from offloaderd.core.clock import Clock
     from offloaderd.objects.port import Bytes, Pieces, UploadInfo
-    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.objects.settings import ObjectsSettings
 
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
 
 _CONTENT_TYPE = "application/octet-stream"
+BYTES_PER_S_MIN = 128 * 1024
 
 
 class S3Store:
     """Implements SegmentStore; an async context manager."""
 
-    def __init__(self, options: S3Options, metrics: RequestMetrics | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        options: ObjectsSettings,
+        metrics: RequestMetrics | None = None,
+        clock: Clock | None = None,
+        *,
+        page_keys: int = 1000,
+        bytes_per_s_min: int = BYTES_PER_S_MIN,
+    ) -> None:
+        """Take where the bucket is and how to talk to its service; other places are opened with the same keys.
+
+        A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
+        """
         self._options = options
+        self._page_keys = page_keys
+        self._bytes_per_s_min = bytes_per_s_min
         self._metrics = metrics
         self._clock = clock or SystemClock()
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
         self._clients = Clients(options, self._bucket_name, self._clock)
         self._conditions = Conditions(options.bucket)
+        others = sorted(options.all_places.buckets - {options.bucket})
         self._others = {
-            name: S3Store(replace(options, bucket=name, others=()), metrics, self._clock) for name in options.others
+            name: S3Store(options.model_copy(update={"bucket": name, "places": ""}), metrics, self._clock)
+            for name in others
         }
 
     async def __aenter__(self) -> Self:
@@ -138,7 +154,7 @@ class S3Store:
         async with self._request("GetObject", key) as (call, client):
             answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
             size_bytes = answer["ContentLength"]
-            call.extend(size_bytes / self._options.bytes_per_s_min)
+            call.extend(size_bytes / self._bytes_per_s_min)
             async with answer["Body"] as body:
                 check_whole(key, size_bytes, first, length)
                 pieces = await in_pieces(body, size_bytes, lengths or [size_bytes])
@@ -162,7 +178,7 @@ class S3Store:
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
-        more: Any = {"MaxKeys": self._options.page_keys}
+        more: Any = {"MaxKeys": self._page_keys}
         while True:
             async with self._request("ListObjectsV2", prefix) as (call, client):
                 page = call.note(await client.list_objects_v2(Bucket=self._options.bucket, Prefix=prefix, **more))
@@ -270,7 +286,7 @@ class S3Store:
                         Bucket=self._options.bucket,
                         Key=key,
                         UploadId=upload_id,
-                        MaxParts=self._options.page_keys,
+                        MaxParts=self._page_keys,
                         **marker,
                     )
                 )
@@ -332,7 +348,7 @@ class S3Store:
             async with self._request("ListMultipartUploads", prefix) as (call, client):
                 page = call.note(
                     await client.list_multipart_uploads(
-                        Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._options.page_keys, **markers
+                        Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._page_keys, **markers
                     )
                 )
             uploads += uploads_of(page)
@@ -348,7 +364,7 @@ class S3Store:
         """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
-        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / options.bytes_per_s_min
+        deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self._bytes_per_s_min
         request = Request(operation=operation, where=where, write=write)
         async with (
             self._clients.one_request() as client,

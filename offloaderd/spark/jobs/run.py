@@ -17,7 +17,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.log import log
-from offloaderd.daemon.tracing import opened_traces
 from offloaderd.spark.errors import gist
 from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
 from offloaderd.spark.jobs.rewrite_job import RewriteTask
@@ -107,5 +106,5 @@ async def execute(settings: Settings, share: Share, task: Task, *, again: bool =
 @asynccontextmanager
 async def traced(settings: Settings, context: OffloadContext) -> AsyncIterator[OffloadContext]:
     """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
-    async with opened_traces(settings, context.upload_context.metrics) as traces:
+    async with contexts.opened_traces(settings, context.upload_context.metrics) as traces:
         yield contexts.traced(context, traces)

@@ -15,12 +15,12 @@ from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
-from offloaderd.daemon.adapters.stores import bucket_store, check_places, metadata_store
+from offloaderd.daemon.adapters.stores import metadata_store
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.ledgers.embedded.reader import EmbeddedReader
 from offloaderd.metadata.identity import deployment
+from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.topic.pool import BufferPool
 
@@ -123,10 +123,10 @@ async def open_context(
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(metadata_store(settings))
-        objects = bucket_store(settings, clock, metrics)
+        objects = bucket_store(settings.objects, clock, metrics)
         await stack.enter_async_context(objects)
         try:
-            await check_places(settings, objects)
+            await check_places(settings.objects, objects)
         except (Denied, BucketMissing) as error:
             raise InvalidConfig(error.message, hint=error.hint) from error
         ledgers = await _ledgers(stack, settings, clock, metrics, rewriting=rewriting)
@@ -155,7 +155,7 @@ async def open_context(
                 clock=clock,
             )
             context = replace(context, upload_context=replace(context.upload_context, pace=pace))
-        yield context, PolicyResolver(metadata, wiring.policy_levels(settings))
+        yield context, PolicyResolver(metadata, contexts.policy_levels(settings))
 
 
 async def _ledgers(

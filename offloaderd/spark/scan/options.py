@@ -21,7 +21,6 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
-from offloaderd.daemon.adapters.options import s3_options
 from offloaderd.daemon.settings import check
 from offloaderd.spark.scan.origin import Metadata, packed
 from offloaderd.spark.scan.positions import parsed
@@ -110,9 +109,8 @@ class SourceOptions:
 
         `step`: the query is a stream, of which each part is read once.
         """
-        objects = self.settings.objects
         return Task(
-            place=objects.directory if objects.kind == "filesystem" else s3_options(self.settings),
+            objects=self.settings.objects,
             schema=checked_schema(schema, self.columns),
             messages=self.messages,
             skip=self.skipped,

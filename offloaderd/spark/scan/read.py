@@ -12,14 +12,13 @@ from collections import deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import Position
 from offloaderd.daemon.log.log import quieted
-from offloaderd.objects.filesystem.store import FilesystemStore
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.bucket import bucket_store
 from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from offloaderd.core.errors import OffloaderError
     from offloaderd.core.model import EntryBatch
-    from offloaderd.objects.s3.options import S3Options
     from offloaderd.read.segments.reader import SegmentReader
     from offloaderd.spark.scan.query import Wanted
     from offloaderd.spark.scan.share import Condition, Piece, Share, Task
@@ -52,7 +50,7 @@ UNCOUNTED = "how many entries it stands for is not known"
 
 
 class ShareReader:
-    """What tasks get of a reader: nothing that plans, so they import less and know neither settings nor ZooKeeper."""
+    """What tasks get of a reader: nothing that plans, so they import less and know no ZooKeeper."""
 
     def __init__(self, task: Task, wanted: Wanted) -> None:
         self._task = task
@@ -63,11 +61,6 @@ class ShareReader:
         return rows(self._task, partition.value, self._wanted)
 
 
-def store_at(place: S3Options | str) -> FilesystemStore | S3Store:
-    """Return the store of a task's place: a directory's path, or what S3 needs to know."""
-    return FilesystemStore(Path(place)) if isinstance(place, str) else S3Store(place)
-
-
 def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
 
@@ -75,7 +68,7 @@ def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordB
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, values=task.values, skip=task.skip)
-        async with store_at(task.place) as objects, segment_reader(objects) as reader:
+        async with bucket_store(task.objects, SystemClock()) as objects, segment_reader(objects) as reader:
             late = LateReader(reader, partial(asked, task.origin, objects))
             async for batch in record_batches(late, share or (), wanted, columns, task):
                 yield batch

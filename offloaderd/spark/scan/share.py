@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.s3.options import S3Options
+    from offloaderd.objects.settings import ObjectsSettings
     from offloaderd.spark.values.schema import ValueSchema
 
 
@@ -138,13 +138,13 @@ Share = tuple[Piece | Missing, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """How to read shares: the bucket, or the directory of a filesystem store, and what the rows are to be.
+    """How to read shares: from which bucket or directory, and what the rows are to be.
 
     `skip`: what is left out instead of ending the query. `step`: what is left out now, nobody comes back for. `origin`
     is where a task asks what holds entries whose segment is gone: `origin.py` packs and unpacks it.
     """
 
-    place: S3Options | str
+    objects: ObjectsSettings
     schema: StructType
     messages: bool
     skip: frozenset[Condition] = frozenset()

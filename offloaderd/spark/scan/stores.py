@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon.adapters import stores
+from offloaderd.objects import bucket
 from offloaderd.spark.scan.origin import Metadata
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ async def known_to(settings: Settings, metadata: Metadata, objects: SegmentStore
 async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
     """Have the stores of a query. Raises as `known_to`."""
     async with (
-        stores.bucket_store(options.settings, SystemClock()) as objects,
+        bucket.bucket_store(options.settings.objects, SystemClock()) as objects,
         known_to(options.settings, options.metadata, objects) as found,
     ):
         yield found

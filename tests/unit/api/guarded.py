@@ -12,7 +12,8 @@ from offloaderd.access.roles import Grant, Rights
 from offloaderd.access.watched import Watched
 from offloaderd.api.gate import Authentication, Gate, Limits
 from offloaderd.api.interceptor import ErrorInterceptor
-from offloaderd.api.server import RpcServer, ServerOptions, Services
+from offloaderd.api.server import RpcServer, Services
+from offloaderd.api.settings import GrpcSettings
 from offloaderd.client import DaemonClient, Trust
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
@@ -178,16 +179,11 @@ async def guarded(
         rollback=empty(rollback_pb2_grpc.RollbackServiceServicer),
         ledgers=appends,
     )
-    options = ServerOptions(
-        host="127.0.0.1",
-        port=0,
-        message_bytes_max=message_bytes_max,
-        streams_max=100,
-        handshake_s_max=2.0,
-        certificates=certificates,
+    options = GrpcSettings.model_construct(
+        port=0, message_bytes_max=message_bytes_max, streams_max=100, handshake_s_max=2.0
     )
     interceptors: list[aio.ServerInterceptor] = [ErrorInterceptor(metrics, clock=clock, gate=gate)]
-    async with RpcServer(options, services, interceptors) as server:
+    async with RpcServer(options, services, interceptors, certificates) as server:
         await server.show(serving=True)
         yield Site(f"127.0.0.1:{server.port}", metrics, admin, reads, pushes, appends, gate, certificates)
         await server.stop(0.5)

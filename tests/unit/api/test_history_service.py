@@ -12,7 +12,6 @@ from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import HistoryOrder
 from offloaderd.protocol.v1 import history_pb2_grpc
-from offloaderd.segment.context import HistoryRules
 from tests.unit.api.serve import Client, serving
 from tests.unit.history.test_history import rig_with, until_done
 from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, until
@@ -59,7 +58,7 @@ async def test_how_far_history_is() -> None:
         assert (found.plan.worker, found.plan.order, found.plan.ranges) == ("job", "history-first", 0)
         assert (found.left_entries, found.left_bytes, found.live_waits, found.owner) == (180, 18_000, True, "one")
         assert (await client.plan_history(TOPIC)).planned
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("two") as engine, served(engine) as client:
         topic = await offloader_of(engine)
         await until_done(topic)

@@ -17,7 +17,6 @@ from offloaderd.metadata import paths
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.protocol.v1 import admin_pb2, common_pb2
-from offloaderd.segment.context import HistoryRules
 from offloaderd.topic.requests.plan import Why
 from offloaderd.topic.status import TopicStatus
 from tests.unit.fleet.test_engine import appended
@@ -331,7 +330,7 @@ async def test_history_that_goes_first_is_told(daemon_bytes_max: int, outcome: s
     """A job has to do what is too much for the daemon, and live segments wait; a request includes it all."""
     rig = Rig(
         policy=replace(BY_HAND, method=OffloadMethod.STREAMING),
-        history=HistoryRules(daemon_bytes_max=daemon_bytes_max),
+        history_bytes_max=daemon_bytes_max,
     )
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=10)
     Gate(rig)

@@ -15,7 +15,7 @@ from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.bookkeeper.options import SourceOptions
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from offloaderd.core.model import Confirmed, Position, TopicName
 
 
@@ -65,7 +65,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(options: SourceOptions | None = None, *, admin: bool = True) -> AsyncIterator[Bench]:
+async def benched(options: BookkeeperSettings | None = None, *, admin: bool = True) -> AsyncIterator[Bench]:
     """Give a source on an empty cluster, with a broker to ask."""
     cluster, clock, metrics, broker = FakeCluster(), FakeClock(), Metrics(), FakeBroker()
     broker.clock = cluster.bookies.clock = clock

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from typing import Literal
 
-    from offloaderd.bookkeeper.connections.options import BookieOptions
+    from offloaderd.bookkeeper.settings import BookkeeperSettings
     from tests.unit.bookkeeper.fake_bookie import FakeBookie
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class FakeZnodes:
 class World:
     """A bookie with ten entries of ledger 7, and a pool with its nodes, clock and metrics."""
 
-    def __init__(self, bookie: FakeBookie, options: BookieOptions | None) -> None:
+    def __init__(self, bookie: FakeBookie, options: BookkeeperSettings | None) -> None:
         self.bookie = bookie
         self.clock = FakeClock()
         self.metrics = Metrics()
@@ -126,7 +126,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(options: BookieOptions | None = None) -> AsyncIterator[World]:
+async def world(options: BookkeeperSettings | None = None) -> AsyncIterator[World]:
     """Make one."""
     async with fake_bookie() as bookie:
         bookie.stored.update(((LEDGER, number), entry) for number, entry in enumerate(ENTRIES))

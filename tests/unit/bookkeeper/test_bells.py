@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
 from offloaderd.ledgers.pulsar.watcher import HEARTBEAT_S
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 THREE = Shape(ensemble=3, write_quorum=3)
 STRIPED = Shape(ensemble=3)
 SPREAD = pytest.mark.parametrize("shape", [Shape(), THREE, STRIPED], ids=["2/2", "3/3", "3/2"])
-POLL_S, QUIET_S = SourceOptions().poll_max_s, SourceOptions().quiet_poll_s
+POLL_S, QUIET_S = BookkeeperSettings().poll_max_s, BookkeeperSettings().quiet_poll_s
 LONG_S = 300.0
 
 
@@ -56,7 +56,7 @@ class Stage:
 
 @asynccontextmanager
 async def silence(
-    shape: Shape | None = None, *, entries: int = 10, admin: bool = False, options: SourceOptions | None = None
+    shape: Shape | None = None, *, entries: int = 10, admin: bool = False, options: BookkeeperSettings | None = None
 ) -> AsyncIterator[Stage]:
     """Make one."""
     async with benched(options, admin=admin) as bench, asyncio.TaskGroup() as group:
@@ -128,13 +128,13 @@ async def test_a_bookie_hangs() -> None:
         it.bookies.frozen = {bookie_id}
         it.bookies.break_long_polls(bookie_id, Transient("it hangs"))
         await it.ledger.write(payloads(1))
-        await it.clock.advance(RETURN_S + SourceOptions().hedge_s + 0.1)
+        await it.clock.advance(RETURN_S + BookkeeperSettings().hedge_s + 0.1)
         assert it.watcher.last == 9
         await it.clock.advance(LONG_S)
         assert it.waited_for()
         assert it.waited_for() != [bookie_id]
         await it.ledger.write(payloads(1))
-        await it.clock.advance(SourceOptions().hedge_s)
+        await it.clock.advance(BookkeeperSettings().hedge_s)
         assert it.watcher.last == 10
 
 
@@ -169,7 +169,7 @@ async def test_bookies_without_long_polls_are_polled() -> None:
         assert not it.waits()
         assert 50 <= sum(it.bench.polls().values()) <= 60
     for quiet_poll_s in (0.0, POLL_S):
-        async with silence(options=SourceOptions(quiet_poll_s=quiet_poll_s)) as it:
+        async with silence(options=BookkeeperSettings(quiet_poll_s=quiet_poll_s)) as it:
             await it.clock.advance(100)
             assert not it.waits()
             assert 50 <= sum(it.bench.polls().values()) <= 60
@@ -270,7 +270,7 @@ async def test_a_silent_topic_has_no_task(shape: Shape) -> None:
 async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() -> None:
     """Nor does it ring: whoever took it down has gone on."""
     told = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    clock, options, rung = FakeClock(), SourceOptions(), list[str]()
+    clock, options, rung = FakeClock(), BookkeeperSettings(), list[str]()
 
     class Asked(FakeBookies):
         async def newer(self, *_: object, **__: object) -> asyncio.Future[int]:

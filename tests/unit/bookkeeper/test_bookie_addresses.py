@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Transient
 from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
 from tests.unit.bookkeeper.fake_bookie import fake_bookie
@@ -47,7 +47,7 @@ async def test_a_registration_that_cannot_be_read_is_a_bookie_that_is_away() -> 
 @pytest.mark.parametrize("failure", ["error", "silence"])
 async def test_without_zookeeper_the_last_address_serves(failure: Literal["error", "silence"]) -> None:
     """A connection is made anew to where the bookie was; one that was never found cannot be had."""
-    async with world(BookieOptions(connect_timeout_s=0.2)) as it:
+    async with world(BookkeeperSettings(connect_timeout_s=0.2)) as it:
         it.znodes.nodes[f"/ledgers/available/{OPAQUE}"] = registered("127.0.0.1", it.bookie.port)
         await it.pool.read(OPAQUE, LEDGER, 0)
         it.bookie.sessions[0].cut()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from offloaderd.bookkeeper.connections import connection
+from offloaderd.bookkeeper.connections import bookie, connection
 from offloaderd.bookkeeper.connections.connection import BookieConnection, ConnectionLost, TimedOut, Wire
-from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.status import BadAnswer, NotHere, Unsupported
 from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
 from offloaderd.testing.clock import FakeClock
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 async def test_an_answer_after_its_deadline_is_dropped() -> None:
     """The reader has been told; asked again, the entry comes, and the second answer to it disturbs nobody."""
-    async with world(BookieOptions(request_timeout_s=0.05)) as it:
+    async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:
         it.hold()
         with pytest.raises(TimedOut, match=r"0\.05 s"):
             await it.pool.read(it.id, LEDGER, 1)
@@ -48,7 +48,7 @@ async def test_an_answer_after_its_deadline_is_dropped() -> None:
 
 async def test_a_silent_bookie_is_left_after_three_deadlines() -> None:
     """All who wait on the connection are told at once, it is closed, and the bookie is avoided for a while."""
-    async with world(BookieOptions(request_timeout_s=0.05)) as it:
+    async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:
         await it.pool.read(it.id, LEDGER, 0)
         it.hold()
         outcomes = await it.outcomes(it.pool.read(it.id, LEDGER, number) for number in range(1, 6))
@@ -62,7 +62,7 @@ async def test_a_silent_bookie_is_left_after_three_deadlines() -> None:
 
 async def test_a_bookie_that_answers_others_is_not_silent() -> None:
     """Deadlines in a row only count while nothing else comes."""
-    async with world(BookieOptions(request_timeout_s=0.05)) as it:
+    async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:
         it.bookie.on_request = lambda asked: asked.answer() if asked.entry_id == 0 else None
         for number in range(1, 6):
             assert await it.pool.read(it.id, LEDGER, 0) == ENTRIES[0]
@@ -74,7 +74,7 @@ async def test_a_bookie_that_answers_others_is_not_silent() -> None:
 async def test_a_bookie_that_leaves_out_answers_gets_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """What might still be answered is remembered, up to a limit."""
     monkeypatch.setattr(connection, "LATE_MAX", 2)
-    async with world(BookieOptions(request_timeout_s=0.05)) as it:
+    async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:
         it.bookie.on_request = lambda asked: asked.answer() if asked.entry_id == 0 else None
         for number in range(1, 4):
             assert not any(session.ended for session in it.bookie.sessions)
@@ -96,7 +96,7 @@ async def test_requests_wait_while_the_socket_takes_none() -> None:
     async with asyncio.TaskGroup() as group:
         ends: list[OffloaderError] = []
         made = BookieConnection(
-            "b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
+            "b", Wire.V2, BookkeeperSettings(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
         )
         made.connection_made(NoSocket())
         await made.writable()
@@ -317,14 +317,18 @@ async def test_the_end_of_another_ledger_is_not_taken(answer: Callable[[Asked], 
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_whatever_a_bookie_does_answers_are_right_or_errors_are_ours(seed: int) -> None:
+async def test_whatever_a_bookie_does_answers_are_right_or_errors_are_ours(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers late, out of order, twice, in pieces, not at all, ended connections, readers who give up: no mix-up."""
     chance = FakeClock(seed=seed)
 
     def pick(choices: Sequence[T]) -> T:
         return choices[chance.uuid().int % len(choices)]
 
-    options = BookieOptions(request_timeout_s=0.03, window=4, batches_max=2, backoff_min_s=0.001, backoff_max_s=0.002)
+    for name, value in (("BATCHES_MAX", 2), ("BACKOFF_MIN_S", 0.001), ("BACKOFF_MAX_S", 0.002)):
+        monkeypatch.setattr(bookie, name, value)
+    options = BookkeeperSettings(request_timeout_s=0.03, requests_in_flight_max=4)
     async with world(options) as it:
         held: list[Asked] = []
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.connections import bookie, connection
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Closed, InvalidInput, Throttled
 from tests.unit.bookkeeper import wire
 from tests.unit.bookkeeper.fake_bookie import BUSY
@@ -69,7 +70,7 @@ async def test_one_entry_wanted_twice_at_a_time_is_asked_for_once() -> None:
 
 async def test_a_cancelled_request_leaves_nothing_behind() -> None:
     """Its answer is dropped when it comes, its place in the window is free from then on, and the connection serves."""
-    async with world(BookieOptions(window=1)) as it, asyncio.TaskGroup() as group:
+    async with world(BookkeeperSettings(requests_in_flight_max=1)) as it, asyncio.TaskGroup() as group:
         it.hold()
         reader = group.create_task(it.pool.read(it.id, LEDGER, 1))
         (asked,) = await it.bookie.asked()
@@ -111,9 +112,10 @@ async def test_frames_come_in_any_pieces() -> None:
         assert [await read for read in reads] == ENTRIES[:3]
 
 
-async def test_no_more_than_the_window_is_in_flight() -> None:
+async def test_no_more_than_the_window_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten reads through a window of three reach the bookie three at a time, in order; batches have a window apart."""
-    async with world(BookieOptions(window=3, batches_max=1)) as it, asyncio.TaskGroup() as group:
+    monkeypatch.setattr(bookie, "BATCHES_MAX", 1)
+    async with world(BookkeeperSettings(requests_in_flight_max=3)) as it, asyncio.TaskGroup() as group:
         it.hold()
         reads = [group.create_task(it.pool.read(it.id, LEDGER, number)) for number in range(10)]
         for done in range(10):
@@ -136,7 +138,7 @@ async def test_no_more_than_the_window_is_in_flight() -> None:
 
 async def test_a_bookie_with_too_much_to_do_is_given_half() -> None:
     """Eight reads that are turned away halve the window once; good answers widen it again."""
-    async with world(BookieOptions(window=8)) as it:
+    async with world(BookkeeperSettings(requests_in_flight_max=8)) as it:
         it.hold()
         async with asyncio.TaskGroup() as group:
             outcomes = group.create_task(it.outcomes(it.pool.read(it.id, LEDGER, number) for number in range(8)))
@@ -192,9 +194,10 @@ async def test_a_refusal_without_a_message_still_means_that_nothing_is_there() -
         assert await it.pool.last_known(it.id, LEDGER) == (None, -1)
 
 
-async def test_a_connection_that_nobody_uses_is_closed() -> None:
+async def test_a_connection_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is no failure: the next request opens another."""
-    async with world(BookieOptions(idle_s=0.05)) as it:
+    monkeypatch.setattr(connection, "IDLE_S", 0.05)
+    async with world() as it:
         await it.pool.read(it.id, LEDGER, 0)
         await it.ended()
         assert it.value("offloaderd_bookie_connections") == 0
@@ -214,7 +217,7 @@ async def test_requests_at_once_share_one_connection() -> None:
 
 async def test_the_end_of_the_pool_ends_all_waiting() -> None:
     """Who waits for an answer or for a turn gets Closed; nothing is asked afterwards; every connection is gone."""
-    async with asyncio.TaskGroup() as group, world(BookieOptions(window=1)) as it:
+    async with asyncio.TaskGroup() as group, world(BookkeeperSettings(requests_in_flight_max=1)) as it:
         it.hold()
         outcomes = group.create_task(it.outcomes(it.pool.read(it.id, LEDGER, number) for number in range(3)))
         await it.bookie.asked()
@@ -225,9 +228,10 @@ async def test_the_end_of_the_pool_ends_all_waiting() -> None:
         await it.ended()
 
 
-async def test_what_cannot_be_asked_for_is_refused_before_it_is_sent() -> None:
+async def test_what_cannot_be_asked_for_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids out of range, no bookie's id, the last entry as if it were one; the window stays free."""
-    async with world(BookieOptions(batches_max=1)) as it:
+    monkeypatch.setattr(bookie, "BATCHES_MAX", 1)
+    async with world() as it:
         for _ in range(2):
             for impossible in (
                 it.pool.read(it.id, -1, 0),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Denied, NotFound, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo, ManagedLedgerInfo
@@ -200,7 +200,7 @@ async def test_a_new_session_reads_anew(bench: Bench) -> None:
 async def test_the_list_tells_what_was_deleted_only_after_catching_up(bench: Bench) -> None:
     """Its ids are read fresh, those that BookKeeper lost included; a cluster without topics says nothing of any."""
     topic = TopicName("public", "default", "orders")
-    directory = Directory(bench.server, bench.nodes, SourceOptions())
+    directory = Directory(bench.server, bench.nodes, BookkeeperSettings())
     with pytest.raises(Transient, match="no topics at all"):
         await directory.listed(topic)
     path = directory.topic_path(topic)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.bookkeeper.metadata.ledger import Ensemble
-from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.bookkeeper.replicas.read import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import BadLength
 from offloaderd.core.errors import Closed, CorruptData, Denied, NotFound, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -68,7 +68,7 @@ async def bench() -> AsyncIterator[Bench]:
     """A source on an empty cluster."""
     cluster, clock, metrics = FakeCluster(), FakeClock(), Metrics()
     async with BookKeeperLedgers(
-        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=SourceOptions()
+        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=BookkeeperSettings()
     ) as source:
         yield Bench(source, cluster, clock, metrics)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offloaderd.bookkeeper.connections.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.bookkeeper.connections.handshake import tls_context
-from offloaderd.bookkeeper.connections.options import BookieOptions, SaslOptions, TlsOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.status import BadAnswer
 from offloaderd.core.errors import Closed, Denied, InvalidConfig, OffloaderError, Transient
 from tests.unit.bookkeeper import wire
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from tests.unit.bookkeeper.fake_bookie import Asked
 
 CERTIFICATES = Path(__file__).with_name("certificates")
-USER = SaslOptions(username="offloaderd", password="s3cret")
+USER: dict[str, Any] = {"sasl_username": "offloaderd", "sasl_password": "s3cret"}
 
 
 def file(name: str) -> str:
@@ -33,7 +32,7 @@ def file(name: str) -> str:
     return str(CERTIFICATES / name)
 
 
-TLS = TlsOptions(ca_file=file("authority.pem"))
+TLS: dict[str, Any] = {"tls": True, "tls_ca_file": file("authority.pem")}
 
 
 def bookie_side(name: str = "bookie", *, wants_client: bool = False) -> ssl.SSLContext:
@@ -53,7 +52,7 @@ async def all_ways(it: World) -> None:
 
 async def test_everything_but_the_beginning_is_encrypted() -> None:
     """START_TLS is sent in the clear on each connection, then certificates are checked, then requests go out."""
-    async with world(BookieOptions(tls=TLS)) as it:
+    async with world(BookkeeperSettings(**TLS)) as it:
         it.bookie.tls = bookie_side()
         await all_ways(it)
         assert [asked.operation for asked in it.bookie.requests] == ["tls", "read", "batch", "tls", "last"]
@@ -62,7 +61,7 @@ async def test_everything_but_the_beginning_is_encrypted() -> None:
 
 async def test_large_answers_come_through_tls() -> None:
     """An entry of 5 MiB, far above a record of TLS."""
-    async with world(BookieOptions(tls=TLS)) as it:
+    async with world(BookkeeperSettings(**TLS)) as it:
         it.bookie.tls = bookie_side()
         it.bookie.stored[LEDGER, 10] = bytes(5 << 20)
         assert len(await it.pool.read(it.id, LEDGER, 10)) == 5 << 20
@@ -70,15 +69,15 @@ async def test_large_answers_come_through_tls() -> None:
 
 async def test_a_bookie_may_ask_for_our_certificate() -> None:
     """With it we are let in."""
-    ours = replace(TLS, cert_file=file("daemon.pem"), key_file=file("daemon.key"))
-    async with world(BookieOptions(tls=ours)) as it:
+    ours = TLS | {"tls_cert_file": file("daemon.pem"), "tls_key_file": file("daemon.key")}
+    async with world(BookkeeperSettings(**ours)) as it:
         it.bookie.tls = bookie_side(wants_client=True)
         await all_ways(it)
 
 
 async def test_without_a_certificate_that_is_wanted_the_operator_is_told() -> None:
     """In TLS 1.3 a client hears that it is refused only after the handshake, if it hears anything but the end."""
-    async with world(BookieOptions(tls=TLS)) as it:
+    async with world(BookkeeperSettings(**TLS)) as it:
         it.bookie.tls = bookie_side(wants_client=True)
         with pytest.raises((Denied, ConnectionLost)) as caught:
             await it.pool.read(it.id, LEDGER, 1)
@@ -93,7 +92,7 @@ async def test_an_alert_of_tls_is_for_the_operator_before_the_first_answer(
     """Later it is a connection that broke."""
     ends: list[OffloaderError] = []
     connection = BookieConnection(
-        "b", Wire.V2, BookieOptions(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
+        "b", Wire.V2, BookkeeperSettings(), on_bytes=lambda _: None, on_probe=lambda _: None, on_end=ends.append
     )
     connection.answered = answered
     connection.connection_lost(ssl.SSLError(1, "tlsv13 alert certificate required"))
@@ -104,18 +103,18 @@ async def test_an_alert_of_tls_is_for_the_operator_before_the_first_answer(
 @pytest.mark.parametrize(
     ("tls", "certificate", "says"),
     [
-        (TlsOptions(ca_file=file("stranger.pem")), "bookie", "verify failed"),
-        (TlsOptions(), "bookie", "verify failed"),
+        ({"tls": True, "tls_ca_file": file("stranger.pem")}, "bookie", "verify failed"),
+        ({"tls": True}, "bookie", "verify failed"),
         (TLS, "elsewhere", "certificate is not valid for"),
         (TLS, None, "no TLS"),
     ],
     ids=["another-authority", "system-authorities", "another-host", "no-tls"],
 )
 async def test_a_bookie_that_cannot_be_trusted_is_asked_nothing(
-    tls: TlsOptions, certificate: str | None, says: str
+    tls: dict[str, Any], certificate: str | None, says: str
 ) -> None:
     """An operator has to put it right: Denied, with the settings to look at."""
-    async with world(BookieOptions(tls=tls)) as it:
+    async with world(BookkeeperSettings(**tls)) as it:
         it.bookie.tls = None if certificate is None else bookie_side(certificate)
         with pytest.raises(Denied) as caught:
             await it.pool.read(it.id, LEDGER, 1)
@@ -129,7 +128,7 @@ async def test_a_bookie_that_cannot_be_trusted_is_asked_nothing(
 
 async def test_the_host_is_not_compared_when_told_so() -> None:
     """The authority still has to have signed."""
-    async with world(BookieOptions(tls=replace(TLS, hostname_check=False))) as it:
+    async with world(BookkeeperSettings(**TLS, tls_hostname_check=False)) as it:
         it.bookie.tls = bookie_side("elsewhere")
         await all_ways(it)
 
@@ -137,23 +136,23 @@ async def test_the_host_is_not_compared_when_told_so() -> None:
 @pytest.mark.parametrize(
     "tls",
     [
-        TlsOptions(ca_file=file("nothing.pem")),
-        TlsOptions(ca_file=file("daemon.key")),
-        replace(TLS, cert_file=file("daemon.pem"), key_file=file("bookie.key")),
-        replace(TLS, cert_file=file("daemon.pem")),
+        {"tls_ca_file": file("nothing.pem")},
+        {"tls_ca_file": file("daemon.key")},
+        TLS | {"tls_cert_file": file("daemon.pem"), "tls_key_file": file("bookie.key")},
+        TLS | {"tls_cert_file": file("daemon.pem")},
     ],
     ids=["missing", "no-certificate", "another-key", "no-key"],
 )
-def test_files_that_cannot_be_used_are_a_mistake_of_the_settings(tls: TlsOptions) -> None:
+def test_files_that_cannot_be_used_are_a_mistake_of_the_settings(tls: dict[str, Any]) -> None:
     """It is found when the pool is made, not when the first bookie is asked."""
     with pytest.raises(InvalidConfig, match=r"bookkeeper\.tls_ca_file"):
-        tls_context(tls)
+        tls_context(BookkeeperSettings(**tls))
 
 
-@pytest.mark.parametrize("tls", [None, TLS], ids=["plain", "tls"])
-async def test_a_user_is_let_in(tls: TlsOptions | None) -> None:
+@pytest.mark.parametrize("tls", [{}, TLS], ids=["plain", "tls"])
+async def test_a_user_is_let_in(tls: dict[str, Any]) -> None:
     """After both proofs; in v3, whatever is spoken afterwards."""
-    async with world(BookieOptions(sasl=USER, tls=tls)) as it:
+    async with world(BookkeeperSettings(**USER, **tls)) as it:
         it.bookie.users = DigestServer({"offloaderd": "s3cret"})
         it.bookie.tls = bookie_side()
         await all_ways(it)
@@ -167,7 +166,7 @@ async def test_a_user_is_let_in(tls: TlsOptions | None) -> None:
 
 async def test_a_bookie_without_authentication_takes_anybody() -> None:
     """It says so, and that is enough."""
-    async with world(BookieOptions(sasl=USER)) as it:
+    async with world(BookkeeperSettings(**USER)) as it:
         await all_ways(it)
 
 
@@ -183,7 +182,7 @@ async def test_without_credentials_nothing_but_requests_is_sent() -> None:
 
 async def test_a_wrong_password_is_for_the_operator() -> None:
     """Denied, and the password is in no message."""
-    async with world(BookieOptions(sasl=USER)) as it:
+    async with world(BookkeeperSettings(**USER)) as it:
         it.bookie.users = DigestServer({"offloaderd": "another"})
         with pytest.raises(Denied, match="refused the SASL user") as caught:
             await it.pool.read(it.id, LEDGER, 1)
@@ -194,7 +193,7 @@ async def test_a_wrong_password_is_for_the_operator() -> None:
 
 async def test_another_plugin_is_named() -> None:
     """What a site has written for itself cannot be spoken, and the message says what it is."""
-    async with world(BookieOptions(sasl=USER)) as it:
+    async with world(BookkeeperSettings(**USER)) as it:
         it.bookie.users, it.bookie.plugin = DigestServer({}), "homemade"
         with pytest.raises(Denied, match="homemade"):
             await it.pool.read(it.id, LEDGER, 1)
@@ -216,7 +215,7 @@ async def test_whatever_comes_in_place_of_a_challenge(
     answer: Callable[[Asked], bytes], error: type[OffloaderError]
 ) -> None:
     """Each has its error, and no connection stays open."""
-    async with world(BookieOptions(sasl=USER, connect_timeout_s=0.1)) as it:
+    async with world(BookkeeperSettings(**USER, connect_timeout_s=0.1)) as it:
         it.bookie.on_auth = lambda asked: asked.reply(answer(asked))
         (outcome,) = await it.outcomes([it.pool.read(it.id, LEDGER, 1)])
         assert outcome is error
@@ -226,7 +225,7 @@ async def test_whatever_comes_in_place_of_a_challenge(
 
 async def test_a_bookie_that_does_not_prove_itself_is_not_asked() -> None:
     """It let us in without knowing the password: it may be somebody else."""
-    async with world(BookieOptions(sasl=USER)) as it:
+    async with world(BookkeeperSettings(**USER)) as it:
         server = DigestServer({"offloaderd": "s3cret"})
 
         def impostor(asked: Asked) -> None:
@@ -242,7 +241,7 @@ async def test_a_bookie_that_does_not_prove_itself_is_not_asked() -> None:
 
 async def test_a_handshake_that_breaks_off_is_one_failure() -> None:
     """Not two: one for the connection and one for the handshake."""
-    async with world(BookieOptions(sasl=USER)) as it:
+    async with world(BookkeeperSettings(**USER)) as it:
         it.bookie.on_auth = lambda asked: asked.session.cut()
         with pytest.raises(ConnectionLost):
             await it.pool.read(it.id, LEDGER, 1)
@@ -253,7 +252,7 @@ async def test_a_handshake_that_breaks_off_is_one_failure() -> None:
 
 async def test_the_handshake_has_its_time() -> None:
     """A bookie that says yes to TLS and then nothing is given up; a reader who gives up first leaves no socket."""
-    async with world(BookieOptions(tls=TLS, connect_timeout_s=0.1)) as it:
+    async with world(BookkeeperSettings(**TLS, connect_timeout_s=0.1)) as it:
         it.bookie.on_tls = lambda asked: asked.reply(wire.v3_start_tls(asked.number))
         with pytest.raises(TimedOut, match="no connection within"):
             await it.pool.read(it.id, LEDGER, 1)
@@ -269,7 +268,7 @@ async def test_the_handshake_has_its_time() -> None:
 
 async def test_the_end_of_the_pool_does_not_wait_for_a_handshake() -> None:
     """Who waits for a connection gets Closed at once, and its socket is gone."""
-    async with world(BookieOptions(tls=TLS)) as it:
+    async with world(BookkeeperSettings(**TLS)) as it:
         it.bookie.on_tls = lambda asked: asked.reply(wire.v3_start_tls(asked.number))
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(it.outcomes([it.pool.read(it.id, LEDGER, 1), it.pool.read(it.id, LEDGER, 2)]))

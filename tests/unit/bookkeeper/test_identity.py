@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.bookkeeper.ledger_tail import ADMIN_LOOK_S
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
@@ -38,7 +38,7 @@ def cluster() -> FakeCluster:
 async def source(cluster: FakeCluster) -> AsyncIterator[BookKeeperLedgers]:
     """A source on the cluster."""
     async with BookKeeperLedgers(
-        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=SourceOptions()
+        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=BookkeeperSettings()
     ) as opened:
         yield opened
 
@@ -105,7 +105,7 @@ async def test_when_a_ledger_was_made_is_said_by_its_metadata_or_by_its_node(
     await first.close()
     await cluster.ledger()
     async with BookKeeperLedgers(
-        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=SourceOptions()
+        cluster.znodes, cluster.bookies, clock=FakeClock(), metrics=Metrics(), options=BookkeeperSettings()
     ) as fresh:
         assert (await fresh.ledgers(TOPIC))[0].created_ms is None
         found = await fresh.inspected(TOPIC, first.ledger_id)

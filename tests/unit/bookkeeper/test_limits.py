@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.limits import BURST_S
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
@@ -40,13 +40,13 @@ async def send(limits: Limits, topic: TopicName, sizes: Sequence[int], clock: Fa
 
 async def test_without_limits_there_is_no_turn_to_wait_for() -> None:
     """The hot path is left alone."""
-    assert Limits(SourceOptions(), FakeClock(), Metrics()).turn(TOPIC, 1 << 20) is None
+    assert Limits(BookkeeperSettings(), FakeClock(), Metrics()).turn(TOPIC, 1 << 20) is None
 
 
 async def test_requests_are_spread_over_time() -> None:
     """A second's worth at once, then one after the other."""
     clock = FakeClock()
-    limits = Limits(SourceOptions(requests_per_s=10), clock, Metrics())
+    limits = Limits(BookkeeperSettings(requests_per_s=10), clock, Metrics())
     sent = await in_time(clock, send(limits, TOPIC, [0] * 30, clock))
     assert sent[10] <= 0.11
     assert sent[-1] == pytest.approx(1.9, abs=0.11)
@@ -58,7 +58,7 @@ async def test_requests_are_spread_over_time() -> None:
 async def test_a_topic_is_limited_on_its_own() -> None:
     """One that waits for its own limit does not hold back another."""
     clock, metrics = FakeClock(), Metrics()
-    limits = Limits(SourceOptions(topic_requests_per_s=1, requests_per_s=100), clock, metrics)
+    limits = Limits(BookkeeperSettings(topic_requests_per_s=1, requests_per_s=100), clock, metrics)
     await in_time(clock, send(limits, TOPIC, [0] * 4, clock))
     assert clock.monotonic() == pytest.approx(2)
     await in_time(clock, send(limits, OTHER, [0, 0], clock))
@@ -70,7 +70,7 @@ async def test_a_topic_is_limited_on_its_own() -> None:
 async def test_turns_come_in_the_order_of_asking() -> None:
     """Who waits is not overtaken, whatever the topic."""
     clock = FakeClock()
-    limits = Limits(SourceOptions(requests_per_s=1), clock, Metrics())
+    limits = Limits(BookkeeperSettings(requests_per_s=1), clock, Metrics())
     order: list[int] = []
 
     async def ask(number: int) -> None:
@@ -91,7 +91,7 @@ async def test_turns_come_in_the_order_of_asking() -> None:
 async def test_who_gives_up_costs_nobody_time() -> None:
     """A cancelled turn is given back."""
     clock = FakeClock()
-    limits = Limits(SourceOptions(bytes_per_s=1000), clock, Metrics())
+    limits = Limits(BookkeeperSettings(bytes_per_s=1000), clock, Metrics())
     await in_time(clock, send(limits, TOPIC, [1000], clock))
 
     async def give_up() -> None:
@@ -119,7 +119,7 @@ def test_bytes_stay_below_the_rate(sizes: list[int], rate: int, topics: int) -> 
 
     async def run() -> None:
         clock = FakeClock()
-        limits = Limits(SourceOptions(bytes_per_s=rate), clock, Metrics())
+        limits = Limits(BookkeeperSettings(bytes_per_s=rate), clock, Metrics())
         log: list[tuple[float, int]] = []
 
         async def reader(topic: TopicName) -> None:
@@ -145,7 +145,7 @@ async def test_a_read_keeps_to_the_limit() -> None:
     ledger = await cluster.ledger()
     await ledger.write(payloads(100, 1000))
     await ledger.close()
-    options = SourceOptions(bytes_per_s=5000, hedge_s=0.5)
+    options = BookkeeperSettings(bytes_per_s=5000, hedge_s=0.5)
     async with BookKeeperLedgers(
         cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=options
     ) as source:

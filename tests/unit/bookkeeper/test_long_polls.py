@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.bookkeeper.connections import bookie, connection
 from offloaderd.bookkeeper.connections.connection import ConnectionLost, TimedOut
-from offloaderd.bookkeeper.connections.options import BookieOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.status import BadAnswer, Unsupported
 from offloaderd.core.errors import Closed, Throttled, Transient
 from tests.patience import PATIENCE_S
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.unit.bookkeeper.fake_bookie import Asked
 
-SOON = BookieOptions(request_timeout_s=0.1, long_polls_max=3000)
+SOON = BookkeeperSettings(request_timeout_s=0.1, long_polls_in_flight_max=3000)
 LAC = 8
 
 
@@ -67,7 +68,10 @@ async def test_a_long_poll_brings_the_lac() -> None:
 
 async def test_thousands_of_them_are_in_nobodys_way() -> None:
     """They take no slot of the window: the end of a ledger is told as if they were not there."""
-    async with world(BookieOptions(window=1, long_polls_max=3000)) as it, asyncio.TaskGroup() as group:
+    async with (
+        world(BookkeeperSettings(requests_in_flight_max=1, long_polls_in_flight_max=3000)) as it,
+        asyncio.TaskGroup() as group,
+    ):
         tasks = [group.create_task(newer(it)) for _ in range(3000)]
         await out(it, 3000)
         assert it.in_flight == 0
@@ -80,7 +84,7 @@ async def test_thousands_of_them_are_in_nobodys_way() -> None:
 
 async def test_there_is_a_limit() -> None:
     """Beyond it they are refused here, and the bookie is not to blame."""
-    async with world(BookieOptions(long_polls_max=2)) as it, asyncio.TaskGroup() as group:
+    async with world(BookkeeperSettings(long_polls_in_flight_max=2)) as it, asyncio.TaskGroup() as group:
         tasks = [group.create_task(newer(it)) for _ in range(2)]
         await out(it, 2)
         with pytest.raises(Throttled, match="2 long polls"):
@@ -135,7 +139,7 @@ async def test_one_that_is_never_answered_is_given_up() -> None:
 
 async def test_who_gives_up_leaves_nothing_behind() -> None:
     """The answer to nobody comes later, however many they are; the connection goes on."""
-    async with world(BookieOptions(long_polls_max=3000)) as it:
+    async with world(BookkeeperSettings(long_polls_in_flight_max=3000)) as it:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(newer(it)) for _ in range(2000)]
             await out(it, 2000)
@@ -148,9 +152,10 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
         assert len(it.bookie.sessions) == 1
 
 
-async def test_a_connection_with_long_polls_is_not_idle() -> None:
+async def test_a_connection_with_long_polls_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays while one is out, and is closed when none is."""
-    async with world(BookieOptions(idle_s=0.1, request_timeout_s=0.2)) as it, asyncio.TaskGroup() as group:
+    monkeypatch.setattr(connection, "IDLE_S", 0.1)
+    async with world(BookkeeperSettings(request_timeout_s=0.2)) as it, asyncio.TaskGroup() as group:
         task = group.create_task(newer(it))
         (asked,) = await out(it)
         await asyncio.sleep(0.5)  # noqa: TID251 - real sockets take real time
@@ -196,9 +201,10 @@ async def test_a_bookie_that_knows_nothing_of_the_ledger(code: int) -> None:
         assert await newer(it) == -1
 
 
-async def test_other_answers_are_errors() -> None:
+async def test_other_answers_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another ledger, of another kind, or a bookie's trouble."""
-    async with world(BookieOptions(backoff_min_s=0, backoff_max_s=0)) as it:
+    monkeypatch.setattr(bookie, "BACKOFF_MIN_S", 0)
+    async with world() as it:
         for answer, error in (
             (lambda asked: wire.v3_read(asked.number, LEDGER + 1, -1, max_lac=9), BadAnswer),
             (lambda asked: wire.v3_auth(asked.number, "sasl", b""), BadAnswer),

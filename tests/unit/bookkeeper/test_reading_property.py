@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.options import SourceOptions
 from offloaderd.bookkeeper.replicas.read import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -127,7 +127,7 @@ def test_every_entry_once_and_in_order_or_a_typed_error(case: Case) -> None:
     async def run() -> None:
         cluster, clock = FakeCluster(), FakeClock()
         found: list[bytes] = []
-        options = SourceOptions(rounds=7, singles_window=8)
+        options = BookkeeperSettings(requests_in_flight_max=8)
         async with BookKeeperLedgers(
             cluster.znodes, cluster.bookies, clock=clock, metrics=Metrics(), options=options
         ) as source:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import Closed, CorruptData, Denied, InvalidConfig, InvalidInput, NotFound
 from offloaderd.core.metrics.metrics import Metrics
@@ -40,7 +40,7 @@ def cluster() -> FakeCluster:
 async def source(cluster: FakeCluster, clock: FakeClock) -> AsyncIterator[BookKeeperLedgers]:
     """A source on the cluster."""
     async with BookKeeperLedgers(
-        cluster.znodes, cluster.bookies, clock=clock, metrics=Metrics(), options=SourceOptions()
+        cluster.znodes, cluster.bookies, clock=clock, metrics=Metrics(), options=BookkeeperSettings()
     ) as opened:
         yield opened
 

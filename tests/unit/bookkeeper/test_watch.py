@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.options import SourceOptions
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Closed, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, Position
@@ -89,7 +89,7 @@ async def test_entries_are_noticed_soon_while_they_come(bench: Bench, watcher: W
     """Within about the shortest pause, once one was noticed at the pace that the topic had before."""
     ledger = await bench.cluster.ledger()
     await bench.clock.advance(60)
-    longest = SourceOptions().poll_max_s + TICK_S
+    longest = BookkeeperSettings().poll_max_s + TICK_S
     for count in range(1, 30):
         await ledger.write(payloads(1))
         await bench.clock.advance(0.21)

@@ -15,7 +15,8 @@ from opentelemetry.trace import StatusCode
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import Position
 from offloaderd.core.traces import NO_STEP, NO_TRACES
-from offloaderd.daemon.telemetry import Telemetry, TelemetryOptions
+from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings
+from offloaderd.daemon.telemetry import Telemetry
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -35,10 +36,8 @@ class Seen:
 
     def __init__(self, rig: Rig, ratio: float) -> None:
         self.exporter = InMemorySpanExporter()
-        options = TelemetryOptions(
-            endpoint="http://127.0.0.1:1", authorities=None, headers={}, ratio=ratio, daemon_id="d", cluster="c"
-        )
-        self.telemetry = Telemetry(options, rig.metrics.spans, self.exporter)
+        options = TracingSettings(endpoint="http://127.0.0.1:1", ratio=ratio)
+        self.telemetry = Telemetry(options, DaemonSettings(id="d", cluster="c"), rig.metrics.spans, self.exporter)
         self.count = rig.metrics.spans
 
     def spans(self) -> list[ReadableSpan]:

@@ -15,7 +15,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.adapters.sources import Ledgers
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.composition.components import Components, assemble
@@ -79,7 +78,7 @@ class Site:
         settings = self.read({})
         self.guard = Guard(settings, CLOCK, metrics)
         objects = MemoryStore(CLOCK)
-        limits = SourceLimits(wiring.source_options(settings), CLOCK, metrics)
+        limits = SourceLimits(settings.bookkeeper, CLOCK, metrics)
         ledgers = Ledgers(limits=limits)
         pool, uploads = BufferPool(settings.memory.buffer_bytes), ByteBudget(settings.memory.upload_bytes)
         context = contexts.topic_context(

@@ -16,12 +16,12 @@ from pydantic import SecretStr
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.traces import NO_TRACES
+from offloaderd.daemon.composition.context import opened_traces
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.rules import rules
 from offloaderd.daemon.settings.rules.rules import broken_rules, is_installed
-from offloaderd.daemon.settings.sections.settings import TracingSettings, header_pairs
-from offloaderd.daemon.telemetry import BATCH_SPANS_MAX, Telemetry, TelemetryOptions
-from offloaderd.daemon.tracing import opened_traces
+from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings, header_pairs
+from offloaderd.daemon.telemetry import BATCH_SPANS_MAX, Telemetry
 from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
@@ -110,10 +110,8 @@ def test_the_end_does_not_wait_for_a_collector_that_is_away() -> None:
             tried.append(telemetry.closing)
             return SpanExportResult.FAILURE
 
-    options = TelemetryOptions(
-        endpoint="http://127.0.0.1:1", authorities=None, headers={}, ratio=1.0, daemon_id="d", cluster="c"
-    )
-    telemetry = Telemetry(options, metrics.spans, Refusing())
+    options = TracingSettings(endpoint="http://127.0.0.1:1", ratio=1.0)
+    telemetry = Telemetry(options, DaemonSettings(id="d", cluster="c"), metrics.spans, Refusing())
     for number in range(BATCH_SPANS_MAX * 3):
         with telemetry.segment(UUID(int=number + 1)):
             pass

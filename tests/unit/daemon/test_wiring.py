@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from pydantic import SecretStr
 
-from offloaderd.bookkeeper.connections.options import SaslOptions, TlsOptions
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TierRetention
-from offloaderd.daemon.adapters import options as wiring
 from offloaderd.daemon.adapters import stores
 from offloaderd.daemon.adapters.sources import Ledgers
+from offloaderd.daemon.composition import components as serving
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.sections.settings import MemorySettings
-from offloaderd.history.rewriting import rewrite
-from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
+from offloaderd.history.rewriting.rewrite import cut_of
+from offloaderd.ledgers.settings import LedgersSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.merge import Origin, effective
@@ -45,33 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = ObjectsSettings(kind="filesystem")
-BOOKKEEPER = BookkeeperSettings(
-    servers="zk:2181",
-    ledgers_root="/a/ledgers",
-    managed_ledgers_root="/a/managed-ledgers",
-    poll_min_s=0.3,
-    poll_max_s=4,
-    quiet_poll_s=90,
-    connect_timeout_s=6,
-    request_timeout_s=7,
-    hedge_s=3,
-    batch_bytes=123_456,
-    requests_in_flight_max=17,
-    long_polls_in_flight_max=18,
-    bytes_per_s=1_000_001,
-    requests_per_s=1002,
-    topic_bytes_per_s=1_000_003,
-    topic_requests_per_s=1004,
-    tls=True,
-    tls_ca_file="ca",
-    tls_cert_file="cert",
-    tls_key_file="key",
-    tls_hostname_check=False,
-    sasl_username="u",
-    sasl_password=SecretStr("p"),
-)
-PULSAR = PulsarSettings(admin_url="https://b", admin_token=SecretStr("t"), admin_ca_file="ca", admin_quiet_s=5)
-SETTINGS = Settings(objects=FILES, bookkeeper=BOOKKEEPER, pulsar=PULSAR)
+SETTINGS = Settings(objects=FILES, bookkeeper=BookkeeperSettings(servers="zk:2181"))
 
 
 def test_outages(tmp_path: Path) -> None:
@@ -82,7 +55,7 @@ def test_outages(tmp_path: Path) -> None:
     area = contexts.spill_area(settings, metrics)
     assert area is not None
     assert (area.directory, area.bytes_max) == (tmp_path / "spill", 64 << 20)
-    assert not area.directory.exists(), "wiring does nothing"
+    assert not area.directory.exists(), "nothing is opened yet"
     assert metrics.registry.get_sample_value("offloaderd_spill_limit_bytes") == 64 << 20
     assert contexts.spill_area(Settings(objects=FILES), metrics) is None
     assert contexts.parts_of_topic(settings) == 4
@@ -90,52 +63,17 @@ def test_outages(tmp_path: Path) -> None:
     assert contexts.parts_of_topic(tight) == 2
 
 
-def test_bookies() -> None:
-    """Times, windows, TLS and the user; the password is in no repr."""
-    options = wiring.bookie_options(SETTINGS)
-    assert (options.connect_timeout_s, options.request_timeout_s, options.window) == (6, 7, 17)
-    assert options.ledgers_root == "/a/ledgers"
-    assert options.tls == TlsOptions(ca_file="ca", cert_file="cert", key_file="key", hostname_check=False)
-    assert options.sasl == SaslOptions(username="u", password="p")
-    assert "'p'" not in repr(options)
-    plain = wiring.bookie_options(Settings(objects=FILES))
-    assert (plain.tls, plain.sasl) == (None, None)
-
-
-def test_source() -> None:
-    """Roots, paces, patience and limits, none of them swapped; a small window bounds single reads too."""
-    options = wiring.source_options(SETTINGS)
-    assert (options.ledgers_root, options.managed_ledgers_root) == ("/a/ledgers", "/a/managed-ledgers")
-    assert (options.poll_min_s, options.poll_max_s, options.hedge_s, options.quiet_s) == (0.3, 4, 3, 5)
-    assert (options.batch_read_bytes, options.singles_window, options.quiet_poll_s) == (123_456, 17, 90)
-    assert wiring.bookie_options(SETTINGS).long_polls_max == 18
-    assert (options.bytes_per_s, options.requests_per_s) == (1_000_001, 1002)
-    assert (options.topic_bytes_per_s, options.topic_requests_per_s) == (1_000_003, 1004)
-
-
-def test_the_defaults_are_those_of_the_components() -> None:
-    """So that the tables of the documentation and the docstrings of the components say the same."""
-    settings = Settings(objects=FILES)
-    for options in (wiring.source_options(settings), wiring.bookie_options(settings), wiring.admin_options(settings)):
-        default = type(options)()
-        for field in fields(options):
-            assert getattr(options, field.name) == getattr(default, field.name), field.name
-
-
-def test_admin_api() -> None:
-    """The token in either form; it is in no repr."""
-    options = wiring.admin_options(SETTINGS)
-    assert (options.token, options.token_file, options.ca_file) == ("t", "", "ca")
-    assert "'t'" not in repr(options)
-    by_file = PulsarSettings(admin_url="https://b", admin_token_file="f")
-    assert wiring.admin_options(Settings(objects=FILES, pulsar=by_file)).token_file == "f"
+def test_a_small_window_bounds_single_reads_too() -> None:
+    """What one ledger's reader has on its way is never more than one bookie may have, nor more than is of use."""
+    assert BookkeeperSettings(requests_in_flight_max=17).singles_window == 17
+    assert BookkeeperSettings().singles_window == 64
 
 
 def test_the_clusters_zookeeper_is_the_daemons_unless_it_is_named() -> None:
     """One list of servers serves both in the usual case."""
-    assert wiring.cluster_servers(SETTINGS) == "zk:2181"
+    assert SETTINGS.cluster_servers == "zk:2181"
     ours = Settings(objects=FILES, metadata=MetadataSettings(servers="m:2181"))
-    assert wiring.cluster_servers(ours) == "m:2181"
+    assert ours.cluster_servers == "m:2181"
 
 
 def test_retention_and_grants() -> None:
@@ -145,23 +83,23 @@ def test_retention_and_grants() -> None:
         retention=RetentionSettings(kind=TierRetention.LIMITED, size_bytes=5),
         grants=GrantSettings(deletion_lag_s=9),
     )
-    holds = effective(wiring.policy_levels(settings))
+    holds = effective(contexts.policy_levels(settings))
     assert holds.values.deletion_lag_s == 9
     assert limits_of(holds) == Limits(TierRetention.LIMITED, None, 5)
     aged = RetentionSettings(kind=TierRetention.LIMITED, age_s=4)
-    limits = limits_of(effective(wiring.policy_levels(Settings(objects=FILES, retention=aged))))
+    limits = limits_of(effective(contexts.policy_levels(Settings(objects=FILES, retention=aged))))
     assert limits == Limits(TierRetention.LIMITED, 4, None)
 
 
 def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
     """Of every value it is known whether somebody set it in the daemon's file; all of them agree with the settings."""
     settings = Settings(objects=FILES, offload=OffloadSettings(segment_age_max_s=30))
-    holds = effective(wiring.policy_levels(settings))
+    holds = effective(contexts.policy_levels(settings))
     assert holds.said_at("segment_age_max_s").origin is Origin.SETTINGS
     assert holds.said_at("segment_bytes_max").origin is Origin.DEFAULT
     assert holds.values.segment_bytes_max == settings.offload.segment_bytes_max
     untouched = effective([])
-    by_settings = effective(wiring.policy_levels(Settings(objects=FILES)))
+    by_settings = effective(contexts.policy_levels(Settings(objects=FILES)))
     assert replace(by_settings.values, bucket="", prefix="") == untouched.values
 
 
@@ -175,7 +113,7 @@ def test_a_policy_has_to_go_with_the_daemon() -> None:
     ):
         settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
         expected = Surroundings(places=(("b-1", "p/"),), has_source=has_source, has_brokers=has_brokers)
-        assert wiring.surroundings(settings) == expected
+        assert serving.surroundings(settings) == expected
 
 
 def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
@@ -197,10 +135,10 @@ def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
         for ledgers in (Ledgers(), Ledgers(source=store, describer=store))
     ]
     assert (made[0].ledgers, made[0].cut) == (None, made[1].cut)
-    cut = rewrite.cut_of(made[0])
+    cut = cut_of(made[0])
     assert (cut.block_bytes, cut.part_bytes, cut.run_bytes) == (64 << 20, 16 << 20, 2 << 20)
     told = {"entries": 3, "payload_bytes": 30, "metadata": b"m"}
-    assert cut.layout(**told) == rewrite.cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
+    assert cut.layout(**told) == cut_of(made[1]).layout(**told)  # type: ignore[arg-type]
 
 
 async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +147,14 @@ async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: p
     settings = SETTINGS.model_copy(update={"metadata": metadata})
     seen: list[object] = []
 
-    def made(*_: object, security: object, **__: object) -> NoReturn:
-        seen.append(security)
+    def made(_servers: str, _root: str, options: MetadataSettings, **_: object) -> NoReturn:
+        seen.append(options)
         raise Transient("no server in this test")
 
     monkeypatch.setattr(stores, "ZooKeeperStore", made)
     with pytest.raises(Transient):
         await backfill_stores.open_stores(settings, SystemClock()).__aenter__()
-    assert seen == [wiring.zookeeper_security(settings)]
+    assert seen == [metadata]
 
 
 async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
@@ -235,7 +173,7 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
     objects = Slow(SystemClock(), part_bytes_min=1)
     await objects.put("block", b"x")
     keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
-    made: Any = wiring.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
+    made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
         async with made._verifier._looker().piece("block", 0, 5 << 20):

@@ -15,8 +15,8 @@ from offloaderd.drill.certificate import Pair
 from offloaderd.drill.listener import Listener
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
 from offloaderd.drill.tcp_proxy import Link
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from tests.authority import Authority
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def trusting(ca: Authority) -> ssl.SSLContext:
 
 def store(endpoint: str) -> S3Store:
     """A store behind a proxy that calls itself something else."""
-    options = S3Options(
+    options = ObjectsSettings(
         bucket="offload",
         endpoint=endpoint,
         signed_host="s3.eu-west-1.amazonaws.com",

@@ -15,7 +15,6 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment.context import HistoryRules
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants import records as grant_records
@@ -136,7 +135,7 @@ async def test_adopted_at_the_head_and_in_the_middle(
 async def test_before_history_is_planned(rig: Rig, brokers: Brokers, daemon_bytes_max: int) -> None:
     """Ledgers that only the tier has are in no list of what can be read: a plan of history begins behind them."""
     rig.policy = replace(rig.policy, history_order=HistoryOrder.ALONGSIDE)
-    rig.history = HistoryRules(daemon_bytes_max=daemon_bytes_max)
+    rig.history_bytes_max = daemon_bytes_max
     contents = await brokers.write([5, 6, 7, 2])
     a, b, c, d = await ids(brokers)
     for ledger_id, content in ((a, contents[0]), (b, contents[1])):

@@ -21,7 +21,6 @@ from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.segment.claim.topic_record import HistoryGap
-from offloaderd.segment.context import HistoryRules
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -58,7 +57,7 @@ async def rig_with(
     """A topic with so many entries of 100 bytes over ledgers of equal length, not enabled yet."""
     rig = Rig(
         policy=RollPolicy(segment_bytes_max=segment_bytes, segment_age_max_s=3600, history_order=order),
-        history=HistoryRules(daemon_bytes_max=daemon_bytes_max),
+        history_bytes_max=daemon_bytes_max,
     )
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=ledger_entries)
     rig.clock = QuickClock(rig)  # type: ignore[assignment]
@@ -203,7 +202,7 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         assert topic.status().lag_entries == 180
     plan = await plan_of(rig)
     assert (plan.worker, plan.done_ms, plan.ranges) == (Worker.JOB, 0, 0)
-    rig.history = HistoryRules(daemon_bytes_max=18_000)
+    rig.history_bytes_max = 18_000
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
     await checked(rig, 200)
@@ -236,7 +235,7 @@ async def test_what_the_source_trims_of_history_is_recorded_as_lost() -> None:
         await until(lambda: topic.offloaded == target)
     for ledger_id in (0, 1, 2):
         await ledgers.delete(TOPIC, ledger_id)
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     rig.policy = replace(rig.policy, segment_bytes_max=3000)
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
@@ -255,7 +254,7 @@ async def test_history_that_is_gone_as_a_whole_ends_at_the_boundary() -> None:
         await enabled(engine)
     for ledger_id in (0, 1, 2):
         await ledgers.delete(TOPIC, ledger_id)
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
     topic_map = await map_of(rig)
@@ -302,7 +301,7 @@ async def test_a_closed_ledger_that_changes_stops_history() -> None:
         return [replace(info, entries=31) if info.ledger_id == 2 else info for info in found]
 
     ledgers.ledgers = longer  # type: ignore[method-assign]
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
         await until(lambda: isinstance(topic.record.history_error, HistoryGap))

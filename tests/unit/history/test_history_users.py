@@ -28,7 +28,6 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import HistoryGap
-from offloaderd.segment.context import HistoryRules
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import has_successor
@@ -186,7 +185,7 @@ async def test_entries_before_the_boundary_come_from_the_source_until_they_are_o
         async with reader_of(rig, engine, Away()) as reader:
             with pytest.raises(Transient):
                 await read(reader, Position(0, 0), Position(6, 5))
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("three") as engine:
         topic = await offloader_of(engine)
         async with reader_of(rig, engine, rig.ledgers) as reader:
@@ -207,7 +206,7 @@ async def test_a_reader_does_not_jump_over_history_that_the_source_has_lost() ->
             assert await read(reader, Position(6, 0)) == payloads(200)[180:]
             with pytest.raises(OffloaderError):
                 await read(reader, Position(3, 0))
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("three") as engine:
         await until_done(await offloader_of(engine))
         async with reader_of(rig, engine, ledgers) as reader:
@@ -256,7 +255,7 @@ async def test_a_map_that_was_rebuilt_without_its_history_has_it_planned_again()
     store = rig.tree.connect()
     await rebuild.write(store, plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
     assert (await map_of(rig)).segments == known.segments
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
     await checked(rig, 200)

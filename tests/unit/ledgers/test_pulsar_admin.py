@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import Denied, InvalidConfig, Transient
 from offloaderd.core.model import Position, Retained, TopicName
-from offloaderd.ledgers.pulsar.admin import ANSWER_BYTES_MAX, AdminOptions, PulsarAdmin
+from offloaderd.ledgers.pulsar.admin import ANSWER_BYTES_MAX, PulsarAdmin
+from offloaderd.ledgers.settings import PulsarSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -50,7 +52,7 @@ async def brokers() -> AsyncIterator[Brokers]:
     await runner.cleanup()
 
 
-async def ask(brokers: Brokers, options: AdminOptions | None = None) -> Position | None:
+async def ask(brokers: Brokers, options: PulsarSettings | None = None) -> Position | None:
     """Ask once, with a client of its own."""
     async with PulsarAdmin(brokers.url + "/", options) as admin:
         return await admin.last_confirmed(TOPIC)
@@ -77,17 +79,17 @@ async def test_an_unknown_topic_is_none(brokers: Brokers) -> None:
 
 async def test_a_token_is_sent_and_a_token_file_read_anew(brokers: Brokers, tmp_path: Path) -> None:
     """A file may be rotated while we run."""
-    await ask(brokers, AdminOptions(token="secret"))
+    await ask(brokers, PulsarSettings(admin_token=SecretStr("secret")))
     file = tmp_path / "token"
     file.write_text("first\n")
-    async with PulsarAdmin(brokers.url, AdminOptions(token_file=str(file))) as admin:
+    async with PulsarAdmin(brokers.url, PulsarSettings(admin_token_file=str(file))) as admin:
         await admin.last_confirmed(TOPIC)
         file.write_text("second")
         await admin.last_confirmed(TOPIC)
     assert [token for _, token in brokers.asked] == ["Bearer secret", "Bearer first", "Bearer second"]
-    assert "secret" not in repr(AdminOptions(token="secret"))
+    assert "secret" not in repr(PulsarSettings(admin_token=SecretStr("secret")))
     with pytest.raises(Denied, match="cannot be read"):
-        await ask(brokers, AdminOptions(token_file=str(tmp_path / "none")))
+        await ask(brokers, PulsarSettings(admin_token_file=str(tmp_path / "none")))
 
 
 async def test_redirects_are_followed_with_the_token(brokers: Brokers) -> None:
@@ -99,7 +101,7 @@ async def test_redirects_are_followed_with_the_token(brokers: Brokers) -> None:
         return web.json_response(STATS)
 
     brokers.answer = redirect
-    assert await ask(brokers, AdminOptions(token="t")) == Position(13, 99)
+    assert await ask(brokers, PulsarSettings(admin_token=SecretStr("t"))) == Position(13, 99)
     assert [path for path, _ in brokers.asked[1:]] == ["/hop1", "/hop2", "/hop3"]
     assert {token for _, token in brokers.asked} == {"Bearer t"}
     brokers.answer = lambda _: web.Response(status=307, headers={"Location": f"{brokers.url}/again"})
@@ -111,7 +113,7 @@ async def test_redirects_are_followed_with_the_token(brokers: Brokers) -> None:
 
 async def test_a_token_stays_with_its_scheme(brokers: Brokers) -> None:
     """A redirect from https to http is followed without it (here the other way round, which needs no certificate)."""
-    async with PulsarAdmin("https://127.0.0.1:1", AdminOptions(token="t")) as admin:
+    async with PulsarAdmin("https://127.0.0.1:1", PulsarSettings(admin_token=SecretStr("t"))) as admin:
         assert admin._headers("https://elsewhere/x") == {"Authorization": "Bearer t"}
         assert admin._headers("http://elsewhere/x") == {}
 
@@ -200,7 +202,7 @@ def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
         if content is not None:
             file.write_bytes(content)
         with pytest.raises(InvalidConfig, match=r"ca\.pem"):
-            PulsarAdmin("https://host", AdminOptions(ca_file=str(file)))
+            PulsarAdmin("https://host", PulsarSettings(admin_ca_file=str(file)))
 
 
 @pytest.mark.parametrize(

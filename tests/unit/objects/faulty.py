@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.drill.listener import Listener
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -63,13 +63,13 @@ class FaultyServer:
 
 
 @asynccontextmanager
-async def store_at(server: FaultyServer, **options: object) -> AsyncIterator[S3Store]:
+async def store_at(server: FaultyServer, **options: Any) -> AsyncIterator[S3Store]:  # noqa: ANN401 - the section's own
     """A store that talks to this server, patient: whoever tests time-outs says how long they are."""
-    settings: dict[str, object] = {"access_key": "key", "secret_key": "hush"}
-    settings |= {"connect_timeout_s": 10.0, "read_timeout_s": 10.0, "bytes_per_s_min": 1 << 30}
+    settings: dict[str, Any] = {"access_key": "key", "secret_key": "hush"}
+    settings |= {"connect_timeout_s": 10.0, "read_timeout_s": 10.0}
     async with Listener(server.serve) as listener:
-        made = S3Options(bucket="bucket", endpoint=listener.endpoint, **settings | options)  # type: ignore[arg-type]
-        async with S3Store(made) as store:
+        made = ObjectsSettings(bucket="bucket", endpoint=listener.endpoint, **settings | options)
+        async with S3Store(made, bytes_per_s_min=1 << 30) as store:
             yield store
 
 

@@ -23,8 +23,8 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.objects.port import PartInfo
-from offloaderd.objects.s3.options import S3Options
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ async def test_delete_refused_for_one_key() -> None:
 
 async def test_server_down(unused_tcp_port: int) -> None:
     """Nobody listening is plainly Transient, for writes too: nothing was sent."""
-    options = S3Options(
+    options = ObjectsSettings(
         bucket="bucket", endpoint=f"http://127.0.0.1:{unused_tcp_port}", access_key="key", secret_key="hush"
     )
     requests = Requests()
@@ -442,7 +442,7 @@ async def test_cancelled_upload() -> None:
 
 async def test_closed() -> None:
     """Outside its context the store refuses everything."""
-    store = S3Store(S3Options(bucket="bucket", endpoint="http://127.0.0.1:1", access_key="k", secret_key="s"))
+    store = S3Store(ObjectsSettings(bucket="bucket", endpoint="http://127.0.0.1:1", access_key="k", secret_key="s"))
     for use in (WRITES["put"], READS["get"]):
         with pytest.raises(Closed):
             await use(store)
@@ -456,7 +456,7 @@ async def test_closed() -> None:
 async def test_bad_endpoint(endpoint: str) -> None:
     """An endpoint that is no URL is a configuration error with the setting's name."""
     with pytest.raises(InvalidConfig, match="endpoint"):
-        async with S3Store(S3Options(bucket="bucket", endpoint=endpoint, access_key="k", secret_key="s")):
+        async with S3Store(ObjectsSettings.model_construct(bucket="bucket", endpoint=endpoint)):
             pass
 
 
@@ -467,7 +467,7 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: 
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, "/nonexistent")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    async with S3Store(S3Options(bucket="bucket", endpoint=f"http://127.0.0.1:{unused_tcp_port}")) as store:
+    async with S3Store(ObjectsSettings(bucket="bucket", endpoint=f"http://127.0.0.1:{unused_tcp_port}")) as store:
         with pytest.raises(Denied, match=r"objects\.access_key"):
             await store.put("k", b"abc")
 
@@ -475,7 +475,7 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: 
 async def test_other_buckets_are_opened_and_closed_together() -> None:
     """Each by its name, the home by its own; one that was not named is refused with what to do."""
     server = FaultyServer(hang_up)
-    async with store_at(server, others=("other",)) as store:
+    async with store_at(server, places="other") as store:
         assert store.buckets == ("bucket", "other")
         assert store.at("bucket") is store
         other = store.at("other")
@@ -490,6 +490,6 @@ async def test_other_buckets_are_opened_and_closed_together() -> None:
 
 def test_options_hide_secrets() -> None:
     """Options can be printed."""
-    options = S3Options(bucket="bucket", access_key="hush", secret_key="hush")
+    options = ObjectsSettings(bucket="bucket", access_key="key", secret_key="hush")
     assert "bucket" in repr(options)
     assert "hush" not in repr(options)

@@ -13,6 +13,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.drill.listener import Listener
 from offloaderd.objects.s3.errors import RIGHTS
+from offloaderd.objects.settings import ObjectsSettings
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,9 +42,9 @@ async def taken(connection: Connection) -> None:
     ("options", "expected", "absent"),
     [
         ({}, (), (b"x-amz-server-side-encryption",)),
-        ({"encryption": "AES256"}, (b"x-amz-server-side-encryption: aes256\r\n",), (b"kms-key-id",)),
+        ({"encryption": "sse-s3"}, (b"x-amz-server-side-encryption: aes256\r\n",), (b"kms-key-id",)),
         (
-            {"encryption": "aws:kms", "kms_key_id": "alias/offload"},
+            {"encryption": "sse-kms", "kms_key_id": "alias/offload"},
             (
                 b"x-amz-server-side-encryption: aws:kms\r\n",
                 b"x-amz-server-side-encryption-aws-kms-key-id: alias/offload\r\n",
@@ -69,10 +70,11 @@ async def test_every_new_object_asks_for_its_encryption(
 
 
 @pytest.mark.parametrize("signed", [True, False])
-async def test_what_goes_over_an_open_line_is_signed(*, signed: bool) -> None:
+async def test_what_goes_over_an_open_line_is_signed(monkeypatch: pytest.MonkeyPatch, *, signed: bool) -> None:
     """Of objects and of parts, with the hash of their bytes, so that nobody on the way puts others in their place."""
     server = FaultyServer(taken)
-    async with store_at(server, sign_payloads=signed) as store:
+    monkeypatch.setattr(ObjectsSettings, "sign_payloads", signed)
+    async with store_at(server) as store:
         await store.put("k", b"abc")
         await store.upload_part("k", "u", 1, [b"ab", b"c"])
     expected = sha256(b"abc").hexdigest().encode() if signed else b"unsigned-payload"

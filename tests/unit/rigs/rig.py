@@ -27,7 +27,6 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.builder import SegmentLayout
-from offloaderd.segment.context import HistoryRules
 from offloaderd.segment.ledger_layout import WholeLedgers
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import UploadContext, UploadLimits
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.traces import Traces
     from offloaderd.fleet.supervisor import Duty
-    from offloaderd.ledgers.port import BrokerOffloads, LedgerDescriber, LedgerOrigin, LedgerRegister, LedgerStore
+    from offloaderd.ledgers.port import BrokerOffloads, LedgerOrigin, LedgerRegister, LedgerStore
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.offloader import TopicOffloader
@@ -70,7 +69,7 @@ class Rig:
     upload_bytes: int = 256 << 10
     readback: bool = False
     outage: OutageRules = field(default_factory=OutageRules)
-    history: HistoryRules = field(default_factory=HistoryRules)
+    history_bytes_max: int = 4 << 30
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
     traces: Traces = NO_TRACES
@@ -119,8 +118,8 @@ class Rig:
                 )
             ),
             outage=self.outage,
-            history=self.history,
-            ledgers=self.whole_ledgers(source) if source is not None else None,
+            history_bytes_max=self.history_bytes_max,
+            ledgers=WholeLedgers(describer=source, block_bytes=2000, part_bytes=600, run_bytes=300) if source else None,
             offloads=self.offloads,
             chunk_bytes=self.chunk_bytes,
             deployment_id=self.deployment_id,
@@ -152,10 +151,6 @@ class Rig:
             ).said(),
         )
         return PolicyResolver(metadata, [Level(Origin.SETTINGS, said)])
-
-    def whole_ledgers(self, describer: LedgerDescriber) -> WholeLedgers:
-        """Return how ledgers are written as a whole: in several blocks, of several parts."""
-        return WholeLedgers(describer=describer, block_bytes=2000, part_bytes=600, run_bytes=300)
 
     @asynccontextmanager
     async def engine(

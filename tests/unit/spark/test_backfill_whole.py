@@ -15,7 +15,6 @@ from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create
 from offloaderd.metadata.records.history import Worker
-from offloaderd.segment.context import HistoryRules
 from offloaderd.spark.backfill import backfill as job
 from offloaderd.spark.backfill.plan import plan_topic
 from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Origin
@@ -346,7 +345,7 @@ async def test_what_a_run_cannot_take_is_told_with_the_reason() -> None:
     with pytest.raises(BackfillFailed, match="brokers have offloaded"):
         await run_of(rig).run()
     rig = await rig_with(200, order=HistoryOrder.HISTORY_FIRST)
-    rig.history = HistoryRules()
+    rig.history_bytes_max = 4 << 30
     async with rig.engine() as engine:
         topic = await enabled(engine)
         await until(lambda: topic.offloaded is not None)

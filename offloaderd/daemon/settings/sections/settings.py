@@ -196,3 +196,8 @@ class Settings(Section):
     def is_authenticated(self) -> bool:
         """Whether callers have to say who they are."""
         return self.tls.client_ca_file is not None or self.access.has_tokens
+
+    @property
+    def cluster_servers(self) -> str:
+        """The ZooKeeper of the cluster whose ledgers are read."""
+        return self.bookkeeper.servers or self.metadata.servers

@@ -1,0 +1,29 @@
+"""The object store that the settings name: made here for the daemon, for commands and for jobs. Nothing waits here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.s3.store import S3Store
+
+if TYPE_CHECKING:
+    from offloaderd.core.clock import Clock
+    from offloaderd.objects.s3.request import RequestMetrics
+    from offloaderd.objects.settings import ObjectsSettings
+
+BucketStore: TypeAlias = FilesystemStore | S3Store
+
+
+def bucket_store(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None = None) -> BucketStore:
+    """Return the store of the daemon's own bucket, which has the others; entering it sends nothing yet."""
+    if objects.kind == "filesystem":
+        return FilesystemStore(Path(objects.directory), clock)
+    return S3Store(objects, metrics, clock)
+
+
+async def check_places(objects: ObjectsSettings, store: BucketStore) -> None:
+    """See whether every place is there and ours to use. Raises BucketMissing, Denied, NoSpace, Transient."""
+    for place in objects.all_places:
+        await store.at(place.bucket).check()
