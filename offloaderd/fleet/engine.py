@@ -45,9 +45,9 @@ from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.selector import Selector
 from offloaderd.policy.store import topic_policies
 from offloaderd.topic.idle import IdleOptions, IdleTopics
-from offloaderd.topic.outage.spill_files import HINT
 from offloaderd.topic.report import Reporter
 from offloaderd.topic.requests import requests as asked
+from offloaderd.topic.spill.files import HINT
 from offloaderd.upkeep import deletion
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from offloaderd.core.model import OutagePolicy
 from offloaderd.segment.context import OffloadContext
 
 if TYPE_CHECKING:
-    from offloaderd.topic.outage.spill_files import SpillArea
     from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.spill.files import SpillArea
 
 
 @dataclass(frozen=True, slots=True)

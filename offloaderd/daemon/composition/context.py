@@ -21,7 +21,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.context import OutageRules, TopicContext
-from offloaderd.topic.outage.spill_files import SpillArea
+from offloaderd.topic.spill.files import SpillArea
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,7 +17,7 @@ import structlog
 
 from offloaderd.core.model import OfferResult, OutagePolicy
 from offloaderd.segment.failures import error_class
-from offloaderd.topic.outage.spill import Spill
+from offloaderd.topic.spill.spill import Spill
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -22,7 +22,7 @@ from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.context import OutageRules
 from offloaderd.topic.outage import pushed
-from offloaderd.topic.outage.spill_files import SpillArea
+from offloaderd.topic.spill.files import SpillArea
 from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:

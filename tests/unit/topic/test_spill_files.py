@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from offloaderd.core import humanize as words
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.core.model import EntryBatch
-from offloaderd.topic.outage import spill_files
-from offloaderd.topic.outage.spill_files import HEADER, SpillArea, SpillQueue, decode, encode
+from offloaderd.topic.spill import files as spill_files
+from offloaderd.topic.spill.files import HEADER, SpillArea, SpillQueue, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.model import OfferResult
-from offloaderd.topic.outage.spill_files import SpillQueue
+from offloaderd.topic.spill.files import SpillQueue
 
 if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import EntryBatch, Position
     from offloaderd.topic.buffer import TailingBuffer
-    from offloaderd.topic.outage.spill_files import SpillArea
     from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.spill.files import SpillArea
 
 CHUNK_BYTES = 1 << 20
 """Read back at a time."""
