@@ -20,7 +20,7 @@ import structlog
 
 from offloaderd.bookkeeper.replicas.read import checker_for
 from offloaderd.bookkeeper.wire.status import Reaction, reaction_to
-from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import CorruptData, OffloaderError, Transient
 from offloaderd.core.model import Confirmed, Edge
 from offloaderd.core.retry import doubled

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.core import humanize as words
-from offloaderd.core.aio.event import Event
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio.signal import Event, race
 from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import (
     Closed,

@@ -38,9 +38,7 @@ CUT_SHORT_S = 5.0
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
     """Return who owns a topic, None when nobody does."""
-    path = paths.owner(topic)
-    found = await nodes.node(store, path)
-    return owner_record.decode(found.value, path=path) if found is not None else None
+    return await nodes.record(store, paths.owner(topic), owner_record.decode)
 
 
 async def claim(
@@ -71,10 +69,7 @@ async def _try_claim(
 ) -> Claim | None:
     """Claim a topic that nobody owns; None when somebody does. A claim whose answer was lost is found again."""
     epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
-    try:
-        node = await store.get(epoch_path)
-    except NotFound:
-        node = None
+    node = await nodes.node(store, epoch_path)
     before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
     held = await owner_of(store, topic)
     steps: list[Step] = []

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from offloaderd.core.aio.event import Event
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio.signal import Event, Signal, race
 from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.model import OffloadMethod

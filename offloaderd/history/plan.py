@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -293,8 +294,8 @@ class History:
         path = paths.history_plan(offloader.topic)
         async with aclosing(self._context.metadata.watch(path)) as changes:
             async for _ in changes:
-                found = await until_answered(self._clock, lambda: nodes.node(self._context.metadata, path))
-                plan = history_record.decode(found.value, path=path) if found is not None else None
+                read = partial(nodes.record, self._context.metadata, path, history_record.decode)
+                plan = await until_answered(self._clock, read)
                 known = offloader.map.history
                 if plan is not None and (known is None or plan.boundary != known.boundary):
                     raise Replanned(f"a job offloads what {offloader.topic} holds before {plan.live_begin}")

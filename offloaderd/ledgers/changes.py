@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import Closed
 
 if TYPE_CHECKING:

@@ -59,8 +59,7 @@ def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
 
 async def deployment(store: MetadataStore) -> Deployment | None:
     """Read which deployment the metadata are of; None before one was made. Raises CorruptData, Transient."""
-    node = await nodes.node(store, paths.IDENTITY)
-    return identity_record.decode_deployment(node.value, path=paths.IDENTITY) if node is not None else None
+    return await nodes.record(store, paths.IDENTITY, identity_record.decode_deployment)
 
 
 async def ensure_deployment(store: MetadataStore, made: Deployment) -> Deployment:

@@ -6,7 +6,7 @@ A node that vanishes during a pass is left out: the caller passes again until no
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound, Transient
@@ -16,12 +16,13 @@ from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records import loss as loss_record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.port import MetadataStore, Versioned
     from offloaderd.metadata.records.context import Piece
 
+T = TypeVar("T")
 
 PIECES_TRIES = 10
 """How often one context is read while somebody changes it."""
@@ -78,13 +79,17 @@ async def losses(store: MetadataStore, topic: TopicName) -> dict[Loss, str]:
     """Read what was lost, with its nodes' names; one that is being taken in by a wider one comes with it or before."""
 
     async def read(name: str) -> Loss | None:
-        path = f"{paths.losses(topic)}/{name}"
-        found = await node(store, path)
-        return loss_record.decode(found.value, path=path) if found is not None else None
+        return await record(store, f"{paths.losses(topic)}/{name}", loss_record.decode)
 
     names = await store.children(paths.losses(topic))
     found = await each(names, read)
     return {one: name for one, name in zip(found, names, strict=True) if one is not None}
+
+
+async def record(store: MetadataStore, path: str, decode: Callable[..., T]) -> T | None:
+    """Return what a node holds as `decode` reads it, None when it is not there. Raises CorruptData."""
+    found = await node(store, path)
+    return decode(found.value, path=path) if found is not None else None
 
 
 async def node(store: MetadataStore, path: str) -> Versioned | None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from offloaderd.core.errors import BucketMissing, NotFound
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
@@ -161,3 +163,13 @@ class SegmentStore(ObjectStore, MultipartStore, Protocol):
     def at(self, bucket: str) -> SegmentStore:
         """See ObjectReader."""
         ...
+
+
+async def find(objects: ObjectReader, key: str) -> ObjectInfo | None:
+    """Return what is known of an object, None when it is not there. Raises BucketMissing: that is no missing object."""
+    try:
+        return await objects.head(key)
+    except BucketMissing:
+        raise
+    except NotFound:
+        return None

@@ -17,7 +17,7 @@ from offloaderd.core.aio.each import each
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.names.patterns import Breadth, TopicPattern
 from offloaderd.metadata import paths
-from offloaderd.metadata.nodes import node
+from offloaderd.metadata.nodes import record
 from offloaderd.policy.merge import Effective, Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import level as level_policy
@@ -78,11 +78,9 @@ class PolicyResolver:
     async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
         """Read one level; None for a node that is not there."""
         path = node_of(where)
-        found = await node(self._store, path)
-        if found is None:
-            return None
         try:
-            return level_policy.decode(found.value, path=path).policies
+            found = await record(self._store, path, level_policy.decode)
+            return found.policies if found is not None else None
         except CorruptData as error:
             if path not in self.damaged:
                 log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
@@ -161,9 +159,7 @@ class PolicyResolver:
             above = [None, (topic.tenant, topic.namespace)]
             for where, said in zip(above, await each(above, self._read), strict=True):
                 self._note(where, said)
-        path = paths.policy(topic)
-        found = await node(self._store, path)
-        return self.effective(topic, policy_record.decode(found.value, path=path) if found is not None else None)
+        return self.effective(topic, await record(self._store, paths.policy(topic), policy_record.decode))
 
 
 async def namespaces(store: MetadataStore) -> list[Namespace]:

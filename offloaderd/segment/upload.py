@@ -29,10 +29,9 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.pace import Pace
 from offloaderd.core.traces import NO_TRACES
-from offloaderd.objects import lookup as look
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.multipart import combined_etag, md5
-from offloaderd.objects.port import PartInfo
+from offloaderd.objects.port import PartInfo, find
 from offloaderd.objects.whole import apart
 from offloaderd.segment.failures import error_class
 from offloaderd.segment.feed import Reservation
@@ -364,7 +363,7 @@ class SegmentUpload:
         return await self._persist(get)
 
     async def _head(self, key: str = "") -> ObjectInfo | None:
-        return await look.head(self._objects, key or self._key)
+        return await find(self._objects, key or self._key)
 
     async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
         """Try a request until it works; raises SegmentFailed when trying again cannot help.

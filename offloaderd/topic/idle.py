@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
-from offloaderd.core.aio.event import Event
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.topic.status import OFFLOADING
 from offloaderd.topic.tailer import SourceSnapshot

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.core.aio.event import Event
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio.signal import Event, Signal
 from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.core.model import START, OfferResult, OffloadMethod

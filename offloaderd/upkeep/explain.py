@@ -17,7 +17,7 @@ from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Transie
 from offloaderd.core.model import START, Position
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
-from offloaderd.metadata.nodes import node
+from offloaderd.metadata.nodes import record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.upkeep.verify import broker_object
@@ -216,16 +216,11 @@ class Explainer:
         return replace(place, entry_offset=offset, payload_bytes=len(payloads[number]))
 
     async def _verified(self, topic: TopicName, segment: CommittedSegment) -> SegmentVerified | None:
-        path = paths.verified(topic)
-        found = await node(self._metadata, path)
-        if found is None:
-            return None
-        return verified_record.decode(found.value, path=path).of([segment]).get(segment.segment_id)
+        found = await record(self._metadata, paths.verified(topic), verified_record.decode)
+        return found.of([segment]).get(segment.segment_id) if found is not None else None
 
     async def _grant(self, topic: TopicName, ledger_id: int) -> Grant | None:
-        path = paths.grant(topic, ledger_id)
-        found = await node(self._metadata, path)
-        return grant_record.decode(found.value, path=path) if found is not None else None
+        return await record(self._metadata, paths.grant(topic, ledger_id), grant_record.decode)
 
 
 def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:

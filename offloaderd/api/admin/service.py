@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from offloaderd.api.admin.messages import DAMAGED_MAX, committed_segment, lost_range, open_segment, topic_status
 from offloaderd.api.admin.requests import ManualCalls
 from offloaderd.api.away import away, metadata_trouble
-from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.format.parsing import filled
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.protocol.conversion import to_position
@@ -179,9 +178,4 @@ class AdminService(ManualCalls):
         offloader = self._engine.find(topic)
         if offloader is not None:
             return offloader.attempt
-        path = paths.attempt(topic)
-        try:
-            node = await self._metadata.get(path)
-        except NotFound:
-            return None
-        return attempt_record.decode(node.value, path=path)
+        return await nodes.record(self._metadata, paths.attempt(topic), attempt_record.decode)

@@ -65,8 +65,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         topic, rollback = topic_map.topic, self._engine.rollback
         if to is not None and to not in topic_map.contexts:
             raise NotFound(f"{topic} has no ledger {to} in the tier", hint="offloadctl ledgers list")
-        path = paths.rollback_order(topic)
-        node = await nodes.node(self._metadata, path)
+        order = await nodes.record(self._metadata, paths.rollback_order(topic), rollback_record.decode)
         method = (await self._engine.book.of(topic)).values.method or OffloadMethod.STREAMING
         unfinished = topic_map.unfinished
         return rollback_pb2.PlanRollbackResponse(
@@ -78,7 +77,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             prefix=next((one.prefix for one in topic_map.segments if one.prefix), ""),
             bytes_per_s=rollback.speed.bytes_per_s,
             measured=rollback.speed.measured,
-            order=order_message(rollback_record.decode(node.value, path=path)) if node is not None else None,
+            order=order_message(order) if order is not None else None,
             unfinished=f"before {unfinished.live_begin}" if unfinished is not None else "",
         )
 

@@ -43,3 +43,13 @@ class ControlMetrics(Families):
         "Since when a topic is paused, as an age; 0: it is not. Retention of the source goes on meanwhile, so resume "
         "before it deletes."
     )
+    status_samples = gauge("Samples kept for the plots of the status page, of at most 360: one every 10 s for an hour.")
+    status_topics = gauge(
+        "Topics by whether the status page keeps an hour of them: at most 1000 are kept. Only plots are left out.",
+        history=("kept", "left_out"),
+    )
+    spans = counter(
+        "Spans of traces by what became of them. ended less exported and failed, for long: the queue was full and "
+        "they were dropped; failed rising: the collector is away.",
+        outcome=("ended", "exported", "failed"),
+    )

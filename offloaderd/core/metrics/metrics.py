@@ -28,8 +28,6 @@ from offloaderd.core.metrics.retention import RetentionMetrics
 from offloaderd.core.metrics.rollback import RollbackMetrics
 from offloaderd.core.metrics.s3 import S3Metrics
 from offloaderd.core.metrics.scrub import ScrubMetrics
-from offloaderd.core.metrics.seek import SeekMetrics
-from offloaderd.core.metrics.status import StatusMetrics
 from offloaderd.core.metrics.values import (
     BOOKIE_OPERATIONS,
     BOOKIE_OUTCOMES,
@@ -62,10 +60,8 @@ class Metrics(
     GcMetrics,
     RetentionMetrics,
     ScrubMetrics,
-    SeekMetrics,
     HistoryMetrics,
     RollbackMetrics,
-    StatusMetrics,
 ):
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 

@@ -45,3 +45,12 @@ class ReadMetrics(Families):
         LONG_SECONDS_BUCKETS,
     )
     readers = gauge("Reads open now; at most read.readers_max.")
+    seeks = counter(
+        "Seeks by what they went by and what answered: manifests, one block or entry, a scan of several, nothing "
+        "there yet. Many scans: topics whose segments are of older versions, or lie in the source still.",
+        kind=("time", "index", "sequence"),
+        outcome=("manifest", "block", "scan", "nothing", "error"),
+    )
+    seek_bytes = counter(
+        "Bytes that seeks read, blocks of the bucket and entries of the ledger source.", source=("objects", "source")
+    )

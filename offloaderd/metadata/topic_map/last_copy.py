@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import Position
 from offloaderd.format.manifest import document as manifest
-from offloaderd.objects import lookup as look
+from offloaderd.objects.port import find
 from offloaderd.objects.whole import read_apart, read_sure
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     missing: set[UUID] = set()
     for holder in topic_map.segments:
         overlaps = holder.begin <= described.range.end and described.range.begin <= holder.end
-        if overlaps and await look.head(objects.at(holder.bucket), holder.keys.data) is None:
+        if overlaps and await find(objects.at(holder.bucket), holder.keys.data) is None:
             missing.add(holder.segment_id)
     hole = first_uncovered(described, topic_map, missing)
-    if hole is None or await look.head(store, where.data) is None:
+    if hole is None or await find(store, where.data) is None:
         return ""
     return f"it is finished and holds {hole}, which no other segment holds"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from kazoo import exceptions as zk
 
-from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import (
     Conflict,
     Denied,

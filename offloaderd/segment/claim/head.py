@@ -32,9 +32,9 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.objects import lookup as look
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.multipart import md5
+from offloaderd.objects.port import find
 from offloaderd.objects.whole import read_sure
 from offloaderd.segment.claim.fence import Fence
 from offloaderd.segment.claim.refusals import TopicIdentity
@@ -140,7 +140,7 @@ class HeadKeeper:
                 return
             except Conflict:
                 known = etag
-            info = await self._persist(lambda: look.head(store, key))
+            info = await self._persist(lambda: find(store, key))
             found, etag = await self._read(place), info.etag if info is not None else ""
             if found == value:  # an earlier try
                 self._etags[place.bucket, key] = etag
@@ -241,7 +241,7 @@ class HeadKeeper:
             return False
         where = SegmentKeys(head.prefix, head.segment_id, head.begin.ledger_id if head.ledger_based else None)
         objects = self._context.upload_context.objects.at(head.bucket)
-        if await self._persist(lambda: look.head(objects, where.manifest)) is None:
+        if await self._persist(lambda: find(objects, where.manifest)) is None:
             return False
         # A job may have committed it since the map was read.
         return not _holds(
@@ -255,8 +255,8 @@ class HeadKeeper:
             if await nodes.node(store, path) is not None:
                 return True
         for path in (paths.attempt(topic), paths.history_attempt(topic), paths.rollback_attempt(topic)):
-            node = await nodes.node(store, path)
-            if node is not None and attempt_record.decode(node.value, path=path).segment_id == segment_id:
+            attempt = await nodes.record(store, path, attempt_record.decode)
+            if attempt is not None and attempt.segment_id == segment_id:
                 return True
         return False
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.aio.event import Event
+from offloaderd.core.aio.signal import Event
 from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound
 from offloaderd.metadata import identity, paths

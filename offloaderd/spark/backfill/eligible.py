@@ -14,7 +14,7 @@ from offloaderd.core.errors import NotFound
 from offloaderd.core.model import OffloadMethod
 from offloaderd.history.plan import brokers_have, extent_of
 from offloaderd.metadata import paths
-from offloaderd.metadata.nodes import node
+from offloaderd.metadata.nodes import record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.records import topic as policy_record
@@ -54,9 +54,8 @@ async def prospect(context: OffloadContext, topic: TopicName, aim: Aim) -> Prosp
 
 async def enabled_map(store: MetadataStore, topic: TopicName) -> TopicMap:
     """Return the map of a topic that is offloaded. Raises BackfillFailed, CorruptData, Transient."""
-    path = paths.policy(topic)
-    known = await node(store, path)
-    if known is None or not policy_record.decode(known.value, path=path).active:
+    policy = await record(store, paths.policy(topic), policy_record.decode)
+    if policy is None or not policy.active:
         raise BackfillFailed(
             f"{topic} is not enabled",
             hint=f"offloadctl topics enable {topic}: its daemon records what is history",

@@ -55,9 +55,7 @@ class Fate(NamedTuple):
 
 async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
     """Return what was last asked, None for nothing. Raises CorruptData, Transient."""
-    path = paths.asked(topic)
-    node = await nodes.node(store, path)
-    return asked_record.decode(node.value, path=path) if node is not None else None
+    return await nodes.record(store, paths.asked(topic), asked_record.decode)
 
 
 async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, asked: Asked) -> None:

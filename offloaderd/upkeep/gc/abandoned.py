@@ -17,7 +17,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
-from offloaderd.objects import lookup as look
+from offloaderd.objects.port import find
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
 
@@ -87,7 +87,7 @@ class AbandonedTrash(_Unowned):
         current = await catalog.load(self._metadata, topic)
         refused = await deletion_refused(self._metadata, topic)
         hole = await last_copy(self._objects, current, site.bucket, record.keys(site.prefix))
-        sizes = {key: info.size_bytes for key in keys if (info := await look.head(store, key)) is not None}
+        sizes = {key: info.size_bytes for key in keys if (info := await find(store, key)) is not None}
         reason = f"decided ({record.reason}), and nobody works on the topic"
         kind, verdict = Kind.TRASH, Verdict.DELETE
         if hole:
@@ -219,7 +219,7 @@ class DisabledAttempts(_Unowned):
         if refused := await deletion_refused(self._metadata, topic):
             return refused
         try:
-            finished = await look.head(self._objects.at(attempt.bucket), attempt.keys.manifest)
+            finished = await find(self._objects.at(attempt.bucket), attempt.keys.manifest)
         except BucketMissing:
             raise
         except OffloaderError as error:

@@ -15,9 +15,9 @@ from offloaderd.core.aio.each import each
 from offloaderd.core.errors import BucketMissing, IdentityRefused, NotFound, OffloaderError
 from offloaderd.metadata import identity
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects import lookup as look
 from offloaderd.objects import marker
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import find
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
@@ -173,7 +173,7 @@ class Collection:
             if committed.foreign and kind is ObjectKind.MANIFEST:
                 continue
             key = committed.keys.of(kind)
-            info = objects.get(kind) or await look.head(self._objects.at(committed.bucket), key)
+            info = objects.get(kind) or await find(self._objects.at(committed.bucket), key)
             if info is None:
                 reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"
                 finds.append(_alarm(Kind.MISSING, key, reason, committed))
@@ -218,7 +218,7 @@ class Collection:
         doubted = {one.place for one in uploads if not self._is_young(one)} - self._shared
         young = [one for one in strangers if one.place in doubted and self._is_young(one)]
         pairs = [(one, info.key) for one in young for info in one.objects.values()]
-        found = await each(pairs, lambda pair: look.head(self._objects.at(pair[0].bucket), pair[1]))
+        found = await each(pairs, lambda pair: find(self._objects.at(pair[0].bucket), pair[1]))
         for (one, _), info in zip(pairs, found, strict=True):
             if info is not None and foreign(info, self._cluster, self._deployment_id):
                 self._shared.add(one.place)
@@ -260,7 +260,7 @@ class Collection:
             return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
         try:
             for info in one.objects.values():
-                current = await look.head(self._objects.at(one.bucket), info.key)
+                current = await find(self._objects.at(one.bucket), info.key)
                 if current is None or not _same(info, current) or foreign(current, self._cluster, self._deployment_id):
                     changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
                     return self._finds_of(one, changed, Verdict.KEEP)

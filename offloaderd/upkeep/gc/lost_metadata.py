@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import OffloaderError
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
-from offloaderd.objects import lookup as look
+from offloaderd.objects.port import find
 from offloaderd.upkeep.gc.orphans import foreign
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def first_segment(objects: SegmentStore, sites: Sequence[Site]) -> str:
                 looked += 1
                 if keys.parse(site.prefix, info.key) is not None:
                     asked += 1
-                    about = await look.head(store, info.key)
+                    about = await find(store, info.key)
                     if about is not None and not foreign(about, site.cluster):
                         return info.key
                 if looked == KEYS_MAX or asked == HEADS_MAX:

@@ -143,8 +143,8 @@ async def _read_topic(
 
 
 async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
-    node = await nodes.node(store, path)
-    return [attempt_record.decode(node.value, path=path).segment_id] if node is not None else []
+    attempt = await nodes.record(store, path, attempt_record.decode)
+    return [attempt.segment_id] if attempt is not None else []
 
 
 async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
@@ -152,8 +152,7 @@ async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
     found = []
     for name in await store.children(paths.history_ranges(topic)):
         path = f"{paths.history_ranges(topic)}/{name}"
-        node = await nodes.node(store, path)
-        ranges = history_record.decode_ranges(node.value, path=path) if node is not None else ()
+        ranges = await nodes.record(store, path, history_record.decode_ranges) or ()
         found += [one.segment_id for one in ranges if one.segment_id is not None and one.state is RangeState.CLAIMED]
     return found
 
@@ -174,10 +173,7 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
 
 async def _trash(store: MetadataStore, topic: TopicName) -> list[Trash]:
     folder = paths.trash(topic)
-    found = []
-    for name in await store.children(folder):
-        path = f"{folder}/{name}"
-        node = await nodes.node(store, path)
-        if node is not None:
-            found.append(trash_record.decode(node.value, path=path))
-    return found
+    found = [
+        await nodes.record(store, f"{folder}/{name}", trash_record.decode) for name in await store.children(folder)
+    ]
+    return [one for one in found if one is not None]

@@ -21,7 +21,7 @@ from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, runs
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.metadata.topic_map.conversion import holders_of
-from offloaderd.objects import lookup as look
+from offloaderd.objects.port import find
 from offloaderd.objects.whole import read_apart, sure
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class CopyChecker:
         """Return what the store says of a segment's objects without reading any, None when one is missing."""
         store, found = self._upload_context.objects.at(segment.bucket), []
         for key in segment.keys.all:
-            info = await look.head(store, key)
+            info = await find(store, key)
             if info is None:
                 return None
             found.append(GrantedObject(key=key, size_bytes=info.size_bytes, crc32c=None, etag=info.etag))

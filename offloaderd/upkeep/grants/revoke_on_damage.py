@@ -18,7 +18,7 @@ from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects import lookup as look
+from offloaderd.objects.port import find
 from offloaderd.upkeep.grants import records as grant_records
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class GrantRevoker:
             return  # it was deleted or rewritten while somebody read it
         if isinstance(error, NotFound):
             store = self._objects.at(current.bucket)
-            if None not in [await look.head(store, key) for key in current.keys.all]:
+            if None not in [await find(store, key) for key in current.keys.all]:
                 return
         await self.keep(topic, [part.ledger_id for part in current.slices], f"its copy was found damaged: {error}")
 
