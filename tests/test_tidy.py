@@ -37,6 +37,12 @@ KEPT_APART = {
 }
 """Libraries that only these files of the package may import (beginnings of paths)."""
 
+ONLY_HERE = {
+    r"\.(?:cut_part|note_seal)\(": "offloaderd/segment/writer.py",
+    r"\.position(?:, [^=\n]+)? = ": "offloaderd/topic/tailing_feed.py",
+}
+"""What one module alone does to segments and live topics: cut parts and record their end; move the position."""
+
 LEFTOVERS = {
     "a note to oneself": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b"),
     "something not written yet": re.compile(r"\bNotImplemented" + r"Error\b"),
@@ -231,6 +237,24 @@ def test_libraries_stay_where_they_belong(library: str) -> None:
         if name.startswith("offloaderd/") and not name.startswith(KEPT_APART[library]) and library in imported(name)
     ]
     assert not strangers
+
+
+@pytest.mark.parametrize("pattern", sorted(ONLY_HERE))
+def test_one_module_alone_does_it(pattern: str) -> None:
+    """One pipeline: a second place that did the same would have rules of its own."""
+    found = re.compile(pattern)
+    places = {
+        name
+        for name in sources()
+        if name.startswith(("offloaderd/segment/", "offloaderd/history/", "offloaderd/topic/", "offloaderd/spark/"))
+        and found.search(text(name))
+    }
+    assert places == {ONLY_HERE[pattern]}
+
+
+def test_no_function_of_the_package_takes_too_many_arguments() -> None:
+    """Who needs more is given what belongs together as one: the linter's bound has no exceptions here."""
+    assert not [name for name in sources() if name.startswith("offloaderd/") and "PLR" + "0913" in text(name)]
 
 
 def test_the_format_does_no_io() -> None:
