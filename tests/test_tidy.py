@@ -269,40 +269,20 @@ def test_the_format_does_no_io() -> None:
     assert not impure
 
 
-def test_only_the_root_imports_settings() -> None:
-    """Settings and logging are read where the daemon is put together; everything else is told what it needs."""
-    importers = re.compile(r"^\s*from offloaderd\.daemon(?:\.| import )(settings|log)\b", re.MULTILINE)
-    roots = (
-        "offloaderd/cli/",
-        "offloaderd/daemon/settings/",
-        "offloaderd/daemon/doctor/",
-        "offloaderd/drill/",  # runs a daemon of its own
-        "offloaderd/daemon/log_levels.py",
-        "offloaderd/fleet/presence.py",
-        "offloaderd/daemon/reload.py",
-        "offloaderd/daemon/composition/components.py",
-        "offloaderd/spark/",  # an executor is a process of its own
-        "offloaderd/standalone/",
-        "offloaderd/daemon/daemon.py",
-        "offloaderd/daemon/log/log.py",
-        "offloaderd/daemon/adapters/stores.py",
-        "offloaderd/daemon/telemetry.py",
-        "offloaderd/daemon/composition/context.py",
-    )
-    strangers = [
-        name
-        for name in sources()
-        if name.startswith("offloaderd/")
-        and not name.startswith(
-            (
-                *roots,
-                "offloaderd/daemon/http.py",
-                "offloaderd/daemon/adapters/sources.py",
-                "offloaderd/daemon/composition/security.py",
-            )
-        )
-        and importers.search(text(name))
-    ]
+def test_a_package_goes_by_its_own_settings() -> None:
+    """What is set for another package is its business; only who puts packages together knows all settings."""
+    above = ("cli", "daemon", "drill", "spark", "standalone", "testing")
+    lent = {("ledgers", "bookkeeper")}  # the source of managed ledgers follows them as the section of bookies says
+    strangers = []
+    for name in (one for one in sources() if one.startswith("offloaderd/")):
+        package = name.split("/")[1]
+        owners = set(re.findall(r"from offloaderd\.(\w+)(?:\.\w+)*\.settings import", text(name)))
+        is_section = name.endswith(("/settings.py", "core/section.py"))
+        if package not in above and (
+            {(package, owner) for owner in owners - {package}} - lent
+            or (not is_section and ("pydantic" in imported(name) or "offloaderd.core.section" in text(name)))
+        ):
+            strangers.append(name)
     assert not strangers
 
 

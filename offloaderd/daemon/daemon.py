@@ -28,8 +28,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
-from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
-from offloaderd.daemon.adapters.stores import metadata_store
 from offloaderd.daemon.composition.components import Components, assemble
 from offloaderd.daemon.composition.context import opened_context
 from offloaderd.daemon.composition.security import Guard
@@ -38,6 +36,7 @@ from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.probes import Prober
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings.warnings import is_metadata_open
+from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.daemon.systemd import attended
 from offloaderd.metadata.port import SessionState
 from offloaderd.objects.bucket import bucket_store, check_places

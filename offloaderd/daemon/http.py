@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.access.watched import Watched
     from offloaderd.core.health import Health
     from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings.sections.settings import HttpSettings
+    from offloaderd.daemon.settings.sections import HttpSettings
     from offloaderd.daemon.status_page.site import StatusSite
 
 CLOSE_S = 0.5

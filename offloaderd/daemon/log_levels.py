@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings.sections.settings import LogSettings
+    from offloaderd.daemon.settings.sections import LogSettings
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.health import Health
-    from offloaderd.daemon.adapters.sources import Ledgers
+    from offloaderd.daemon.stores import Ledgers
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
 

@@ -24,7 +24,7 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from offloaderd import __version__
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.traces import NO_TRACES, SegmentTrace
-from offloaderd.daemon.settings.sections.settings import header_pairs
+from offloaderd.daemon.settings.sections import header_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter
 
     from offloaderd.core.traces import Fact
-    from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings
+    from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings
 
 QUEUE_SPANS_MAX = 4096
 BATCH_SPANS_MAX = 512

@@ -17,7 +17,7 @@ from unittest import mock
 
 from offloaderd.cli.offloaderd.__main__ import main
 from offloaderd.core.clock import SystemClock
-from offloaderd.daemon.adapters import sources, stores
+from offloaderd.daemon import stores
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import bucket
@@ -178,6 +178,6 @@ if __name__ == "__main__":
     with (
         mock.patch.object(bucket, "S3Store", KillableObjects),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
-        mock.patch.object(sources, "EmbeddedLedgers", KillableLedgers),
+        mock.patch.object(stores, "EmbeddedLedgers", KillableLedgers),
     ):
         main()

@@ -17,8 +17,8 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.daemon.adapters.stores import metadata_store, sites
 from offloaderd.daemon.log import log
+from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.rebuild import rebuild as work

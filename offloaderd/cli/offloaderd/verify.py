@@ -19,8 +19,8 @@ from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.limits import TokenBucket
-from offloaderd.daemon.adapters.stores import metadata_store, sites
 from offloaderd.daemon.log import log
+from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader

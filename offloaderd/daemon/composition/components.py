@@ -26,10 +26,10 @@ from offloaderd.api.services.retention import RetentionService
 from offloaderd.api.services.rollback import RollbackService
 from offloaderd.api.services.upkeep import UpkeepService
 from offloaderd.core.byte_budget import ByteBudget
-from offloaderd.daemon.adapters.stores import sites
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.status_page.board import Board
+from offloaderd.daemon.stores import sites
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.fleet.presence import registration_of
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from offloaderd.api.admin.service import DaemonSnapshot
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.adapters.sources import Ledgers
     from offloaderd.daemon.composition.security import Guard
     from offloaderd.daemon.log_levels import LogLevels
     from offloaderd.daemon.reload import Reloader
     from offloaderd.daemon.settings import Settings
+    from offloaderd.daemon.stores import Ledgers
     from offloaderd.fleet.registration import Registration
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.traces import Traces
-    from offloaderd.daemon.adapters.sources import Ledgers
     from offloaderd.daemon.settings import Settings
+    from offloaderd.daemon.stores import Ledgers
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.pool import BufferPool

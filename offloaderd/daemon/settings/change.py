@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings.fields import all_settings, literal, section_types
-from offloaderd.daemon.settings.rules.rules import broken_rules
-from offloaderd.daemon.settings.sections.settings import Settings
+from offloaderd.daemon.settings.rules import broken_rules
+from offloaderd.daemon.settings.sections import Settings
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings.fields import Setting

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from offloaderd.core.section import Section, Shape, SizeMark
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.settings.sections.settings import Settings
+from offloaderd.daemon.settings.sections import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,3 +132,24 @@ def _allowed(info: FieldInfo, words: tuple[str, ...], *, is_size: bool) -> str:
     if low:
         return low if low.startswith("more") else f"{low} or more"
     return f"{high} or less" if high else ""
+
+
+def as_toml(settings: Settings) -> str:
+    """Return a settings file with what is not at its default, secrets in the clear: keep it from others."""
+    lines: list[str] = []
+    for section, kind in section_types().items():
+        found = [
+            f"{name} = {_written(value)}"
+            for name, info in kind.model_fields.items()
+            if (value := getattr(getattr(settings, section), name)) != info.get_default(call_default_factory=True)
+        ]
+        lines += [f"[{section}]", *found, ""] if found else []
+    return "\n".join(lines)
+
+
+def _written(value: object) -> str:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value is None:
+        return '""'
+    return repr(value) if isinstance(value, float) else literal(value)

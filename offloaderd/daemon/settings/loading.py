@@ -17,8 +17,8 @@ from pydantic import SecretStr, ValidationError
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings.fields import all_settings, literal, section_types
 from offloaderd.daemon.settings.given import Given, from_environment, from_file, from_options
-from offloaderd.daemon.settings.rules.rules import broken_rules
-from offloaderd.daemon.settings.sections.settings import Settings
+from offloaderd.daemon.settings.rules import broken_rules
+from offloaderd.daemon.settings.sections import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

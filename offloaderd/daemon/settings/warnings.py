@@ -10,7 +10,7 @@ from offloaderd.core.section import is_loopback, is_private
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from offloaderd.daemon.settings.sections.settings import Settings
+    from offloaderd.daemon.settings.sections import Settings
 
 
 def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -15,9 +15,8 @@ from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
-from offloaderd.daemon.adapters.sources import Ledgers, open_ledgers
-from offloaderd.daemon.adapters.stores import metadata_store
 from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.reader import EmbeddedReader
 from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import START, Position
-from offloaderd.daemon.adapters.stores import metadata_store
-from offloaderd.daemon.adapters.stores import sites as sites_of
+from offloaderd.daemon.stores import metadata_store
+from offloaderd.daemon.stores import sites as sites_of
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.topic_map import map as catalog

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.daemon.adapters import stores
+from offloaderd.daemon import stores
 from offloaderd.objects import bucket
 from offloaderd.spark.scan.origin import Metadata
 

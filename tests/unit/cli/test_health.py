@@ -16,7 +16,7 @@ from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.http import HttpServer
-from offloaderd.daemon.settings.sections.settings import HttpSettings
+from offloaderd.daemon.settings.sections import HttpSettings
 from tests.authority import Authority
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from offloaderd.cli.offloaderd import verify
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.errors import Denied, OffloaderError, Transient
-from offloaderd.daemon.adapters.stores import sites
 from offloaderd.daemon.settings import load
+from offloaderd.daemon.stores import sites
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import grant as grant_record

@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import Position
 from offloaderd.core.traces import NO_STEP, NO_TRACES
-from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings
+from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings
 from offloaderd.daemon.telemetry import Telemetry
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore

@@ -16,7 +16,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.daemon.http import HttpServer
-from offloaderd.daemon.settings.sections.settings import HttpSettings
+from offloaderd.daemon.settings.sections import HttpSettings
 from offloaderd.daemon.status_page.board import Board
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.protocol.v1 import admin_pb2

@@ -12,8 +12,8 @@ from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings import Settings, check, describe, load
 from offloaderd.daemon.settings.fields import all_settings
-from offloaderd.daemon.settings.rules.rules import broken_rules
-from offloaderd.daemon.settings.sections.settings import HttpSettings
+from offloaderd.daemon.settings.rules import broken_rules
+from offloaderd.daemon.settings.sections import HttpSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
 

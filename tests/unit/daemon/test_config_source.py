@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.daemon.settings import Settings, check, load
-from offloaderd.daemon.settings.rules.rules import broken_rules
+from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings

@@ -21,7 +21,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon import http
 from offloaderd.daemon.http import HttpServer
-from offloaderd.daemon.settings.sections.settings import HttpSettings
+from offloaderd.daemon.settings.sections import HttpSettings
 from tests.authority import Authority
 from tests.patience import PATIENCE_S
 

@@ -13,7 +13,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log import log
 from offloaderd.daemon.log.modules import AUDIT, known_module, parsed_levels
 from offloaderd.daemon.log_levels import LogLevels, ModuleLevel
-from offloaderd.daemon.settings.sections.settings import LogSettings
+from offloaderd.daemon.settings.sections import LogSettings
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.daemon.doctor import machine
 from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.settings.sections.settings import MemorySettings
+from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.daemon.settings.warnings import doubtful
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings

@@ -15,7 +15,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.adapters.sources import Ledgers
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.composition.components import Components, assemble
 from offloaderd.daemon.composition.security import Guard
@@ -23,6 +22,7 @@ from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.change import LIVE
+from offloaderd.daemon.stores import Ledgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.pool import BufferPool

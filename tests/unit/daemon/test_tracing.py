@@ -17,10 +17,9 @@ from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.daemon.composition.context import opened_traces
-from offloaderd.daemon.settings import Settings, check
-from offloaderd.daemon.settings.rules import rules
-from offloaderd.daemon.settings.rules.rules import broken_rules, is_installed
-from offloaderd.daemon.settings.sections.settings import DaemonSettings, TracingSettings, header_pairs
+from offloaderd.daemon.settings import Settings, check, rules
+from offloaderd.daemon.settings.rules import broken_rules, is_installed
+from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings, header_pairs
 from offloaderd.daemon.telemetry import BATCH_SPANS_MAX, Telemetry
 from offloaderd.objects.settings import ObjectsSettings
 

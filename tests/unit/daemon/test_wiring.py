@@ -16,12 +16,12 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TierRetention
-from offloaderd.daemon.adapters import stores
-from offloaderd.daemon.adapters.sources import Ledgers
+from offloaderd.daemon import stores
 from offloaderd.daemon.composition import components as serving
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.settings.sections.settings import MemorySettings
+from offloaderd.daemon.settings.sections import MemorySettings
+from offloaderd.daemon.stores import Ledgers
 from offloaderd.history.rewriting.rewrite import cut_of
 from offloaderd.ledgers.settings import LedgersSettings
 from offloaderd.metadata.settings import MetadataSettings

@@ -14,7 +14,7 @@ from offloaderd.access.roles import Grant, Identity, Kind, Rights, Role
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, Transient
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.daemon.settings.sections.settings import MemorySettings
+from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.drill import drill
 from offloaderd.drill.certificate import Pair
 from offloaderd.drill.context import Broken

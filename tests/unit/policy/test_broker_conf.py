@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.settings.rules.rules import broken_rules
+from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.policy.broker_conf import Import, read, toml
 from offloaderd.policy.policies import OffloadPolicies
 

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound
-from offloaderd.daemon.adapters import stores
+from offloaderd.daemon import stores
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import bucket

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 from offloaderd.core.section import SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.settings.sections.settings import header_pairs
+from offloaderd.daemon.settings.sections import header_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from offloaderd.core.section import Section
-    from offloaderd.daemon.settings.sections.settings import Settings
+    from offloaderd.daemon.settings.sections import Settings
 
 S3_PART_BYTES_MIN = 5 * 1024**2
 S3_PARTS_MAX = 10_000

@@ -1,4 +1,4 @@
-"""The ledger source that the settings ask for: opened in order, with what tells whether it still answers.
+"""The metadata store and the ledger source that the settings name, for the daemon, for commands and for jobs.
 
 The cluster's ZooKeeper is reached by a session of its own from its root, which nothing here can write with: the source
 and the bookies are handed the reading half alone. Only the embedded store can be written.
@@ -16,6 +16,7 @@ from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.upkeep.stored import Site
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,6 +34,22 @@ if TYPE_CHECKING:
         LedgerSource,
         LedgerStore,
     )
+    from offloaderd.metadata.port import SessionObserver
+
+
+def metadata_store(settings: Settings, observer: SessionObserver = lambda _: None) -> ZooKeeperStore:
+    """Return the metadata store; entering it raises Transient when no server answers.
+
+    `observer` hears of every change of the session's state.
+    """
+    options = settings.metadata
+    return ZooKeeperStore(options.servers, f"{options.root}/{settings.daemon.cluster}", options, observer=observer)
+
+
+def sites(settings: Settings) -> list[Site]:
+    """Return what is looked after: what committed segments say of where they lie has to agree with it."""
+    cluster = settings.daemon.cluster
+    return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in settings.objects.all_places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Each package has the section of what it does; those of the daemon itself are here, and all of them together. Settings
 are values and hold no component. Constructing them reads neither file nor environment; `daemon/settings/loading.py`
-does. Fields check themselves; what concerns two of them is in `daemon/settings/rules/rules.py`.
+does. Fields check themselves; what concerns two of them is in `daemon/settings/rules.py`.
 configs/offloaderd.toml and docs/settings.md are generated from these fields. Sizes are bytes (`Bytes` reads "64MiB"),
 durations are seconds (`Seconds` reads "10min"); core/units.py reads both.
 """

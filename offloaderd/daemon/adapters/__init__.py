@@ -1,1 +1,0 @@
-"""Stores and ledger sources, made from the settings."""

@@ -1,1 +1,0 @@
-"""What has to hold between settings."""

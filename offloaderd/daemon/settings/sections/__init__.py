@@ -1,1 +1,0 @@
-"""The settings, one section a module."""
