@@ -187,7 +187,7 @@ def _is_worth_a_commit(progress: SegmentProgress, view: TopicView) -> bool:
     A pusher that is faster than the bucket fills the memory soon after every commit; segments that were sealed at once
     would become ever smaller, and the commits ever more.
     """
-    return 2 * progress.payload_bytes >= view.buffer_bytes or not view.waiting
+    return 2 * progress.payload_bytes >= view.buffer_bytes or view.first is None
 
 
 def _switches(view: TopicView, end: Position | None) -> bool:
@@ -197,7 +197,7 @@ def _switches(view: TopicView, end: Position | None) -> bool:
     step = view.chain.next_after(end) if view.adoptable else None
     if isinstance(step, Run) and step.first_entry_id == 0 and step.ledger_id in view.adoptable:
         return True
-    if view.policy.method is not OffloadMethod.LEDGER_BASED or not view.whole_ledgers:
+    if not view.goes_by_ledgers:
         return view.policy.method is OffloadMethod.NONE
     ledger = view.chain.end_of(end.ledger_id)
     return ledger is not None and ledger.entries == end.entry_id + 1

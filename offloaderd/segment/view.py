@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from offloaderd.core.model import START
+from offloaderd.core.model import START, OffloadMethod
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.roll import RollPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from offloaderd.core.model import Position
+    from offloaderd.core.model import LedgerInfo, Position
+    from offloaderd.metadata.records.attempt import Attempt
 
 
 class Requested(NamedTuple):
@@ -44,12 +45,39 @@ class TopicView:
     """Whether a ledger can be offloaded as a whole."""
     more_may_come: bool = False
     """Whether there are, or may be, entries behind the cursor that were there before this owner."""
-    waiting: bool = False
-    """Whether the next entry is in memory."""
+    first: Position | None = None
+    """The next entry, if it is in memory."""
     buffer_bytes: int = 0
     """Memory that its entries take."""
     may_stop: bool = False
     """Whether stopping is asked for, and loses nothing that was accepted."""
+    cursor: Position = START
+    """Newest entry that is taken."""
+    attempt: Attempt | None = None
+    """The record of the open segment, or of what an earlier owner left."""
+    settled: bool = True
+    """Whether it is known how far the latter is."""
+    left_is_lost: bool = False
+    """Whether the source has lost its first entry."""
+    rereadable: bool = True
+    """Whether entries can be read again."""
+    history_waits: bool = False
+    """Whether live segments wait for history."""
+    offloaded: Position | None = None
+    """Up to where all is offloaded."""
+    whole_before: int | None = None
+    """The ledger that the last segment holds as a whole."""
+    end_is_unrecorded: bool = False
+    """Whether the end of the ledger in which the offloading stands is known and not recorded."""
+    to_adopt: LedgerInfo | None = None
+    """The ledger that comes next and can be adopted."""
+    wall_ms: int = 0
+    """What time it is."""
+
+    @property
+    def goes_by_ledgers(self) -> bool:
+        """Whether ledgers are to be offloaded as a whole, and can be."""
+        return self.policy.method is OffloadMethod.LEDGER_BASED and self.whole_ledgers
 
 
 class Views(Protocol):

@@ -6,26 +6,39 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.model import RollReason
+from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import OffloadMethod, RollReason
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.committer import Surroundings
+from offloaderd.segment.committer import Assignment, Surroundings
+from offloaderd.segment.ledger_layout import ledger_layout
+from offloaderd.segment.resume import abandon
+from offloaderd.segment.roll_forward import as_finished, unrecorded
 from offloaderd.segment.states import state_of
 from offloaderd.segment.upload import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import LedgerInfo, Position
+    from offloaderd.format.layout import LedgerLayout, SegmentLayout
     from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.objects.places import Place
     from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.refusals import TopicIdentity
     from offloaderd.segment.claim.topic_record import TopicRecord
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
+    from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.failures import FailureTracker
     from offloaderd.segment.feed import Gap
     from offloaderd.segment.prefix_totals import Pasts
+    from offloaderd.segment.resume import LeftBehind
+    from offloaderd.segment.roll import RollPolicy
+    from offloaderd.topic.chooser import Begin
+    from offloaderd.topic.tailer import Tailer
 
 log = structlog.get_logger(__name__)
 
@@ -100,19 +113,129 @@ class LiveCommitter:
         self._record.trash_due = True
 
 
-class LiveFacts:
-    """What is known around a live segment; `look` asks the source for the topic's ledgers. See SealFacts."""
+class LiveAttempts:
+    """The attempts of one topic under one claim: what an earlier owner left, then new ones, one after the other."""
 
     def __init__(
-        self, record: TopicRecord, look: Callable[[], Awaitable[Mapping[int, LedgerInfo]]], pasts: Pasts
+        self,
+        context: OffloadContext,
+        attempts: AttemptLog,
+        record: TopicRecord,
+        failure_tracker: FailureTracker,
+        identity: TopicIdentity,
+        left: LeftBehind,
+    ) -> None:
+        self.left = left.attempt
+        """What an earlier owner left and is still to be resumed."""
+        self.settled = left.attempt is None
+        """Whether it is known how far that is; until then nothing is taken from the source."""
+        self._context = context
+        self._attempts = attempts
+        self._record = record
+        self._failure_tracker = failure_tracker
+        self._identity = identity
+        self._clock = context.upload_context.clock
+        self._claimed_s = self._clock.monotonic()
+        self._tries, self._last_error = left.failures  # of the segment that begins at the present position
+
+    async def settle(self) -> Attempt | None:
+        """Take what an earlier owner left as it is in the bucket, and return it. Raises IdentityRefused, Fenced."""
+        if self.left is None:
+            return None
+        record, tracker, topic = self._record, self._failure_tracker, self._record.map.topic
+        # All of what is finished is read: not by old metadata.
+        await self._attempts.check_head(record.map, self.left.segment_id)
+        self.left = await as_finished(self._context, topic, self.left, failure_tracker=tracker, identity=self._identity)
+        for loss in unrecorded(record.map, self.left):
+            await record.lost(loss)
+        self.settled = True
+        return self.left
+
+    async def abandon(self, left: Attempt) -> None:
+        """Give up what an earlier owner left. Raises Fenced."""
+        metrics = self._context.upload_context.metrics
+        await abandon(self._attempts, left, "the source has lost its first entry", metrics)
+        self.left = None
+
+    def failed(self, error: str) -> None:
+        """The segment was given up: its entries begin the next one."""
+        self.left = None
+        self._tries, self._last_error = self._tries + 1, error
+
+    def committed(self) -> None:
+        """The segment is part of the topic."""
+        self.left = None
+        self._tries, self._last_error = 0, ""
+
+    async def assigned(self, begin: Begin, policy: RollPolicy) -> Attempt:
+        """Return an attempt that begins with an entry, as soon as it is known where it goes and how it is cut."""
+        tracker = self._failure_tracker
+        layout = await self._layout(begin)
+
+        async def place() -> Place:
+            return self._context.place_for(policy)
+
+        found = await until_answered(self._clock, place, met=lambda error: tracker.met(error, "place"))
+        tracker.over("place")
+        epoch, failures = self._attempts.fence.claim.epoch, (self._tries, self._last_error)
+        return self._context.attempt(begin.first, layout, found, epoch=epoch, failures=failures)
+
+    async def _layout(self, begin: Begin) -> SegmentLayout | LedgerLayout:
+        """Say how a segment is cut; a ledger that is being deleted goes as it comes."""
+        context, topic, again = self._context, self._record.map.topic, bool(self._tries)
+        info = self._record.chain.ledgers.get(begin.first.ledger_id)
+        if begin.method is not OffloadMethod.LEDGER_BASED or info is None:
+            return context.layout
+        try:
+            return await self._failure_tracker.until_answered(
+                lambda: ledger_layout(context.ledgers, context.source, topic, info, count=again), "source"
+            )
+        except NotFound:
+            return context.layout
+
+    def work(self, attempt: Attempt, after: Position, policy: RollPolicy) -> Assignment:
+        """Return what is to be written; its first entry directly follows `after`."""
+        resumed = attempt is self.left
+        return Assignment(
+            attempt=attempt,
+            after=after,
+            resumed=resumed,
+            opened_s=self._opened_s(attempt, policy),
+            claimed_s=self._claimed_s if resumed else None,
+        )
+
+    def _opened_s(self, attempt: Attempt, policy: RollPolicy) -> float:
+        """Since when a segment counts as open; by a wrong clock at most as long as it may be.
+
+        One whose entries come anew counts from now on, since it cannot be sealed where it would be cut otherwise.
+        """
+        age_s = 0.0 if self._context.source is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
+        return self._clock.monotonic() - min(max(0.0, age_s), policy.segment_age_max_s)
+
+
+class LiveFacts:
+    """What is known around a live segment; `told` is what a pusher says of ledgers. See SealFacts."""
+
+    def __init__(
+        self,
+        record: TopicRecord,
+        pasts: Pasts,
+        tailer: Tailer | None,
+        told: Mapping[int, LedgerInfo],
+        failure_tracker: FailureTracker,
     ) -> None:
         self._record = record
-        self._look = look
         self._pasts = pasts
+        self._tailer = tailer
+        self._told = told
+        self._failure_tracker = failure_tracker
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
         """See SealFacts; as fresh as the source can say."""
-        return await self._look()
+        if self._tailer is None:
+            return self._told
+        await self._failure_tracker.until_answered(self._tailer.refresh, "source")
+        return {**self._told, **self._record.chain.ledgers}
 
     async def around(
         self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest

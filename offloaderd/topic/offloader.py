@@ -16,9 +16,7 @@ from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.core.model import START, OfferResult, OffloadMethod
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import Adoption
-from offloaderd.ledgers.chain import Run
 from offloaderd.segment.claim.topic_record import TopicRecord
-from offloaderd.segment.committer import Assignment
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.source_check import SourceCheck
 from offloaderd.segment.stop import LiveStop
@@ -27,12 +25,13 @@ from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.topic.age import OldestEntry
 from offloaderd.topic.buffer import TailingBuffer
+from offloaderd.topic.chooser import Abandon, Adopt, Begin, Leave, NoteEnd, Resume, Wait, choose
+from offloaderd.topic.due import frees_on_seal, reachable
 from offloaderd.topic.duties import Rest, Resting
 from offloaderd.topic.handle import OffloadHandle, SegmentResult
 from offloaderd.topic.lag import LagTracker
-from offloaderd.topic.live_segment import LiveCommitter, LiveFacts
+from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts
 from offloaderd.topic.mailbox import Requests
-from offloaderd.topic.next_segment import NextSegment
 from offloaderd.topic.outage import pushed
 from offloaderd.topic.outage.outage import Outage
 from offloaderd.topic.requests.requests import ByHand
@@ -83,12 +82,11 @@ class TopicOffloader:
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.source_check = SourceCheck(context.known_source, identity, self.record, lambda: self.taken, self._clock)
-        self.next = NextSegment(self, context, log, left)
+        self.attempts = LiveAttempts(context, log, self.record, self.failure_tracker, identity, left)
         self.by_hand = ByHand(self, context)
         taken = topic_map.standing or START
         if left.attempt is not None and left.attempt.parts and context.source is not None:
             taken = left.attempt.parts[-1].end
-        self._claimed_s = self._clock.monotonic()
         self._last_result: SegmentResult | None = None
         self.buffer = TailingBuffer(context.pool, resume=taken, rereadable=context.source is not None)
         self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
@@ -116,7 +114,7 @@ class TopicOffloader:
             self.lag.watch(None)
         committer = LiveCommitter(self.record, log, self.failure_tracker, clock=self._clock, metrics=self._metrics)
         self.writer = SegmentWriter(context, log, committer, failure_tracker=self.failure_tracker, views=self)
-        self._facts = LiveFacts(self.record, self.ledger_infos, context.pasts)
+        self._facts = LiveFacts(self.record, context.pasts, self.tailer, self.closed_ledgers, self.failure_tracker)
         self.handle = OffloadHandle(
             self.buffer,
             push_only=context.source is None,
@@ -139,7 +137,7 @@ class TopicOffloader:
     @property
     def attempt(self) -> Attempt | None:
         """The open segment's record."""
-        return self.progress.attempt if self.progress is not None else self.next.left
+        return self.progress.attempt if self.progress is not None else self.attempts.left
 
     @property
     def progress(self) -> SegmentProgress | None:
@@ -253,7 +251,7 @@ class TopicOffloader:
         if to is not None and (target is None or to > target):
             end = f"the newest entry is {target}" if target is not None else "it has no entries"
             raise InvalidInput(f"position {to} is beyond the end of {self.topic}", hint=end)
-        target = self.next.reachable(to or target)
+        target = reachable(self.view, to or target)
         if target is None or (self.map.standing is not None and target <= self.map.standing):
             return target if target is not None and self.map.awaits(target) else self.offloaded
         self.requests.seal_to(target)
@@ -297,25 +295,40 @@ class TopicOffloader:
 
     async def _offload(self) -> None:
         backoff = Backoff(self._clock)
-        while (attempt := await self.next.attempt()) is not None:
+        if (left := await self.attempts.settle()) is not None:
+            if left.proven and left.end is not None:
+                self.feed.restart(left.end)
+            self.notify()
+        while not isinstance(choice := choose(self.view), Leave):
+            if not isinstance(choice, Begin | Resume):
+                await self._between(choice)
+                continue
             try:
-                if not await self._one_segment(attempt):
+                if not await self._one_segment(choice):
                     return
                 backoff.reset()
             except SegmentFailed as error:
                 self._failed(error)
                 await backoff.wait(Transient(str(error)))
 
-    async def _one_segment(self, attempt: Attempt) -> bool:
+    async def _between(self, choice: Adopt | Abandon | NoteEnd | Wait) -> None:
+        """Do what is to be done while no segment is open. Before a wait nothing awaits: see Signal."""
+        match choice:
+            case Adopt(info):
+                self.adopted(await self.adoption.adopt(info))
+            case Abandon(attempt):
+                await self.attempts.abandon(attempt)
+            case NoteEnd():
+                await self.record.note_end()
+            case Wait(seconds, starving):
+                if starving:
+                    self.buffer.starve()
+                await (self.feed.changed.wait() if seconds is None else self.feed.wait(seconds))
+
+    async def _one_segment(self, choice: Begin | Resume) -> bool:
         """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
-        resumed = attempt is self.next.left
-        work = Assignment(
-            attempt=attempt,
-            after=self.feed.position,
-            resumed=resumed,
-            opened_s=self._opened_s(attempt),
-            claimed_s=self._claimed_s if resumed else None,
-        )
+        attempt = choice.attempt if isinstance(choice, Resume) else await self.attempts.assigned(choice, self.policy)
+        work = self.attempts.work(attempt, self.feed.position, self.policy)
         written = await self.writer.run(work, self.feed, LiveStop(), self._facts)
         if written is None:
             return False
@@ -328,24 +341,23 @@ class TopicOffloader:
 
     def _committed(self, end: Position) -> None:
         """The topic is offloaded up to `end`: bring up what depends on it."""
-        self.next.committed()
+        self.attempts.committed()
         self.requests.committed(end)
         self.feed.committed(end)
         self.changed.notify()
 
     def _failed(self, error: SegmentFailed) -> None:
         """The attempt was given up: its entries begin the next one."""
-        self.next.failed(str(error))
+        self.attempts.failed(str(error))
         self.feed.restart(self.map.standing or START)
-        if self.tailer is not None:
-            self.tailer.nudge()
-        self.changed.notify()
+        self.notify()
 
     def at(self, cursor: Position) -> TopicView:
         """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
         seen = self.tailer is None or self.tailer.looked_s is not None
-        waiting = bool(self.buffer.take(cursor, 1))
-        left = waiting or not self.outage.overflow_is_empty
+        first = self.feed.first(cursor)
+        waits = first is not None or not self.outage.overflow_is_empty
+        left, last = self.attempts.left, self.map.segments[-1:]
         return TopicView(
             self.requests.now(),
             policy=self.policy,
@@ -353,36 +365,31 @@ class TopicOffloader:
             adoptable=self.adoption.claimed,
             whole_ledgers=self._context.ledgers is not None,
             more_may_come=not seen or (self.newest is not None and self.newest > cursor),
-            waiting=waiting,
+            first=first,
             buffer_bytes=self.buffer.used_bytes,
-            may_stop=self.stopping and not (self.handle.push_only and left),
+            may_stop=self.stopping and not (self.handle.push_only and waits),
+            cursor=cursor,
+            attempt=self.attempt,
+            settled=self.attempts.settled,
+            left_is_lost=left is not None and self.feed.out_of_reach(left.begin),
+            rereadable=self.feed.rereadable,
+            history_waits=history.waits(self.map, self.policy),
+            offloaded=self.offloaded,
+            whole_before=last[0].keys.ledger_id if last else None,
+            end_is_unrecorded=self.record.end_is_a_change(),
+            to_adopt=self.adoption.due(),
+            wall_ms=self._clock.wall_ms(),
         )
 
     @property
+    def view(self) -> TopicView:
+        """The topic as it is now."""
+        return self.at(self.taken)
+
+    @property
     def frees_on_seal(self) -> bool:
-        """See MemoryHolder.
-
-        A segment whose end is decided and that lacks entries frees none before they come, nor does what no segment
-        takes yet.
-        """
-        attempt, progress = self.attempt, self.progress
-        end = attempt.end if attempt is not None else None
-        if end is not None and self.taken < end:
-            return False
-        if progress is not None and progress.entries:
-            return True
-        first = self.feed.first()
-        if attempt is not None or first is None:
-            return first is not None
-        return self.next.method_of(Run(*first, first.entry_id)) is OffloadMethod.STREAMING
-
-    def _opened_s(self, attempt: Attempt) -> float:
-        """Since when a segment counts as open; by a wrong clock at most as long as it may be.
-
-        One whose entries come anew counts from now on, since it cannot be sealed where it would be cut otherwise.
-        """
-        age_s = 0.0 if self.tailer is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
-        return self._clock.monotonic() - min(max(0.0, age_s), self.policy.segment_age_max_s)
+        """See MemoryHolder."""
+        return frees_on_seal(self.view, self.progress)
 
     def adopted(self, end: Position | None) -> None:
         """What a broker has offloaded itself is part of the topic up to there, None for not: go on behind it."""
@@ -390,10 +397,3 @@ class TopicOffloader:
             self.lag.durable(end)
             self._committed(end)
         self.notify()
-
-    async def ledger_infos(self) -> dict[int, LedgerInfo]:
-        """What is known of the topic's ledgers, as fresh as the source can say."""
-        if self.tailer is None:
-            return self.closed_ledgers
-        await self.failure_tracker.until_answered(self.tailer.refresh, "source")
-        return {**self.closed_ledgers, **self.record.chain.ledgers}

@@ -18,6 +18,7 @@ from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import Confirmed, Loss, Position
+from offloaderd.topic.due import due_in_s, wants
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo, TopicName
     from offloaderd.ledgers.chain import LedgerChain, Run
     from offloaderd.segment.failures import FailureTracker
+    from offloaderd.segment.view import TopicView
     from offloaderd.topic.age import OldestEntry
     from offloaderd.topic.buffer import Missing, TailingBuffer
     from offloaderd.topic.lag import LagTracker
@@ -60,18 +62,6 @@ class EntriesMissing(OffloaderError):
     """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
 
 
-class Choice(Protocol):
-    """What is to be read now."""
-
-    def wants(self, step: Run | Loss) -> bool:
-        """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
-        ...
-
-    def due_in_s(self, step: Run | Loss) -> float | None:
-        """Return how many seconds are left until its age makes a ledger due; None when time alone does not."""
-        ...
-
-
 class Gate(Protocol):
     """Whether anything is to be taken now."""
 
@@ -100,8 +90,8 @@ class TailedTopic(Protocol):
         ...
 
     @property
-    def next(self) -> Choice:
-        """What its segments need."""
+    def view(self) -> TopicView:
+        """The topic as it is now."""
         ...
 
     @property
@@ -187,7 +177,7 @@ class Tailer:
                 if self._dirty:
                     continue
                 if self._held_back is not None:
-                    due_s = self._tailed.next.due_in_s(self._held_back)
+                    due_s = due_in_s(self._tailed.view, self._held_back)
                     await self._wake.wait_at_most(self._clock, min(due_s or HELD_BACK_S, HELD_BACK_S))
                 elif self._waiting_at is None:
                     self._rests = True
@@ -298,7 +288,7 @@ class Tailer:
             if step is None:
                 self._waiting_at = None
                 break
-            if not self._tailed.next.wants(step):
+            if not wants(self._tailed.view, step):
                 self._held_back = step
                 break
             if isinstance(step, Loss):

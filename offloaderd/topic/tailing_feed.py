@@ -55,9 +55,9 @@ class TailingFeed:
         """See EntryFeed: with a source to read them from."""
         return self._buffer.rereadable
 
-    def first(self) -> Position | None:
-        """Return the first entry behind the position, None while it is not there."""
-        found = self._buffer.take(self.position, 1)
+    def first(self, after: Position | None = None) -> Position | None:
+        """Return the first entry behind `after`, the position if None; None while it is not there."""
+        found = self._buffer.take(self.position if after is None else after, 1)
         return found[0].first if found else None
 
     def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:

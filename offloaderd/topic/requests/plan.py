@@ -18,6 +18,7 @@ from offloaderd.core.model import START, OffloadMethod, Position
 from offloaderd.history import plan as history
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.records.history import Worker
+from offloaderd.topic.due import method_of, reachable
 from offloaderd.topic.status import Described
 
 if TYPE_CHECKING:
@@ -26,18 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.topic_map.map import TopicMap
-
-
-class Methods(Protocol):
-    """How entries go."""
-
-    def method_of(self, run: Run) -> OffloadMethod:
-        """Say how the entries of a run go, NONE for not now."""
-        ...
-
-    def reachable(self, target: Position | None) -> Position | None:
-        """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none."""
-        ...
+    from offloaderd.segment.view import TopicView
 
 
 class AskedTopic(Described, Protocol):
@@ -46,8 +36,8 @@ class AskedTopic(Described, Protocol):
     closed_ledgers: dict[int, LedgerInfo]
 
     @property
-    def next(self) -> Methods:
-        """What its segments are."""
+    def view(self) -> TopicView:
+        """The topic as it is now."""
         ...
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
@@ -159,7 +149,7 @@ async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted
         return Plan(wanted=wanted, method=method, target=None, why=Why.PAUSED)
     if method is OffloadMethod.NONE:
         return Plan(wanted=wanted, method=method, target=None, why=Why.NONE)
-    target, why = topic.next.reachable(meant), None
+    target, why = reachable(topic.view, meant), None
     if target != meant:
         info = topic.record.chain.ledgers.get(meant.ledger_id)
         why = Why.OPEN if info is not None and not info.closed else Why.WHOLE
@@ -247,7 +237,7 @@ async def _takes(topic: AskedTopic, source: LedgerSource, target: Position) -> t
         size = info.size_bytes if whole else await _length(topic, source, Position(info.ledger_id, run.last_entry_id))
         if run.first_entry_id:
             size -= await _length(topic, source, Position(info.ledger_id, run.first_entry_id - 1))
-        goes = topic.next.method_of(run)
+        goes = method_of(topic.view, run)
         takes.append(
             Take(
                 ledger_id=info.ledger_id,

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
+from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.segment import writer
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.topic import tailing_feed
-from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES, TailingBuffer
-from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.topic.pool import BufferPool
-from offloaderd.topic.tailing_feed import TailingFeed
+from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES
 from tests.unit.rigs.lives import life, until_found
 from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.topic.offloader import TopicOffloader
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(3)]
 ENTRIES = 500
@@ -124,35 +120,3 @@ async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: 
         assert away.offloaded is None
         await push(away, 0)
         await until_offloaded(away, Position(0, ENTRIES - 1))
-
-
-@pytest.mark.parametrize(
-    ("end", "built", "held", "method", "helps"),
-    [
-        (None, 5, 5, OffloadMethod.STREAMING, True),
-        (Position(1, 20), 5, 5, OffloadMethod.STREAMING, False),
-        (Position(1, 4), 5, 5, OffloadMethod.STREAMING, True),
-        (None, None, 5, OffloadMethod.STREAMING, True),
-        (None, None, 0, OffloadMethod.STREAMING, False),
-        (None, None, 5, OffloadMethod.NONE, False),
-        (None, None, 5, OffloadMethod.LEDGER_BASED, False),
-    ],
-    ids=["open", "ends later", "being stored", "begins now", "unreachable", "not now", "a whole ledger"],
-)
-def test_pressing_helps_where_a_segment_can_end(
-    end: Position | None, built: int | None, held: int, method: OffloadMethod, helps: bool
-) -> None:
-    """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
-    taken = Position(1, 4) if built else Position(1, -1)
-    buffer = TailingBuffer(BufferPool(10_000), resume=taken, rereadable=True)
-    if held:
-        assert buffer.fill(EntryBatch(1, taken.entry_id + 1, payloads(held)), taken)
-    topic: Any = SimpleNamespace(
-        buffer=buffer,
-        feed=TailingFeed(buffer, SystemClock(), resume=taken),
-        taken=taken,
-        attempt=SimpleNamespace(end=end) if built else None,
-        progress=SimpleNamespace(entries=built) if built else None,
-        next=SimpleNamespace(method_of=lambda run: method),
-    )
-    assert cast("Any", TopicOffloader.frees_on_seal).fget(topic) is helps

@@ -17,6 +17,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.view import Requested, TopicView
 from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.lag import LagTracker
 from offloaderd.topic.pool import BufferPool
@@ -50,22 +51,14 @@ class Tailing:
         self.tailer = Tailer(reader, self, self.chain, self.pool, clock=self.clock, metrics=self.metrics)
 
     @property
-    def next(self) -> Tailing:
+    def view(self) -> TopicView:
         """See TailedTopic."""
-        return self
+        return TopicView(Requested())
 
     @property
     def outage(self) -> Tailing:
         """See TailedTopic."""
         return self
-
-    def wants(self, step: object) -> bool:
-        """See Choice."""
-        return True
-
-    def due_in_s(self, step: object) -> float | None:
-        """See Choice."""
-        return None
 
     async def may_take(self, meanwhile: object = None) -> None:
         """See Gate."""

@@ -1,0 +1,100 @@
+"""What an owner does next, and whose segment frees memory: by a look at the topic alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.view import Requested, TopicView
+from offloaderd.topic.chooser import LOOK_S, Abandon, Adopt, Begin, Choice, Leave, NoteEnd, Resume, Wait, choose
+from offloaderd.topic.due import frees_on_seal
+
+STREAMING = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60)
+WHOLE = replace(STREAMING, method=OffloadMethod.LEDGER_BASED, threshold_bytes=0)
+NONE = replace(STREAMING, method=OffloadMethod.NONE)
+INFO = LedgerInfo(ledger_id=1, closed=True, entries=10, size_bytes=1)
+CHAIN = LedgerChain(START, end=None)
+CHAIN.look([INFO])
+FIRST = Position(1, 0)
+IDLE = TopicView(Requested(), policy=STREAMING, chain=CHAIN)
+READY = replace(IDLE, first=FIRST)
+
+
+def left(*, begin: Position = FIRST, end: Position | None = None, parts: int = 0, whole: bool = False) -> Any:  # noqa: ANN401
+    """What an earlier owner left; stands for an Attempt."""
+    return SimpleNamespace(
+        segment_id=UUID(int=1), begin=begin, end=end, parts=(1,) * parts, whole=whole, ledger_id=None
+    )
+
+
+BEGUN, STORED, ALL_STORED, SEALED = left(), left(parts=1), left(parts=1, whole=True), left(end=Position(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("view", "choice"),
+    [
+        (IDLE, Wait()),
+        (READY, Begin(FIRST, OffloadMethod.STREAMING)),
+        (replace(READY, may_stop=True), Leave()),
+        (replace(READY, policy=NONE), Wait(LOOK_S)),
+        (replace(READY, history_waits=True), Wait(LOOK_S)),
+        (replace(READY, adoptable=[1]), Wait(LOOK_S)),
+        (replace(READY, adoptable=[1], to_adopt=INFO), Adopt(INFO)),
+        (replace(READY, adoptable=[1], to_adopt=INFO, policy=NONE), Wait(LOOK_S)),
+        (replace(READY, policy=WHOLE, whole_ledgers=True), Begin(FIRST, OffloadMethod.LEDGER_BASED)),
+        (replace(READY, policy=WHOLE), Begin(FIRST, OffloadMethod.STREAMING)),
+        (replace(READY, policy=replace(WHOLE, threshold_bytes=5), whole_ledgers=True), Wait(LOOK_S)),
+        (replace(IDLE, end_is_unrecorded=True), NoteEnd()),
+        (replace(READY, end_is_unrecorded=True), Begin(FIRST, OffloadMethod.STREAMING)),
+        (replace(READY, attempt=BEGUN, policy=NONE), Resume(BEGUN)),
+        (replace(IDLE, attempt=BEGUN, may_stop=True), Leave()),
+        (replace(IDLE, attempt=STORED, may_stop=True), Resume(STORED)),
+        (replace(IDLE, attempt=STORED, rereadable=False), Wait(LOOK_S)),
+        (replace(IDLE, attempt=ALL_STORED, rereadable=False), Resume(ALL_STORED)),
+        (replace(IDLE, attempt=BEGUN, first=Position(2, 0)), Abandon(BEGUN)),
+        (replace(IDLE, attempt=BEGUN, left_is_lost=True), Abandon(BEGUN)),
+        (replace(IDLE, attempt=BEGUN), Wait(LOOK_S)),
+        (replace(IDLE, attempt=SEALED), Wait(LOOK_S, starving=True)),
+        (replace(READY, attempt=BEGUN, adoptable=[1], to_adopt=INFO), Resume(BEGUN)),
+    ],
+)
+def test_an_owner_does_one_thing_at_a_time(view: TopicView, choice: Choice) -> None:
+    """What was left comes first, then what brokers have offloaded, then the next entry."""
+    assert choose(view) == choice
+
+
+@pytest.mark.parametrize(
+    ("end", "built", "held", "policy", "helps"),
+    [
+        (None, 5, 5, STREAMING, True),
+        (Position(1, 20), 5, 5, STREAMING, False),
+        (Position(1, 4), 5, 5, STREAMING, True),
+        (None, None, 5, STREAMING, True),
+        (None, None, 0, STREAMING, False),
+        (None, None, 5, NONE, False),
+        (None, None, 5, WHOLE, False),
+    ],
+    ids=["open", "ends later", "being stored", "begins now", "unreachable", "not now", "a whole ledger"],
+)
+def test_pressing_helps_where_a_segment_can_end(
+    end: Position | None, built: int | None, held: int, policy: RollPolicy, helps: bool
+) -> None:
+    """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
+    cursor = Position(1, 4) if built else Position(1, -1)
+    view = replace(
+        IDLE,
+        policy=policy,
+        whole_ledgers=True,
+        cursor=cursor,
+        first=Position(1, cursor.entry_id + 1) if held else None,
+        attempt=left(end=end) if built else None,
+    )
+    progress: Any = SimpleNamespace(entries=built) if built else None
+    assert frees_on_seal(view, progress) is helps
