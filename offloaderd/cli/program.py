@@ -8,17 +8,15 @@ import os
 import re
 import sys
 from collections import UserDict, defaultdict
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from offloaderd.core.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, OffloaderError, first_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 OK, FAILED, USAGE, UNREACHABLE, NOT_FOUND, CORRUPT, TIMED_OUT, DENIED = range(8)
 INTERRUPTED = 130

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from typing import Self
 
 import click
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from offloaderd.cli import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 BAR_CHARS = 30
 

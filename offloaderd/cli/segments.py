@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -10,8 +11,6 @@ from offloaderd.cli import show
 from offloaderd.protocol.message_json import picked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
     from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
     from offloaderd.upkeep.verify.flaws import Flaw

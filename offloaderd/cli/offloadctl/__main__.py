@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 import offloaderd
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import EXIT_CODES, LazyCommands, Program
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
 
 COMMANDS = LazyCommands(
     "offloaderd.cli.offloadctl",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,13 +13,12 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, USAGE
+from offloaderd.core.clock import SystemClock
+from offloaderd.daemon.settings import Report, check
+from offloaderd.daemon.settings.warnings import doubtful
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from offloaderd.daemon.doctor.finding import CheckResult
-    from offloaderd.daemon.settings import Report
 
 
 @click.command("check-config")
@@ -35,12 +36,9 @@ def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
       offloaderd check-config --config offloaderd.toml --connect
       offloaderd check-config --config offloaderd.toml --json | jq -r '.mistakes[]'
     """
-    from offloaderd.daemon.settings import check  # noqa: PLC0415 - --help need not wait for it
-
     report = check(config, os.environ)
     tried: Sequence[CheckResult] = ()
     if connect and report.settings is not None:
-        from offloaderd.core.clock import SystemClock  # noqa: PLC0415 - as above
         from offloaderd.daemon.doctor.examination import connections  # noqa: PLC0415 - loads every adapter
 
         tried = asyncio.run(connections(report.settings, SystemClock()))
@@ -68,8 +66,6 @@ def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str
 
 def doubts(report: Report) -> list[tuple[str, str]]:
     """Return what is allowed and may be a mistake, each with what to do."""
-    from offloaderd.daemon.settings.warnings import doubtful  # noqa: PLC0415 - --help need not wait for it
-
     return list(doubtful(report.settings)) if report.settings is not None else []
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -13,14 +14,9 @@ from offloaderd.cli import checks
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon.doctor.examination import examine, invalid
+from offloaderd.daemon.doctor.finding import CheckResult
 from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import check
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from offloaderd.daemon.doctor.finding import CheckResult
 
 
 @click.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +15,6 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from offloaderd.daemon.settings import Settings
 
 ANSWER_S = 3.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import UUID
 
 import click
@@ -17,22 +18,16 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.rebuild import rebuild as work
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.upkeep.rebuild.known import Problem
-    from offloaderd.upkeep.rebuild.plan import TopicPlan
-    from offloaderd.upkeep.rebuild.rebuild import Found, Plan
-
+from offloaderd.upkeep.rebuild.known import Problem
+from offloaderd.upkeep.rebuild.plan import TopicPlan
+from offloaderd.upkeep.rebuild.rebuild import Found, Plan
 
 SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; write its whole uuid, as in its key")
 

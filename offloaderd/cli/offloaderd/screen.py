@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from offloaderd.core.model import TopicName
     from offloaderd.protocol.v1 import admin_pb2
     from offloaderd.standalone.stack import Stack
     from offloaderd.standalone.walkthrough import Comparison, Progress

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.daemon.memory import freeze_heap, limit_arenas, relax_gc
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @click.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
@@ -17,9 +19,6 @@ from offloaderd.cli.program import OK
 from offloaderd.core.read_options import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from offloaderd.spark.export.export import Round
     from offloaderd.spark.export.iceberg import IcebergTable
 

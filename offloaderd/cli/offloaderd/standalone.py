@@ -18,6 +18,7 @@ from offloaderd.daemon.memory import limit_arenas, relax_gc
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
+    from offloaderd.standalone import dataset
     from offloaderd.standalone.stack import Stack
 
 LOG_NAME = "offloaderd.log"
@@ -123,7 +124,3 @@ def start_log(running: Stack, exits: ExitStack, *, to_file: bool) -> None:
         path.replace(path.with_suffix(".log.1"))
     log.configure(settings.level, settings.format, exits.enter_context(path.open("w", encoding="utf-8")))
     exits.callback(log.configure)
-
-
-if TYPE_CHECKING:
-    from offloaderd.standalone import dataset

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from pathlib import Path
+from typing import TypedDict, Unpack
 
 import click
 
@@ -19,8 +21,11 @@ from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.limits import TokenBucket
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader
@@ -28,14 +33,6 @@ from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
 from offloaderd.upkeep.verify.flaws import Level, damage_by_segment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.metadata.port import MetadataStore
 
 NOT_LOOKED = 3
 LEVELS = ("metadata", "headers", "full")

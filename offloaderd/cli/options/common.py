@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -21,9 +22,6 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.standalone import state
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:7650"

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.place import settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import Settings
 from offloaderd.spark.backfill.backfill import Options, Wanted
 from offloaderd.spark.jobs.job import PATIENCE_S
 from offloaderd.spark.jobs.stores import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.daemon.settings import Settings
 
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")

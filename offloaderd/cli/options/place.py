@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +13,6 @@ import click
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from offloaderd.daemon.settings import Settings
 
 CONFIG = click.option(

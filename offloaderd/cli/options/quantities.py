@@ -3,20 +3,17 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from offloaderd.core import humanize as words
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.units import format_bytes, parse_bytes, parse_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.clock import Clock
 
 T = TypeVar("T")
 _MILLISECOND = timedelta(milliseconds=1)

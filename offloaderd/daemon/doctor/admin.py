@@ -6,16 +6,12 @@ not tell the time (Jetty sends no Date unless told to), so there is no clock to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
 
 NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
 UNREACHABLE = (

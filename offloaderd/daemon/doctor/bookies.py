@@ -7,7 +7,7 @@ its cookie.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -20,11 +20,7 @@ from offloaderd.core.errors import CorruptData, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LEDGER_ID_MAX
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 
 NO_LEDGER = LEDGER_ID_MAX
 UNREACHABLE = "start it, or let this machine reach it: bookies must be reachable at the addresses that they register"

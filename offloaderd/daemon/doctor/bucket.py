@@ -6,24 +6,20 @@ like that.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.identities import owner
+from offloaderd.daemon.settings import Settings
 from offloaderd.objects.bucket import BucketStore, bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import named_places
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from offloaderd.daemon.settings import Settings
 
 FOLDER = "offloaderd-doctor"
 HTTP_DATE_GRAIN_MS = 1000

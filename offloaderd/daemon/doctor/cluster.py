@@ -5,7 +5,7 @@ Nothing here writes. The access lists tell whether this daemon could, which it n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
 from offloaderd.bookkeeper.metadata.layout import Layout, decode_layout, layout_path
@@ -15,12 +15,8 @@ from offloaderd.core.model import TopicName, decode_local
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 
 SAMPLES_MAX = 20
 """Namespaces to look into for a topic."""

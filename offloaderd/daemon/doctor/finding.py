@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.daemon.settings import Settings
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.settings import Settings
 
 DEADLINE_S = 15.0
 """Longest that one check may take."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.doctor.finding import Case, Finding, fail, ok, warn
 from offloaderd.metadata import identity
+from offloaderd.metadata.port import MetadataStore, Versioned
 from offloaderd.metadata.records.identity import hint
 from offloaderd.objects import marker
+from offloaderd.objects.port import ObjectReader
 from offloaderd.policy.store import topic_policies
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore, Versioned
-    from offloaderd.objects.port import ObjectReader
 
 FIRST_NAMED = 3
 

@@ -12,17 +12,13 @@ import errno
 import os
 import shutil
 import socket
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
-
-    from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings import Settings
 
 MiB = 1024**2
 BASE_BYTES = 100 * MiB

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Conflict, Denied, NotFound
@@ -17,14 +17,10 @@ from offloaderd.daemon.doctor.bookies import bookie_checks
 from offloaderd.daemon.doctor.cluster import cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.identities import refusals
+from offloaderd.daemon.settings import Settings
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check, MetadataStore, Replace
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.daemon.settings import Settings
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0

@@ -7,25 +7,21 @@ topics that are shown are completed by who owns them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from offloaderd.api.admin.service import AdminService
+from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import TIERS
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.status_page.query import Wanted
+from offloaderd.daemon.status_page.ring import Ring
 from offloaderd.daemon.status_page.sampler import Sampler, by_label, measured
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.status_json import Rate, daemon_json, rated_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from offloaderd.api.admin.service import AdminService
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.daemon.status_page.query import Wanted
-    from offloaderd.daemon.status_page.ring import Ring
-    from offloaderd.protocol.v1 import admin_pb2
-    from offloaderd.topic.status import TopicStatus
+from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.topic.status import TopicStatus
 
 LOOK_S = 2.0
 """How old what is shown may be."""

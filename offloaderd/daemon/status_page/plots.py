@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from offloaderd.core import humanize as words
 from offloaderd.core.metrics.values import TIERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from offloaderd.daemon.status_page.ring import Ring, TopicRings
+from offloaderd.daemon.status_page.ring import Ring, TopicRings
 
 WIDTH, HEIGHT = 600, 170
 LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22

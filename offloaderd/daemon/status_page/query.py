@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlencode
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Sort = Literal["lag", "bytes", "rate", "segment", "topic", "state"]
 Only = Literal["all", "troubled"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 HOUR_S = 3600
 SAMPLE_S = 10

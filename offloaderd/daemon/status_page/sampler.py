@@ -5,20 +5,16 @@ Rates are differences of the counters that the metrics keep anyway: nothing is c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from prometheus_client import Counter
+
+from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import TIERS
 from offloaderd.daemon.status_page.ring import NOTHING, SAMPLE_S, TOPIC_SAMPLE_S, Ring, TopicRings
 from offloaderd.protocol.status_json import Rate, Rates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from prometheus_client import Counter
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.topic.status import TopicStatus
+from offloaderd.topic.status import TopicStatus
 
 COUNTED = ("taken_entries", "taken_bytes", "stored_bytes", *(f"read_{tier}_bytes" for tier in TIERS))
 MEASURED = ("lag_s", "lag_entries", "lag_bytes", "stalled_topics")

@@ -7,17 +7,20 @@ whatever its producer likes. What is not printable is written as an escape, so t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import grpc
 import structlog
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from offloaderd.api.gate import Caller, Gate
 from offloaderd.core import humanize as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient
+from offloaderd.core.health import Health
 from offloaderd.daemon.status_page import plots
+from offloaderd.daemon.status_page.board import Board
 from offloaderd.daemon.status_page.query import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.daemon.status_page.visitor import Visitor, names_this_machine
 from offloaderd.protocol.errors import code_of
@@ -25,13 +28,6 @@ from offloaderd.protocol.message_json import position_of
 from offloaderd.protocol.status_json import rated_json
 from offloaderd.protocol.status_words import lag_cells, topic_facts
 from offloaderd.protocol.v1 import admin_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.api.gate import Caller, Gate
-    from offloaderd.core.health import Health
-    from offloaderd.daemon.status_page.board import Board
 
 STATUS = "/offloaderd.v1.AdminService/Status"
 """What a visitor needs is what this call needs."""

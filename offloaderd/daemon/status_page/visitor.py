@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 from base64 import b64decode
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from aiohttp import web
 
 from offloaderd.core.errors import Unauthenticated
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
 
 ALTERNATIVE = {"URI": "peer_uri", "DNS": "peer_dns"}
 """Names of a certificate as Python's TLS calls them, and as gRPC does."""

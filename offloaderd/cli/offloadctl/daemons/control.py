@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import DURATION
 from offloaderd.daemon.log.modules import LEVELS
 from offloaderd.protocol.message_json import as_json
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.protocol.v1 import control_pb2
+from offloaderd.protocol.v1 import control_pb2
 
 DEFAULT_FOR = "10m"
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
+from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import placement_pb2
+from offloaderd.protocol.v1 import placement_pb2
 
 
 @click.command()

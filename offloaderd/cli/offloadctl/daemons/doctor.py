@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import checks
 from offloaderd.cli.options import common as options
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
+from offloaderd.cli.options.common import Session
 
 
 @click.command()

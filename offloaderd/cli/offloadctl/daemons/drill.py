@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.jobs import settings_of
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK
@@ -17,11 +17,8 @@ from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.daemon.log import log
 from offloaderd.drill import drill as work
 from offloaderd.drill.exercises import EXERCISES, Exercise
+from offloaderd.drill.report import Finding
 from offloaderd.drill.scratch import Scratch
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.drill.report import Finding
 
 
 @click.command()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
+from offloaderd.client import DaemonClient
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.status_json import daemon_json, topic_json
 from offloaderd.protocol.status_words import POSITIONS, daemon_facts, history_text, lag_cells, topic_facts
+from offloaderd.protocol.v1 import admin_pb2, read_pb2
 
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import admin_pb2, read_pb2
-
-    Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
+Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
 
 
 @click.command()

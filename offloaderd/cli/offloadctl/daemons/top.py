@@ -7,9 +7,9 @@ import os
 import sys
 import termios
 import tty
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console, Group
@@ -18,18 +18,14 @@ from rich.text import Text
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import duration_param
 from offloaderd.core.aio.signal import race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import Denied, OffloaderError
 from offloaderd.protocol.status_json import Rate, Rates, daemon_json, rated_json
 from offloaderd.protocol.status_words import lag_cells
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2
 
 SORTS = {"l": "lag", "b": "bytes", "r": "rate", "s": "segment", "t": "topic"}
 """Orders by the key that chooses them."""

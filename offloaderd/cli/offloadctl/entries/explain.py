@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
+from offloaderd.core.model import Position, TopicName
 from offloaderd.protocol.message_json import as_json, picked
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.protocol.v1 import inspect_pb2
+from offloaderd.protocol.v1 import inspect_pb2
 
 THERE = frozenset({"offloaded", "not-offloaded"})
 UNREACHABLE = "unreachable"

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
+from offloaderd.protocol.v1 import ledgers_pb2
 from offloaderd.standalone.lines import Lines
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import ledgers_pb2
 
 
 @dataclass(slots=True)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import click
 
-from offloaderd.cli.offloadctl.entries.read_styles import FORMATS, TIERS, encoder, held_back, message_encoder
+from offloaderd.cli.offloadctl.entries.read_styles import (
+    FORMATS,
+    TIERS,
+    Encoder,
+    MessageEncoder,
+    encoder,
+    held_back,
+    message_encoder,
+)
 from offloaderd.cli.offloadctl.entries.seek import NUMBER, one_goal
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import MOMENT
+from offloaderd.client import Wanted
 from offloaderd.client.resume import RESUME_S
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Transactions
-
-if TYPE_CHECKING:
-    from offloaderd.cli.offloadctl.entries.read_styles import Encoder, MessageEncoder
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import Wanted
-    from offloaderd.core.model import TopicName
 
 
 @click.command()

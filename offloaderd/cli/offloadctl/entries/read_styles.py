@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from offloaderd.cli import show
+from offloaderd.core.model import EntryBatch
 from offloaderd.protocol.message_json import position_text
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offloaderd.core.model import EntryBatch
-
-    Encoder = Callable[[EntryBatch, str], Iterator[bytes]]
-    MessageEncoder = Callable[[read_pb2.Message], bytes]
+Encoder = Callable[[EntryBatch, str], Iterator[bytes]]
+MessageEncoder = Callable[[read_pb2.Message], bytes]
 
 TIERS = {common_pb2.TIER_BUFFER: "buffer", common_pb2.TIER_SOURCE: "source", common_pb2.TIER_OBJECTS: "objects"}
 FORMATS = ("text", "hex", "raw", "json")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.offloadctl.entries.read_styles import TIERS
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import MOMENT, ago_ms, duration_param
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.v1 import read_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
 
 NUMBER = click.IntRange(min=0, max=2**64 - 1)
 

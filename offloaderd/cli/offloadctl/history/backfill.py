@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
@@ -20,18 +23,14 @@ from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.policy.cost import Prices
 from offloaderd.protocol.message_json import picked
 from offloaderd.spark.backfill import backfill as work
+from offloaderd.spark.backfill.backfill import Ended, Options, Status, Wanted
 from offloaderd.spark.backfill.handback import HandedBack, hand_back
+from offloaderd.spark.backfill.plan import TopicPlan
 from offloaderd.spark.jobs.job import Origin, Progress
 from offloaderd.spark.jobs.stores import Stores, open_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from offloaderd.cli.options.common import Session
     from offloaderd.daemon.settings import Settings
-    from offloaderd.spark.backfill.backfill import Ended, Options, Status, Wanted
-    from offloaderd.spark.backfill.plan import TopicPlan
 
 T = TypeVar("T")
 NAMESPACE = click.option(

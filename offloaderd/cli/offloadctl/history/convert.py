@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,13 +15,16 @@ import click
 from offloaderd.cli import show
 from offloaderd.cli.offloadctl.history.rollback import confirm
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import picked
+from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.backfill.backfill import Wanted, slots_of
 from offloaderd.spark.convert import convert as work
 from offloaderd.spark.convert.convert import Ended, Options, Plan, Status
@@ -28,13 +33,7 @@ from offloaderd.spark.jobs.run import SparkRunner
 from offloaderd.spark.jobs.stores import open_context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
     from offloaderd.daemon.settings import Settings
-    from offloaderd.segment.context import OffloadContext
 
 NAMESPACE = click.option(
     "--namespace",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import SIZE
+from offloaderd.client import DaemonClient
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json, picked
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import history_pb2
+from offloaderd.protocol.v1 import history_pb2
 
 PLAN_TIMEOUT_S = 3600.0
 """Every boundary is some twenty questions to the source; years of ledgers have thousands."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.client import DaemonClient
 from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json, picked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import rollback_pb2
+from offloaderd.protocol.v1 import rollback_pb2
 
 TO = click.option("--to", "to_ledger_id", metavar="LEDGER", type=click.IntRange(min=0), help="Nothing behind this one.")
 

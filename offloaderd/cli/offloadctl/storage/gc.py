@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import duration_param
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.protocol.message_json import as_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.protocol.v1 import upkeep_pb2
+from offloaderd.protocol.v1 import upkeep_pb2
 
 QUIET = frozenset({"young", "foreign"})
 """Kinds that are only counted unless all are asked for."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
+from offloaderd.core.model import TopicName
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.protocol.message_json import as_json
 from offloaderd.protocol.status_words import refusal_text
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import identity_pb2
+from offloaderd.protocol.v1 import identity_pb2
 
 
 @click.group()

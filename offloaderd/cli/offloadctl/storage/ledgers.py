@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json, picked
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import retention_pb2
+from offloaderd.protocol.v1 import retention_pb2
 
 
 @click.group()

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import DURATION, SIZE
+from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, load
 from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, Prices, estimate
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
 
 WRITER = "offloaderd"
 ENTRY_BYTES = 1024

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import segments as segments_view
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import CORRUPT, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import picked
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import inspect_pb2
+from offloaderd.protocol.v1 import inspect_pb2
 
 
 @click.command()

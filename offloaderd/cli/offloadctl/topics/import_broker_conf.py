@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.offloadctl.topics.policies import BROKER, changed
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import OK, USAGE
 from offloaderd.core.model import OffloadMethod
 from offloaderd.policy import broker_conf
+from offloaderd.policy.broker_conf import Import
 from offloaderd.policy.policies import shown
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.v1 import policy_pb2
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.policy.broker_conf import Import
 
 CONF_BYTES_MAX = 10 << 20
 """A broker.conf has some 100 kB."""

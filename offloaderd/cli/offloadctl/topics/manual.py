@@ -5,24 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position, TopicName
 from offloaderd.protocol import message_json
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2
 
 
 @click.command()

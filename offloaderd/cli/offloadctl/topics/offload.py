@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.offloadctl.topics.manual import as_json, ask, code_of, followed, sentence, timeout_of
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import Parsed, with_hint
 from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.core.model import Position, TopicName
 from offloaderd.policy.policies import Field, Kind
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2
 
 THRESHOLD = Field(name="--size-threshold", option="size-threshold", kind=Kind.BYTES)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json
-
-if TYPE_CHECKING:
-    from offloaderd.cli.options.common import Session
-    from offloaderd.core.model import TopicName
 
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")
 

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from offloaderd.cli import show
 from offloaderd.cli.offloadctl.topics.topics import topics
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import warn_of_small_segments
 from offloaderd.core.errors import InvalidInput
 from offloaderd.policy.policies import FIELDS, Kind, shown
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.v1 import policy_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offloaderd.cli.options.common import Session
 
 PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {
     "method": ("--offloadMethod",),

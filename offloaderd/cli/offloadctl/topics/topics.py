@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -11,19 +12,15 @@ from offloaderd.cli import show
 from offloaderd.cli.offloadctl.topics import offload as topics_offload
 from offloaderd.cli.offloadctl.topics import pause as topics_pause
 from offloaderd.cli.options import common as options
+from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import DURATION, SIZE, Parsed, duration_param, warn_of_small_segments
+from offloaderd.client import DaemonClient
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OutagePolicy, TierRetention
 from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.policy.policies import FIELDS
 from offloaderd.protocol.message_json import as_json
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.cli.options.common import Session
-    from offloaderd.client import DaemonClient
 
 
 @click.group()
