@@ -117,6 +117,20 @@ class Admission:
             del self._queue[number]
 
 
+class ByteBudget(Admission):
+    """A limit on bytes held at once, by all topics together."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """What may be held."""
+        return self.limit
+
+    @property
+    def used_bytes(self) -> int:
+        """What is held."""
+        return self.used
+
+
 class TokenBucket:
     """At most `per_s` in a second, 0 for no limit; `burst_s` of what was not used may go at once.
 

@@ -1,13 +1,15 @@
-"""Tries of what may pass: again after jittered, growing pauses, a bounded number of times."""
+"""Tries of what may pass, again after jittered, growing pauses: a bounded number of times, or until it is answered."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable
 
     from offloaderd.core.clock import Clock
@@ -48,3 +50,111 @@ async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: Ret
                 raise
         await clock.sleep(clock.jitter(doubled(policy.pause_s, policy.pause_max_s, tries)))
     raise AssertionError("tries_max must be at least 1")
+
+
+class Pauses(NamedTuple):
+    """Seconds before the second try of something, and the most before any."""
+
+    first_s: float
+    most_s: float
+
+
+PAUSES: dict[type[Exception], Pauses] = {
+    Throttled: Pauses(0.5, 20.0),
+    Transient: Pauses(0.1, 10.0),
+    Expired: Pauses(0.2, 15.0),
+    Denied: Pauses(1.0, 30.0),
+    NoSpace: Pauses(2.0, 30.0),
+    BucketMissing: Pauses(5.0, 30.0),
+    NotFound: Pauses(1.0, 30.0),
+    Exception: Pauses(0.1, 10.0),
+}
+"""By class of error; an error has those of its nearest ancestor here.
+
+What may pass soon is tried again soon. Expired credentials are mostly replaced at the next try. What needs an operator
+(rights, space, a missing bucket) begins later, and no pause is so long that a repair would go unnoticed.
+"""
+
+
+class Turn:
+    """One holder's turn at something that only so many do at once.
+
+    Who sleeps meanwhile has no turn: what one waits for may never come, and others do not need it. It goes on when it
+    is its turn again.
+    """
+
+    def __init__(self, turns: asyncio.Semaphore, clock: Clock) -> None:
+        self._turns = turns
+        self._clock = clock
+        self._held = False
+
+    async def __aenter__(self) -> None:
+        """Wait for the turn."""
+        await self._turns.acquire()
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the turn to others, unless a sleep that was cancelled has done so."""
+        self._leave()
+
+    async def sleep(self, seconds: float) -> None:
+        """See Clock; others have the turn meanwhile."""
+        had_turn = self._held
+        self._leave()
+        await self._clock.sleep(seconds)
+        if had_turn:
+            await self.__aenter__()
+
+    def jitter(self, seconds: float) -> float:
+        """See Clock."""
+        return self._clock.jitter(seconds)
+
+    def _leave(self) -> None:
+        if self._held:
+            self._held = False
+            self._turns.release()
+
+
+class Backoff:
+    """Growing, jittered pauses between tries, by a clock or a turn; each class of error has its own."""
+
+    def __init__(self, pace: Clock | Turn) -> None:
+        self._pace = pace
+        self._tries: Counter[type[Exception]] = Counter()
+
+    @property
+    def tries(self) -> int:
+        """How often it failed since the beginning or the last `reset`."""
+        return self._tries.total()
+
+    def pause_s(self, error: Exception) -> float:
+        """Seconds to wait before the next try, counting this failure."""
+        kind = next(one for one in type(error).__mro__ if one in PAUSES)
+        self._tries[kind] += 1
+        return self._pace.jitter(doubled(*PAUSES[kind], self._tries[kind]))
+
+    async def wait(self, error: Exception) -> None:
+        """Wait before the next try."""
+        await self._pace.sleep(self.pause_s(error))
+
+    def reset(self) -> None:
+        """Something worked: the next failure starts from the beginning."""
+        self._tries.clear()
+
+
+async def until_answered(
+    pace: Clock | Turn,
+    ask: Callable[[], Awaitable[T]],
+    *,
+    passes: type[Exception] | tuple[type[Exception], ...] = Transient,
+    met: Callable[..., None] | None = None,
+) -> T:
+    """Ask until the answer is none of what `passes`; `met` hears of every such failure."""
+    backoff = Backoff(pace)
+    while True:
+        try:
+            return await ask()
+        except passes as error:
+            if met is not None:
+                met(error)
+            await backoff.wait(error)

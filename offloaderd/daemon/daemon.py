@@ -23,11 +23,12 @@ from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.server import RpcServer
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import finished, race
-from offloaderd.core.byte_budget import Backoff, ByteBudget
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.core.health import Health
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
+from offloaderd.core.retry import Backoff
 from offloaderd.daemon.composition.components import Components, assemble
 from offloaderd.daemon.composition.context import opened_context
 from offloaderd.daemon.composition.security import Guard

@@ -15,7 +15,6 @@ import structlog
 from offloaderd.core import humanize as words
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, race
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import (
     Closed,
     Conflict,
@@ -27,6 +26,7 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.retry import until_answered
 from offloaderd.fleet import ownership
 from offloaderd.fleet.assignment import Spread
 from offloaderd.fleet.markers import mark_places

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import CorruptData, OffloaderError
+from offloaderd.core.retry import Backoff
 from offloaderd.format.head import PlaceMarker
 from offloaderd.objects import marker
 

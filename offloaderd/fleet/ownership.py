@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record

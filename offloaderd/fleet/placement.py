@@ -16,8 +16,8 @@ import structlog
 from offloaderd.core.aio.each import each
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.core.retry import until_answered
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import daemon as daemon_record

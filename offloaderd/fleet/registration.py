@@ -16,8 +16,8 @@ import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.retry import Backoff
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import daemon as daemon_record

@@ -16,9 +16,9 @@ import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, Signal, race
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.model import OffloadMethod
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.fleet import ownership
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import adopt_head

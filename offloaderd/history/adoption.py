@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import BucketMissing, InvalidConfig, NotFound, OffloaderError, Transient
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.format.v1.index import decode_index
 from offloaderd.history.broker_copy import read_copy
 from offloaderd.ledgers.chain import Run

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import Loss
+from offloaderd.core.retry import Backoff
 from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from offloaderd.core.byte_budget import ByteBudget, Turn
     from offloaderd.core.clock import Clock
+    from offloaderd.core.limits import ByteBudget
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import Position, TopicName
+    from offloaderd.core.retry import Turn
     from offloaderd.format.layout import SegmentLayout
     from offloaderd.ledgers.chain import LedgerChain
     from offloaderd.ledgers.port import LedgerSource

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.boundaries import GUESSED_BYTES
 from offloaderd.history.writer import HistoryWriter
 from offloaderd.metadata import nodes, paths

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff, Turn, until_answered
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Loss, OffloadMethod, Position
+from offloaderd.core.retry import Backoff, Turn, until_answered
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import HistoryRecord

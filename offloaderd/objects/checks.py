@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.objects.port import Bytes, PartInfo
+
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
@@ -103,3 +105,34 @@ def cut(data: bytes, lengths: Sequence[int], begin: int = 0) -> Sequence[bytes]:
 def flat(data: Bytes) -> memoryview:
     """Return a view of the bytes, counted one by one whatever the caller's view counts in."""
     return memoryview(data).cast("B")
+
+
+def md5(*pieces: Bytes) -> str:
+    """ETag of an object or part that was sent by one request, in pieces one behind the other."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def combined_etag(parts: Sequence[PartInfo]) -> str:
+    """ETag of an object made from parts, as S3 builds it: MD5 over their MD5s, and their number."""
+    return f"{md5(b''.join(bytes.fromhex(part.etag) for part in parts))}-{len(parts)}"
+
+
+def chosen_parts(wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int) -> Sequence[PartInfo]:
+    """Return the stored parts that complete the upload.
+
+    Raises InvalidInput when one is missing, has another ETag, or is too small without being the last.
+    """
+    check_parts(wanted)
+    chosen = []
+    for part in wanted:
+        found = stored.get(part.part_number)
+        if found is None or found.etag != part.etag:
+            raise InvalidInput(f"part {part.part_number} was not stored, or not with ETag {part.etag}")
+        chosen.append(found)
+    for part in chosen[:-1]:
+        if part.size_bytes < part_bytes_min:
+            raise InvalidInput(f"part {part.part_number} of {part.size_bytes} bytes is smaller than {part_bytes_min}")
+    return chosen

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import structlog
 
 from offloaderd.core.aio.each import each
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound, Transient
+from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import codec

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import (
     BucketMissing,
     Denied,
@@ -23,6 +22,7 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.core.retry import until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable

@@ -15,7 +15,7 @@ from offloaderd.core.model import START
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Hashable
 
-    from offloaderd.core.byte_budget import ByteBudget
+    from offloaderd.core.limits import ByteBudget
     from offloaderd.core.model import EntryBatch, Loss, Position
 
     Reading = AsyncGenerator["EntryBatch | Gap | Empty", None]

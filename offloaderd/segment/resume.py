@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.retry import until_answered
 from offloaderd.segment.states import state_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import (
     BucketMissing,
     Denied,
@@ -28,9 +27,10 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.pace import Pace
+from offloaderd.core.retry import Backoff
 from offloaderd.core.traces import NO_TRACES
+from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.multipart import combined_etag, md5
 from offloaderd.objects.port import PartInfo, find
 from offloaderd.objects.whole import apart
 from offloaderd.segment.failures import error_class
@@ -40,8 +40,8 @@ from offloaderd.segment.reachability import StoreReach
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from offloaderd.core.byte_budget import ByteBudget
     from offloaderd.core.clock import Clock
+    from offloaderd.core.limits import ByteBudget
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.traces import Traces
     from offloaderd.metadata.records.attempt import Attempt

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import OffloadMethod, RollReason
+from offloaderd.core.retry import until_answered
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.committer import Assignment, Surroundings
 from offloaderd.segment.ledger_layout import ledger_layout

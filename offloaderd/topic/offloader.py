@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, Signal
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.core.model import START, OfferResult, OffloadMethod
+from offloaderd.core.retry import Backoff
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import Adoption
 from offloaderd.segment.claim.topic_record import TopicRecord

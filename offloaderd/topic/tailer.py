@@ -15,9 +15,9 @@ import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import Confirmed, Loss, Position
+from offloaderd.core.retry import Backoff
 from offloaderd.topic.due import due_in_s, wants
 
 if TYPE_CHECKING:

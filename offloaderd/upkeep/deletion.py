@@ -14,8 +14,8 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.records import trash as trash_record

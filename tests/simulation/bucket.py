@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
-from offloaderd.objects.checks import cut
-from offloaderd.objects.multipart import md5
+from offloaderd.objects.checks import cut, md5
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.simulation.wire import Wire, drained, instantly
 

@@ -12,8 +12,8 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.errors import Throttled
+from offloaderd.core.limits import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

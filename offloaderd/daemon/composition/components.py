@@ -25,7 +25,7 @@ from offloaderd.api.services.policy import PolicyService
 from offloaderd.api.services.retention import RetentionService
 from offloaderd.api.services.rollback import RollbackService
 from offloaderd.api.services.upkeep import UpkeepService
-from offloaderd.core.byte_budget import ByteBudget
+from offloaderd.core.limits import ByteBudget
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.status_page.board import Board

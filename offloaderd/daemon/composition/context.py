@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.pace import Pace
+from offloaderd.core.retry import until_answered
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.identity import ensure_deployment
@@ -26,8 +26,8 @@ from offloaderd.topic.spill.files import SpillArea
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.core.byte_budget import ByteBudget
     from offloaderd.core.clock import Clock
+    from offloaderd.core.limits import ByteBudget
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.traces import Traces
     from offloaderd.daemon.settings import Settings

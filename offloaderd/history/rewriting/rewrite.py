@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, InvalidInput, NotFound
 from offloaderd.core.model import LedgerInfo, Position
+from offloaderd.core.retry import until_answered
 from offloaderd.format.values import Past
 from offloaderd.history.rewriting.stored_feed import BucketReader, Unreadable, Volume
 from offloaderd.ledgers.book import plain_metadata

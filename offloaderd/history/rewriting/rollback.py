@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import OffloadMethod
+from offloaderd.core.retry import Backoff
 from offloaderd.history.rewriting.ledger import LedgerRewrite, Stopped
 from offloaderd.history.rewriting.orders import OrderDesk, extended, taken_back
 from offloaderd.history.rewriting.rewrite import cut_of

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, OffloaderError, Transient
-from offloaderd.objects.checks import check_condition, cut_range
-from offloaderd.objects.multipart import md5
+from offloaderd.objects.checks import check_condition, cut_range, md5
 from offloaderd.objects.port import ObjectInfo
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import NotFound
+from offloaderd.objects.checks import chosen_parts, combined_etag, md5
 from offloaderd.objects.filesystem.files import COPY_BYTES, UPLOAD_FOLDER, sync_folder, translated
-from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, NotFound
 from offloaderd.core.model import OffloadMethod
+from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths, pieces, rules
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import attempt as attempt_record

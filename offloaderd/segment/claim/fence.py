@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Check
 

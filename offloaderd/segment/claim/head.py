@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, TypeVar
 import google_crc32c
 import structlog
 
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, Denied, NoSpace, NotFound, Transient
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.retry import Backoff
 from offloaderd.format import head as head_format
 from offloaderd.format.head import HeadSegment, TopicHead
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
+from offloaderd.objects.checks import md5
 from offloaderd.objects.keys import SegmentKeys
-from offloaderd.objects.multipart import md5
 from offloaderd.objects.port import find
 from offloaderd.objects.whole import read_sure
 from offloaderd.segment.claim.fence import Fence

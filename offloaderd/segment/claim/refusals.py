@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.core.aio.signal import Event
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound
+from offloaderd.core.retry import until_answered
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError
 from offloaderd.core.model import START, LedgerEnd, Position, SegmentRange
+from offloaderd.core.retry import until_answered
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata import paths
 from offloaderd.metadata.history import HistoryRanges

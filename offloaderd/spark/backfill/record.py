@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import Loss, Position
+from offloaderd.core.retry import until_answered
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import layout_in_history
 from offloaderd.metadata import paths

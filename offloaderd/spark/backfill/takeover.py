@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Conflict, Fenced, NotFound, Transient
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Create, Delete, Replace

@@ -15,9 +15,9 @@ import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Fenced, Transient, first_of
 from offloaderd.core.model import Loss, Position
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.plan import left_of
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.history import RangeState

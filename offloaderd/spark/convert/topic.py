@@ -16,8 +16,8 @@ import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Fenced, Transient, first_of
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.rewriting.rewrite import exchange, look_up
 from offloaderd.history.rewriting.stored_feed import Unreadable
 from offloaderd.metadata import paths

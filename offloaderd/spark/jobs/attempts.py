@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.retry import until_answered
 from offloaderd.metadata import paths
 from offloaderd.segment.claim.attempt_log import AttemptLog
 

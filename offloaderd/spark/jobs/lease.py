@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import Backoff, until_answered
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Check, Create, Delete, Replace

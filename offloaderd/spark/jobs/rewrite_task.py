@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import until_answered
+from offloaderd.core.retry import until_answered
 from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, look_up
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.keys import ObjectKind

@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import ByteBudget, until_answered
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
-from offloaderd.core.limits import TokenBucket
+from offloaderd.core.limits import ByteBudget, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
+from offloaderd.core.retry import until_answered
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.reader import EmbeddedReader

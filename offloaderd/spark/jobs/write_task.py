@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, Position
+from offloaderd.core.retry import until_answered
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import edge_at, ledgers_of
 from offloaderd.ledgers.chain import LedgerChain

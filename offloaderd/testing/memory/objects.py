@@ -6,8 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from offloaderd.core.errors import NotFound
-from offloaderd.objects.checks import check_condition, check_key, check_part_number, checked_metadata, cut, cut_range
-from offloaderd.objects.multipart import chosen_parts, combined_etag, md5
+from offloaderd.objects.checks import (
+    check_condition,
+    check_key,
+    check_part_number,
+    checked_metadata,
+    chosen_parts,
+    combined_etag,
+    cut,
+    cut_range,
+    md5,
+)
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:

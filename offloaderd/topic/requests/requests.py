@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from offloaderd.core.byte_budget import until_answered
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound
 from offloaderd.core.model import Position
+from offloaderd.core.retry import until_answered
 from offloaderd.history import plan as history
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import request as asked_record

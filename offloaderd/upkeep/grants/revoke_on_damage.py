@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from offloaderd.core.aio.signal import race
-from offloaderd.core.byte_budget import Backoff
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
+from offloaderd.core.retry import Backoff
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import find
 from offloaderd.upkeep.grants import records as grant_records

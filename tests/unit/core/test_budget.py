@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from offloaderd.core.byte_budget import Backoff, ByteBudget, Turn, until_answered
 from offloaderd.core.errors import (
     BucketMissing,
     Denied,
@@ -18,6 +17,8 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.retry import Backoff, Turn, until_answered
 from offloaderd.testing.clock import FakeClock
 
 

@@ -10,9 +10,9 @@ import pytest
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin.service import DaemonSnapshot
 from offloaderd.bookkeeper.replicas.limits import Limits as SourceLimits
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.composition import context as contexts

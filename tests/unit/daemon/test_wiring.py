@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TierRetention
 from offloaderd.daemon import stores

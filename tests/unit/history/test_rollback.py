@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.errors import Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.v1 import blocks as v1

@@ -14,7 +14,7 @@ from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.objects.multipart import md5
+from offloaderd.objects.checks import md5
 from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.pace import Pace

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import START, LedgerInfo, Loss, Position
 from offloaderd.history.ledger_feed import LedgerReading, ledger_batches

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.errors import Denied, Fenced, OffloaderError, Transient
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import HistoryOrder, Position
 from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import history as stored_history

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.byte_budget import ByteBudget
 from offloaderd.core.errors import Conflict, Denied, Fenced
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import Loss, Position
 from offloaderd.format.manifest import document as manifest_format
 from offloaderd.metadata import paths
