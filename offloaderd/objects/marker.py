@@ -11,9 +11,10 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, NotFound
+from offloaderd.core.errors import Conflict, CorruptData
 from offloaderd.format import head as head_format
 from offloaderd.objects import keys
+from offloaderd.objects.port import present
 from offloaderd.objects.whole import read_sure
 
 if TYPE_CHECKING:
@@ -53,13 +54,11 @@ async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
     async def take(get: Get) -> PlaceMarker:
         return head_format.decode_marker(await get(None), key=key)
 
-    try:
+    async def marked() -> Marked:
         info = await store.head(key)
         return Marked(await read_sure(take, partial(store.get, key, 0)), info.modified_ms)
-    except BucketMissing:
-        raise
-    except NotFound:
-        return None
+
+    return await present(marked())
 
 
 async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from offloaderd.core.errors import BucketMissing, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Mapping
+
+T = TypeVar("T")
 
 Bytes = bytes | bytearray | memoryview
 """What may be stored; adapters send it without a copy."""
@@ -165,11 +167,16 @@ class SegmentStore(ObjectStore, MultipartStore, Protocol):
         ...
 
 
-async def find(objects: ObjectReader, key: str) -> ObjectInfo | None:
-    """Return what is known of an object, None when it is not there. Raises BucketMissing: that is no missing object."""
+async def present(answer: Awaitable[T]) -> T | None:
+    """Return an answer about an object, None when it is not there. Raises BucketMissing: that is no missing object."""
     try:
-        return await objects.head(key)
+        return await answer
     except BucketMissing:
         raise
     except NotFound:
         return None
+
+
+async def find(objects: ObjectReader, key: str) -> ObjectInfo | None:
+    """Return what is known of an object, None when it is not there. Raises as `present`."""
+    return await present(objects.head(key))

@@ -31,7 +31,7 @@ from offloaderd.core.retry import Backoff
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.port import PartInfo, find
+from offloaderd.objects.port import PartInfo, find, present
 from offloaderd.objects.whole import apart
 from offloaderd.segment.failures import error_class
 from offloaderd.segment.feed import Reservation
@@ -183,13 +183,8 @@ class SegmentUpload:
 
     async def _list(self) -> dict[int, PartInfo] | None:
         """Return the stored parts, None when there is no such upload any more."""
-        try:
-            found = await self._objects.list_parts(self._key, self.upload_id)
-        except BucketMissing:
-            raise
-        except NotFound:
-            return None
-        return {part.part_number: part for part in found}
+        found = await present(self._objects.list_parts(self._key, self.upload_id))
+        return {part.part_number: part for part in found} if found is not None else None
 
     async def reserve(self, part_bytes: int, held: Reservation | None = None) -> Reservation:
         """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends.
@@ -351,16 +346,7 @@ class SegmentUpload:
             store = self._up.objects.at(bucket)
         except BucketMissing:
             return None
-
-        async def get() -> bytes | None:
-            try:
-                return await store.get(key)
-            except BucketMissing:
-                raise
-            except NotFound:
-                return None
-
-        return await self._persist(get)
+        return await self._persist(lambda: present(store.get(key)))
 
     async def _head(self, key: str = "") -> ObjectInfo | None:
         return await find(self._objects, key or self._key)

@@ -42,6 +42,7 @@ from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
+from offloaderd.objects.port import present
 from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
 from offloaderd.protocol.v1 import broker_pb2, broker_pb2_grpc
@@ -358,11 +359,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
         """Delete the objects that Pulsar's own driver has written. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
-        try:
-            found = await self._copies.doomed(topic, ledger_id, ledger.bucket, object_id)
-        except BucketMissing:
-            raise
-        except NotFound:
+        found = await present(self._copies.doomed(topic, ledger_id, ledger.bucket, object_id))
+        if found is None:
             return "nothing"
         if why := await deletion_refused(self._engine.context.metadata, topic):
             raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
+from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.manifest import document as manifest
-from offloaderd.objects.port import find
+from offloaderd.objects.port import find, present
 from offloaderd.objects.whole import read_apart, read_sure
 
 if TYPE_CHECKING:
@@ -33,12 +33,7 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     Raises BucketMissing, Transient, Denied.
     """
     store = objects.at(bucket)
-    try:
-        described = await _described(store, where.manifest)
-    except BucketMissing:
-        raise
-    except NotFound:
-        return ""
+    described = await present(_described(store, where.manifest))
     if described is None:
         return ""
     if described.managed_ledger != topic_map.topic.managed_ledger:
