@@ -29,7 +29,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
 from offloaderd.core.retry import Backoff
-from offloaderd.daemon.composition.components import Components, assemble
+from offloaderd.daemon.composition.components import Components
 from offloaderd.daemon.composition.context import opened_context
 from offloaderd.daemon.composition.security import Guard
 from offloaderd.daemon.http import HttpServer
@@ -273,7 +273,7 @@ class Daemon:
         context = await stack.enter_async_context(
             opened_context(settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics)
         )
-        self._components = components = assemble(
+        self._components = components = Components(
             settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
         await stack.enter_async_context(components.reader)

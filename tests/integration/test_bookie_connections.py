@@ -35,7 +35,7 @@ pytestmark = pytest.mark.bookies
 
 CLOCK = SystemClock()
 EVERYWHERE = Ensemble(size=3, write_quorum=3, ack_quorum=3)
-CERTIFICATES = Path(__file__).parents[1] / "unit" / "ledgers" / "bookkeeper" / "certificates"
+CERTIFICATES = Path(__file__).parents[1] / "unit" / "bookkeeper" / "certificates"
 USER: dict[str, Any] = {"sasl_username": "offloaderd", "sasl_password": "s3cret"}
 TLS: dict[str, Any] = {
     "tls": True,

@@ -5,7 +5,7 @@ Nothing here is opened or started; the daemon does that, and has all of it follo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,32 +59,80 @@ if TYPE_CHECKING:
     from offloaderd.daemon.reload import Reloader
     from offloaderd.daemon.settings import Settings
     from offloaderd.daemon.stores import Ledgers
-    from offloaderd.fleet.registration import Registration
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
     from offloaderd.topic.context import TopicContext
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """The parts of a serving daemon. What is told here of new settings is what `config.change.LIVE` lists."""
+    """The parts of a serving daemon, put together; `snapshot` describes it, `reloader` reads its settings again.
 
-    guard: Guard
-    levels: LogLevels
-    ledgers: Ledgers
-    engine: Engine
-    reader: TopicReader
-    retention: Retention
-    grants: Grants
-    scrubber: Scrubber
-    keeper: GrantRevoker
-    gc: Collector
-    registration: Registration
-    reads: ReadService
-    broker: BrokerService
-    upkeep: UpkeepService
-    board: Board
-    services: Services
+    What is told here of new settings is what `daemon.settings.change.LIVE` lists.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: TopicContext,
+        ledgers: Ledgers,
+        guard: Guard,
+        levels: LogLevels,
+        reloader: Reloader,
+        *,
+        snapshot: Callable[[], DaemonSnapshot],
+        clock: Clock,
+    ) -> None:
+        self.guard, self.levels, self.ledgers = guard, levels, ledgers
+        metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
+        book = PolicyResolver(metadata, contexts.policy_levels(settings))
+        self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
+        self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
+        self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
+        self.scrubber = _scrubber(settings, context, keeper)
+        self.engine = engine = Engine(
+            context,
+            book,
+            placement=settings.placement,
+            sleep=IdleOptions(after_s=settings.offload.sleep_after_s),
+            duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
+        )
+        self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
+        self.gc = _collector(settings, context, ledgers)
+        around, session_s = surroundings(settings), settings.metadata.session_timeout_s
+        self.registration = registration = registration_of(
+            settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s
+        )
+        self.reads = reads = _reads(settings, reader, metrics)
+        self.upkeep = UpkeepService(self.gc, grace_s=settings.gc.grace_s)
+        self.broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
+        _bound_tenants(engine, self.broker, settings)
+        lost = partial(lost_metadata.alarm, metadata, objects, sites(settings))
+        admin = AdminService(
+            engine=engine,
+            metadata=metadata,
+            source=ledgers.source,
+            snapshot=snapshot,
+            places=around.places,
+            lost=lost,
+        )
+        self.services = Services(
+            offload=OffloadService(engine, clock=clock, metrics=metrics),
+            read=reads,
+            broker=self.broker,
+            admin=admin,
+            doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
+            upkeep=self.upkeep,
+            placement=PlacementService(engine, registration),
+            retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
+            history=HistoryService(engine),
+            rollback=RollbackService(engine, metadata),
+            identity=IdentityService(engine.context, daemon_id=settings.daemon.id),
+            inspect=inspection(settings, engine, reader, metadata, objects, clock, keeper),
+            policy=PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
+            control=_control(settings, metadata, clock, reloader, levels),
+            ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
+        )
+        self.board = Board(admin, engine.statuses, metrics, clock)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Return what has all parts follow these settings. Raises InvalidConfig, and then nothing has changed."""
@@ -123,78 +171,6 @@ class Components:
         self.grants.follow(settings.grants)
         self.scrubber.follow(settings.scrub)
         self.upkeep.grace_s = settings.gc.grace_s
-
-
-def assemble(
-    settings: Settings,
-    context: TopicContext,
-    ledgers: Ledgers,
-    guard: Guard,
-    levels: LogLevels,
-    reloader: Reloader,
-    *,
-    snapshot: Callable[[], DaemonSnapshot],
-    clock: Clock,
-) -> Components:
-    """Make all parts; `snapshot` describes the daemon, `reloader` reads its settings again."""
-    metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
-    book = PolicyResolver(metadata, contexts.policy_levels(settings))
-    keeper = GrantRevoker(metadata, objects, clock, metrics)
-    retention = Retention(context, ledgers.register, settings.retention, book)
-    grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
-    scrubber = _scrubber(settings, context, keeper)
-    engine = Engine(
-        context,
-        book,
-        placement=settings.placement,
-        sleep=IdleOptions(after_s=settings.offload.sleep_after_s),
-        duties={"retention": retention.run, "grants": grants.run, "scrub": scrubber.run},
-    )
-    reader, gc = _reader(settings, engine, ledgers, clock, keeper), _collector(settings, context, ledgers)
-    around, session_s = surroundings(settings), settings.metadata.session_timeout_s
-    registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
-    reads, upkeep = _reads(settings, reader, metrics), UpkeepService(gc, grace_s=settings.gc.grace_s)
-    broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
-    _bound_tenants(engine, broker, settings)
-    lost = partial(lost_metadata.alarm, metadata, objects, sites(settings))
-    admin = AdminService(
-        engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
-    )
-    services = Services(
-        offload=OffloadService(engine, clock=clock, metrics=metrics),
-        read=reads,
-        broker=broker,
-        admin=admin,
-        doctor=DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
-        upkeep=upkeep,
-        placement=PlacementService(engine, registration),
-        retention=RetentionService(engine, retention, metadata, ledgers.source, clock),
-        history=HistoryService(engine),
-        rollback=RollbackService(engine, metadata),
-        identity=IdentityService(engine.context, daemon_id=settings.daemon.id),
-        inspect=inspection(settings, engine, reader, metadata, objects, clock, keeper),
-        policy=PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
-        control=_control(settings, metadata, clock, reloader, levels),
-        ledgers=LedgerService(ledgers.store) if ledgers.store is not None else None,
-    )
-    return Components(
-        guard=guard,
-        levels=levels,
-        ledgers=ledgers,
-        engine=engine,
-        reader=reader,
-        retention=retention,
-        grants=grants,
-        scrubber=scrubber,
-        keeper=keeper,
-        gc=gc,
-        registration=registration,
-        reads=reads,
-        broker=broker,
-        upkeep=upkeep,
-        board=Board(admin, engine.statuses, metrics, clock),
-        services=services,
-    )
 
 
 def _control(

@@ -8,17 +8,12 @@ followed. `LIVE` is the list; docs/settings.md is generated with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from pydantic import SecretStr
+from typing import Any
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.daemon.settings.fields import all_settings, literal, section_types
+from offloaderd.daemon.settings.fields import all_settings, section_types, shown
 from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.daemon.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from offloaderd.daemon.settings.fields import Setting
 
 LIVE = frozenset({
     "access.audit_reads",
@@ -39,8 +34,6 @@ LIVE = frozenset({
     "tls.reload_s", "upload.concurrency_max",
 })  # fmt: skip
 """Keys of the settings that a running daemon follows; all others need a restart."""
-
-MASK = "********"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ def changes(old: Settings, new: Settings) -> tuple[Change, ...]:
     for setting in all_settings():
         before, after = (getattr(getattr(one, setting.section), setting.name) for one in (old, new))
         if before != after:
-            found.append(Change(setting.key, _shown(setting, before), _shown(setting, after)))
+            found.append(Change(setting.key, shown(setting, before), shown(setting, after)))
     return tuple(found)
 
 
@@ -88,7 +81,3 @@ def followed(old: Settings, new: Settings) -> Settings:
             hint="restart the daemon to change all of it together",
         )
     return merged
-
-
-def _shown(setting: Setting, value: object) -> str:
-    return MASK if isinstance(value, SecretStr) else literal(value, is_size=setting.is_size)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 ENVIRONMENT_PREFIX = "OFFLOADERD__"
+MASK = "********"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,11 @@ def literal(value: object, *, is_size: bool = False) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(literal, value))}]"
     return json.dumps(printable(str(value)), ensure_ascii=False)
+
+
+def shown(setting: Setting, value: object) -> str:
+    """Write a value as it may be seen: as TOML does, a secret masked."""
+    return MASK if isinstance(value, SecretStr) else literal(value, is_size=setting.is_size)
 
 
 def printable(text: str) -> str:

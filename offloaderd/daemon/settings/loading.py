@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.daemon.settings.fields import all_settings, literal, section_types
+from offloaderd.daemon.settings.fields import all_settings, literal, section_types, shown
 from offloaderd.daemon.settings.given import Given, from_environment, from_file, from_options
 from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.daemon.settings.sections import Settings
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from offloaderd.core.section import Section
     from offloaderd.daemon.settings.fields import Setting
 
-MASK = "********"
 SHOWN_CHARS_MAX = 80
 
 
@@ -107,8 +106,7 @@ def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tu
     rows = []
     for setting in all_settings():
         value = getattr(getattr(settings, setting.section), setting.name)
-        shown = MASK if isinstance(value, SecretStr) else literal(value, is_size=setting.is_size)
-        rows.append(Row(setting.key, shown, (sources or {}).get(setting.key, "default")))
+        rows.append(Row(setting.key, shown(setting, value), (sources or {}).get(setting.key, "default")))
     return tuple(rows)
 
 

@@ -16,7 +16,7 @@ from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.composition import context as contexts
-from offloaderd.daemon.composition.components import Components, assemble
+from offloaderd.daemon.composition.components import Components
 from offloaderd.daemon.composition.security import Guard
 from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import Reloader
@@ -86,7 +86,7 @@ class Site:
         )
         self.levels = LogLevels(settings.log, CLOCK, metrics)
         reloader = Reloader(settings, None, CLOCK, metrics)
-        self.components: Components = assemble(
+        self.components: Components = Components(
             settings, context, ledgers, self.guard, self.levels, reloader, snapshot=lambda: SNAPSHOT, clock=CLOCK
         )
 

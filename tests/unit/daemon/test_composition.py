@@ -1,4 +1,4 @@
-"""From settings to options: every setting of a cluster arrives where it is used."""
+"""From settings to components: what several sections decide together, and what is put together from them."""
 
 from __future__ import annotations
 
