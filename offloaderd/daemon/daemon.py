@@ -41,7 +41,7 @@ from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.daemon.systemd import attended
 from offloaderd.metadata.port import SessionState
 from offloaderd.objects.bucket import bucket_store, check_places
-from offloaderd.topic.pool import BufferPool
+from offloaderd.topic.memory.pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping

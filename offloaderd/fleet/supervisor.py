@@ -23,12 +23,12 @@ from offloaderd.fleet import ownership
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import adopt_head
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.failures import Failure
+from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing
 from offloaderd.topic.compact_map import KeptMap

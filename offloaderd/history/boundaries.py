@@ -22,7 +22,7 @@ from offloaderd.core.aio.each import each
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.model import Position
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.segment.builder import LEDGERS_MAX, PART_COUNT_MAX
+from offloaderd.segment.builders.builder import LEDGERS_MAX, PART_COUNT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import LedgerInfo, TopicName
     from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.builder import SegmentLayout
+    from offloaderd.segment.builders.builder import SegmentLayout
 
 log = structlog.get_logger(__name__)
 

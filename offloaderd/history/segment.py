@@ -8,8 +8,8 @@ import structlog
 
 from offloaderd.core.errors import NotFound
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.builders.ledger_layout import ledger_layout
 from offloaderd.segment.committer import Surroundings
-from offloaderd.segment.ledger_layout import ledger_layout
 from offloaderd.segment.states import state_of
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import HistoryCommitter, HistoryFacts, layout_in_history
 from offloaderd.metadata import paths
-from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment
-from offloaderd.segment.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.core.traces import SegmentTrace
     from offloaderd.format.values import BlockInfo, LedgerPart
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builder import SegmentBuilder
+    from offloaderd.segment.builders.builder import SegmentBuilder
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.upload import SegmentUpload
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.keys import ObjectKind, SegmentKeys
     from offloaderd.objects.places import Place, Places
-    from offloaderd.segment.ledger_layout import LedgerCut, WholeLedgers
+    from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.segment.upload import UploadContext
 

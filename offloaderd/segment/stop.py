@@ -13,7 +13,7 @@ from offloaderd.segment.states import SegmentState, follow, state_of
 if TYPE_CHECKING:
     from offloaderd.core.model import Position
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builder import SegmentBuilder
+    from offloaderd.segment.builders.builder import SegmentBuilder
     from offloaderd.segment.committer import Assignment
     from offloaderd.segment.feed import Gap
     from offloaderd.segment.progress import Progress

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from offloaderd.core.traces import Traces
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.objects.port import ObjectInfo, SegmentStore
-    from offloaderd.segment.builder import CutPart
+    from offloaderd.segment.builders.builder import CutPart
     from offloaderd.segment.failures import FailureTracker
 
 T = TypeVar("T")

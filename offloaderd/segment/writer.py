@@ -19,10 +19,10 @@ from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import InvalidInput, first_of
 from offloaderd.metadata.records.attempt import Seal, stored_part
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.builders.ledger_builder import builder_of
 from offloaderd.segment.committer import VerifiedSegment
 from offloaderd.segment.complete import SegmentCompletion, keeps_seal
 from offloaderd.segment.feed import Empty, End, Entries, Gap, Lost
-from offloaderd.segment.ledger_builder import builder_of
 from offloaderd.segment.progress import Progress
 from offloaderd.segment.states import SegmentState
 from offloaderd.segment.stop import OnGap, SegmentProgress
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import Position
     from offloaderd.format.values import SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builder import CutPart
+    from offloaderd.segment.builders.builder import CutPart
     from offloaderd.segment.claim.attempt_log import AttemptLog
     from offloaderd.segment.committer import Assignment, Committer, SealFacts
     from offloaderd.segment.context import OffloadContext

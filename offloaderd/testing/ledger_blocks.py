@@ -1,7 +1,7 @@
 """A whole ledger's object (PIP-17, V1) written and read block by block, as plainly as the format can be told.
 
-What writes objects cuts them into runs and never holds a block (`segment/ledger_builder.py`); it is compared with this,
-and this with what Pulsar's own offloader writes.
+What writes objects cuts them into runs and never holds a block (`segment/builders/ledger_builder.py`); it is compared
+with this, and this with what Pulsar's own offloader writes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from offloaderd.core.model import OutagePolicy
 from offloaderd.segment.context import OffloadContext
 
 if TYPE_CHECKING:
-    from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.memory.pool import BufferPool
     from offloaderd.topic.spill.files import SpillArea
 
 

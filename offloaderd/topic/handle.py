@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import EntryBatch, SegmentRange
-    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.memory.buffer import TailingBuffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from offloaderd.core.errors import NotFound
 from offloaderd.core.model import OffloadMethod, RollReason
 from offloaderd.core.retry import until_answered
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.builders.ledger_layout import ledger_layout
 from offloaderd.segment.committer import Assignment, Surroundings
-from offloaderd.segment.ledger_layout import ledger_layout
-from offloaderd.segment.resume import abandon
-from offloaderd.segment.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume.resume import abandon
+from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
 from offloaderd.segment.states import state_of
 from offloaderd.segment.upload import SegmentFailed
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offloaderd.segment.failures import FailureTracker
     from offloaderd.segment.feed import Gap
     from offloaderd.segment.prefix_totals import Pasts
-    from offloaderd.segment.resume import LeftBehind
+    from offloaderd.segment.resume.resume import LeftBehind
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.topic.chooser import Begin
     from offloaderd.topic.tailer import Tailer

@@ -23,15 +23,15 @@ from offloaderd.segment.stop import LiveStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.topic.age import OldestEntry
-from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.chooser import Abandon, Adopt, Begin, Leave, NoteEnd, Resume, Wait, choose
 from offloaderd.topic.due import frees_on_seal, reachable
 from offloaderd.topic.duties import Rest, Resting
 from offloaderd.topic.handle import OffloadHandle, SegmentResult
-from offloaderd.topic.lag import LagTracker
+from offloaderd.topic.lag.age import OldestEntry
+from offloaderd.topic.lag.lag import LagTracker
 from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts
 from offloaderd.topic.mailbox import Requests
+from offloaderd.topic.memory.buffer import TailingBuffer
 from offloaderd.topic.outage import pushed
 from offloaderd.topic.outage.outage import Outage
 from offloaderd.topic.requests.requests import ByHand
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.segment.claim.attempt_log import AttemptLog
     from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.resume import LeftBehind
+    from offloaderd.segment.resume.resume import LeftBehind
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.segment.stop import SegmentProgress
     from offloaderd.topic.context import TopicContext

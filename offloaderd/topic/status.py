@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from offloaderd.segment.failures import Failure
     from offloaderd.segment.reachability import StoreReach
     from offloaderd.segment.stop import SegmentProgress
-    from offloaderd.topic.age import OldestEntry
-    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.lag.age import OldestEntry
+    from offloaderd.topic.memory.buffer import TailingBuffer
     from offloaderd.topic.outage.outage import Outage
     from offloaderd.topic.tailer import Tailer
 

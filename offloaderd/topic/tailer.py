@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.chain import LedgerChain, Run
     from offloaderd.segment.failures import FailureTracker
     from offloaderd.segment.view import TopicView
-    from offloaderd.topic.age import OldestEntry
-    from offloaderd.topic.buffer import Missing, TailingBuffer
-    from offloaderd.topic.lag import LagTracker
-    from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.lag.age import OldestEntry
+    from offloaderd.topic.lag.lag import LagTracker
+    from offloaderd.topic.memory.buffer import Missing, TailingBuffer
+    from offloaderd.topic.memory.pool import BufferPool
     from offloaderd.topic.source_reader import SourceReader
 
 log = structlog.get_logger(__name__)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import Position
     from offloaderd.ledgers.chain import LedgerChain
     from offloaderd.segment.feed import Answer
-    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.memory.buffer import TailingBuffer
 
 OVERDRAW_S = 10.0
 """How long a segment may wait for its next entries before another one may exceed the memory in its place."""

@@ -10,7 +10,7 @@ from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.cost import HOUR_S, Cutting, Load, Prices, estimate, per_segment
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.builders.builder import SegmentLayout
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 
 if TYPE_CHECKING:

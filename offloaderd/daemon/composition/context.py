@@ -16,9 +16,9 @@ from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.policy.merge import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.context import OutageRules, TopicContext
 from offloaderd.topic.spill.files import SpillArea
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.daemon.stores import Ledgers
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.memory.pool import BufferPool
 
 Context = TypeVar("Context", bound=OffloadContext)
 

@@ -18,9 +18,9 @@ from offloaderd.core.retry import until_answered
 from offloaderd.format.values import Past
 from offloaderd.history.rewriting.stored_feed import BucketReader, Unreadable, Volume
 from offloaderd.ledgers.book import plain_metadata
+from offloaderd.segment.builders.ledger_layout import LedgerCut
 from offloaderd.segment.committer import Assignment, Surroundings
 from offloaderd.segment.feed import HashingFeed, ReadAheadFeed
-from offloaderd.segment.ledger_layout import LedgerCut
 from offloaderd.segment.prefix_totals import past_within
 from offloaderd.segment.stop import ExactStop
 from offloaderd.segment.upload import SegmentFailed

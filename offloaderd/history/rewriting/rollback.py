@@ -30,9 +30,9 @@ from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import conversion
 from offloaderd.metadata.topic_map.conversion import Standing
-from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
-from offloaderd.segment.roll_forward import as_finished
+from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume.roll_forward import as_finished
 from offloaderd.segment.upload import SegmentFailed
 
 if TYPE_CHECKING:

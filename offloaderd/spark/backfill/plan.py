@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
     from offloaderd.policy.cost import Prices
-    from offloaderd.segment.builder import SegmentLayout
+    from offloaderd.segment.builders.builder import SegmentLayout
     from offloaderd.spark.backfill.eligible import Prospect
     from offloaderd.spark.jobs.stores import Stores
 

@@ -22,12 +22,12 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.spark.backfill.eligible import plan_for_job
 from offloaderd.spark.backfill.kept import Kept

@@ -25,10 +25,10 @@ from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.head import head_of
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.spark.jobs.attempts import attempts_of
 from offloaderd.spark.jobs.job import Outcome, Written

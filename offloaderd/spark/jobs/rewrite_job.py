@@ -11,7 +11,7 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.topic_map import conversion, merging
 from offloaderd.metadata.topic_map.conversion import Standing
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
-from offloaderd.segment.builder import LEDGERS_MAX
+from offloaderd.segment.builders.builder import LEDGERS_MAX
 from offloaderd.spark.jobs.job import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from offloaderd.ledgers.embedded.reader import EmbeddedReader
 from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.topic.pool import BufferPool
+from offloaderd.topic.memory.pool import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from offloaderd.core.aio.signal import Signal
     from offloaderd.core.model import EntryBatch, Position, TopicName
     from offloaderd.segment.failures import FailureTracker
-    from offloaderd.topic.buffer import TailingBuffer
     from offloaderd.topic.context import TopicContext
     from offloaderd.topic.mailbox import Requests
+    from offloaderd.topic.memory.buffer import TailingBuffer
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""

@@ -15,7 +15,7 @@ from offloaderd.core.model import Edge
 if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.core.model import EntryBatch
-    from offloaderd.topic.buffer import TailingBuffer
+    from offloaderd.topic.memory.buffer import TailingBuffer
     from offloaderd.topic.tailer import Tailer
 
 APPEARS_S = 5.0

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import EntryBatch, Position
-    from offloaderd.topic.buffer import TailingBuffer
-    from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.memory.buffer import TailingBuffer
+    from offloaderd.topic.memory.pool import BufferPool
     from offloaderd.topic.spill.files import SpillArea
 
 CHUNK_BYTES = 1 << 20

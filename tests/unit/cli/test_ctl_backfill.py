@@ -14,7 +14,7 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.metadata.records.history import HistoryRange
 from offloaderd.policy.cost import Prices
-from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.spark.backfill.backfill import Ended, Status
 from offloaderd.spark.backfill.plan import TopicPlan
 from offloaderd.spark.jobs.job import BackfillFailed, Origin, Progress

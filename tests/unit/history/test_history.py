@@ -436,7 +436,7 @@ async def test_a_segment_that_was_sealed_with_all_the_ledgers_it_can_have_keeps_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its next owner reads the rest of the last ledger: that it is full ends nothing that is decided already."""
-    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 3)
+    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 3)
     rig = Rig(
         policy=RollPolicy(segment_bytes_max=1 << 20, segment_age_max_s=3600, history_order=HistoryOrder.ALONGSIDE)
     )

@@ -18,7 +18,7 @@ from offloaderd.format.manifest import document as manifest
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.segment.builder import SegmentBuilder
+from offloaderd.segment.builders.builder import SegmentBuilder
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers

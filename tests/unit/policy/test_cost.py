@@ -26,7 +26,7 @@ from offloaderd.policy.cost import (
     per_segment,
 )
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.verify.flaws import Level

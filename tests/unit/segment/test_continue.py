@@ -16,7 +16,7 @@ from offloaderd.metadata.port import Check
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.segment.builder import SegmentLayout
+from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers

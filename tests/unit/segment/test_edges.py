@@ -14,7 +14,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.topic_map import removal
-from offloaderd.segment.builder import LEDGERS_MAX
+from offloaderd.segment.builders.builder import LEDGERS_MAX
 from offloaderd.segment.feed import Entries
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock

@@ -262,7 +262,7 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
     """The rule is not asked, nor whether it is full: that is decided already."""
     desk = await Desk.made()
     left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), End()]))
-    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 1)
+    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 1)
     feed = ScriptedFeed([Entries((batch(5, 0, 10), batch(6, 0, 40)))])
     written = await desk.write(feed, replace(STOP, payload_bytes=1), resumed=left)
     assert written is not None
@@ -272,7 +272,7 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
 
 async def test_what_is_full_ends_there_unless_it_replaces_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range goes on with another segment; what replaces others holds all of them or is given up."""
-    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 2)
+    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 2)
     answers: list[Answer] = [entries(5, 0, 10), entries(6, 0, 10), entries(7, 0, 2), End()]
     for stop, end in ((STOP, Position(6, 9)), (ExactStop(end=Position(7, 1), entries=22), Position(7, 1))):
         written = await (await Desk.made()).write(ScriptedFeed(list(answers)), stop)

@@ -12,7 +12,7 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.topic.age import first_after
+from offloaderd.topic.lag.age import first_after
 from offloaderd.topic.report import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 

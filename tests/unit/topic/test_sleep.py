@@ -18,7 +18,7 @@ from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment import resume as recovery
+from offloaderd.segment.resume import resume as recovery
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep
 from offloaderd.topic.duties import Rest

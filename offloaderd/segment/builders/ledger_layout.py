@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.format.layout import LedgerLayout
-from offloaderd.segment.builder import PART_COUNT_MAX
+from offloaderd.segment.builders.builder import PART_COUNT_MAX
 
 if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo, TopicName

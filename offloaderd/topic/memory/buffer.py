@@ -15,7 +15,7 @@ from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 
 if TYPE_CHECKING:
-    from offloaderd.topic.pool import BufferPool
+    from offloaderd.topic.memory.pool import BufferPool
 
 MERGE_BYTES = 64 * 1024
 """Smaller batches are joined as they arrive, so that the number of stored batches is bounded by the bytes."""

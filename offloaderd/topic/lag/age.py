@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import LedgerInfo
     from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.topic.buffer import TailingBuffer
-    from offloaderd.topic.lag import LagTracker
+    from offloaderd.topic.lag.lag import LagTracker
+    from offloaderd.topic.memory.buffer import TailingBuffer
 
 
 class OldestEntry:

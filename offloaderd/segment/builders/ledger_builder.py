@@ -17,7 +17,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.v1 import blocks as v1
-from offloaderd.segment.builder import OpenBlock, SegmentBuilder
+from offloaderd.segment.builders.builder import OpenBlock, SegmentBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,0 +1,1 @@
+"""Entries cut into blocks and parts, of segments and of whole ledgers."""

@@ -1,0 +1,1 @@
+"""What a new owner does with the attempt that it finds."""

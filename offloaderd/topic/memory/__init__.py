@@ -1,0 +1,1 @@
+"""The memory that topics tail in: a buffer for each, one budget for all."""
