@@ -1,4 +1,4 @@
-"""Segments of history on their way into the map: who records them, and what their manifests say around them."""
+"""Segments on their way into a topic's map: who records them, and what their manifests say around them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.segment.claim.attempt_log import AttemptLog
+    from offloaderd.segment.claim.topic_record import TopicRecord
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.feed import Gap
@@ -32,30 +33,34 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class HistoryCommitter:
-    """Commits to the ranges of a topic's plan; see Committer."""
+class MapCommitter:
+    """Commits to a topic's map, to the ranges of its history or to its end, as its record does. See Committer."""
 
     manifest = ObjectKind.MANIFEST
+    events = "history.segment_committed", "history.segment_failed"
+    """What the log says of a segment that is committed, and of one that is given up."""
 
-    def __init__(self, history: HistoryRecord, attempts: AttemptLog, *, clock: Clock, metrics: Metrics) -> None:
-        self._history = history
+    def __init__(
+        self, record: HistoryRecord | TopicRecord, attempts: AttemptLog, *, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._record = record
         self._attempts = attempts
         self._clock = clock
         self._metrics = metrics
         self._claim = attempts.fence.claim
 
     async def begin(self, attempt: Attempt) -> None:
-        """See Committer; its range is claimed with it."""
-        await self._history.begin(attempt)
+        """See Committer; its range of history is claimed with it."""
+        await self._record.begin(attempt)
         self._metrics.segments.labels(state="assigned").inc()
 
     async def record_loss(self, gap: Gap) -> None:
         """See Committer."""
-        await self._history.lost(gap.loss)
+        await self._record.lost(gap.loss)
 
     async def before_complete(self, attempt: Attempt) -> None:
         """See Committer."""
-        await self._attempts.check_head(self._history.map, attempt.segment_id)
+        await self._attempts.check_head(self._record.map, attempt.segment_id)
 
     async def before_manifest(self, described: SegmentManifest) -> None:
         """Believe it: it replaces nothing."""
@@ -63,10 +68,10 @@ class HistoryCommitter:
     async def commit(self, segment: VerifiedSegment) -> None:
         """See Committer. Raises Conflict, HistoryTorn."""
         with segment.trace.step("commit"):
-            await self._history.commit(segment.committed, segment.ends)
+            await self._record.commit(segment.committed, segment.ends)
         segment.count(self._metrics)
         log.info(
-            "history.segment_committed",
+            self.events[0],
             topic=str(self._claim.topic),
             segment_id=str(segment.attempt.segment_id),
             range=str(segment.described.range),
@@ -79,33 +84,33 @@ class HistoryCommitter:
         )
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
-        """See Committer; its range is given back."""
+        """See Committer; its range of history is given back."""
         topic, segment_id = str(self._claim.topic), str(attempt.segment_id)
-        log.error("history.segment_failed", topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
+        log.error(self.events[1], topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
         self._metrics.segments.labels(state="failed").inc()
         self._metrics.uploads_aborted.labels(reason="failed").inc()
-        await self._history.give_up(attempt, why)
+        await self._record.give_up(attempt, why)
 
 
-class HistoryFacts:
-    """What is known around a segment of history; see SealFacts."""
+class MapFacts:
+    """What a record knows around its next segment; see SealFacts."""
 
-    def __init__(self, history: HistoryRecord, pasts: Pasts) -> None:
-        self._history = history
+    def __init__(self, record: HistoryRecord | TopicRecord, pasts: Pasts) -> None:
+        self._record = record
         self._pasts = pasts
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
-        """See SealFacts."""
-        return self._history.chain.ledgers
+        """See SealFacts; as the source was last seen."""
+        return self._record.chain.ledgers
 
     async def around(
         self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
     ) -> Surroundings:
         """See SealFacts."""
         return Surroundings(
-            losses=self._history.losses_before(parts),
-            ends=self._history.known_ends(parts, infos),
-            past=await self._pasts.before(self._history.map, begin, infos, find),
+            losses=self._record.losses_before(parts),
+            ends=self._record.known_ends(parts, infos),
+            past=await self._pasts.before(self._record.map, begin, infos, find),
         )
 
 

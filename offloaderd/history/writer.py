@@ -18,7 +18,7 @@ from offloaderd.core.retry import Backoff, Turn, until_answered
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import HistoryRecord
-from offloaderd.history.segment import HistoryCommitter, HistoryFacts, layout_in_history
+from offloaderd.history.segment import MapCommitter, MapFacts, layout_in_history
 from offloaderd.metadata import paths
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment
@@ -86,7 +86,7 @@ class HistoryWriter:
         plan = record.map.history
         assert plan is not None  # noqa: S101 - else nobody runs it
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
-        committer = HistoryCommitter(self._history, self._attempts, clock=self._clock, metrics=self._metrics)
+        committer = MapCommitter(self._history, self._attempts, clock=self._clock, metrics=self._metrics)
         self._writer = SegmentWriter(
             self._context, self._attempts, committer, failure_tracker=self._offloader.failure_tracker
         )
@@ -188,7 +188,7 @@ class HistoryWriter:
         gap = OnGap.RECORD if attempt.ledger_id is None else OnGap.FAIL
         plan = self._history.plan
         stop = RangeStop(payload_bytes=plan.segment_bytes + plan.segment_bytes // 4, gap=gap)
-        facts = HistoryFacts(self._history, self._context.pasts)
+        facts = MapFacts(self._history, self._context.pasts)
         try:
             await self._writer.run(work, self._feed(attempt), stop, facts)
         except SegmentFailed as error:

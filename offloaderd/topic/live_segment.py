@@ -1,54 +1,47 @@
-"""Live segments on their way into the map: who records them, and what their manifests say around them."""
+"""Live segments: their attempts, who commits them, and what their manifests say around them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
-
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import OffloadMethod, RollReason
 from offloaderd.core.retry import until_answered
-from offloaderd.objects.keys import ObjectKind
+from offloaderd.history.segment import MapCommitter, MapFacts
 from offloaderd.segment.builders.ledger_layout import ledger_layout
-from offloaderd.segment.committer import Assignment, Surroundings
+from offloaderd.segment.committer import Assignment
 from offloaderd.segment.resume.resume import abandon
 from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
-from offloaderd.segment.states import state_of
 from offloaderd.segment.upload import SegmentFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from offloaderd.core.clock import Clock
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.core.model import LedgerInfo, Position
     from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.format.values import LedgerPart, SegmentManifest
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.objects.places import Place
     from offloaderd.segment.claim.attempt_log import AttemptLog
     from offloaderd.segment.claim.refusals import TopicIdentity
     from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.committer import FindManifest, VerifiedSegment
+    from offloaderd.segment.committer import VerifiedSegment
     from offloaderd.segment.context import OffloadContext
     from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.feed import Gap
     from offloaderd.segment.prefix_totals import Pasts
     from offloaderd.segment.resume.resume import LeftBehind
     from offloaderd.segment.roll import RollPolicy
     from offloaderd.topic.chooser import Begin
     from offloaderd.topic.tailer import Tailer
 
-log = structlog.get_logger(__name__)
-
 _ROLLED = {one.value for one in RollReason}
 
 
-class LiveCommitter:
+class LiveCommitter(MapCommitter):
     """Commits to the end of a topic; see Committer."""
 
-    manifest = ObjectKind.MANIFEST
+    events = "segment.committed", "segment.failed"
 
     def __init__(
         self,
@@ -59,58 +52,19 @@ class LiveCommitter:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        self._record = record
-        self._attempts = attempts
+        super().__init__(record, attempts, clock=clock, metrics=metrics)
         self._failure_tracker = failure_tracker
-        self._clock = clock
-        self._metrics = metrics
-        self._claim = attempts.fence.claim
-
-    async def begin(self, attempt: Attempt) -> None:
-        """See Committer."""
-        await self._attempts.begin(attempt)
-        self._metrics.segments.labels(state="assigned").inc()
-
-    async def record_loss(self, gap: Gap) -> None:
-        """See Committer."""
-        await self._record.lost(gap.loss)
-
-    async def before_complete(self, attempt: Attempt) -> None:
-        """See Committer."""
-        await self._attempts.check_head(self._record.map, attempt.segment_id)
-
-    async def before_manifest(self, described: SegmentManifest) -> None:
-        """Believe it: it replaces nothing."""
 
     async def commit(self, segment: VerifiedSegment) -> None:
-        """See Committer. Raises Conflict, HistoryTorn."""
-        with segment.trace.step("commit"):
-            await self._record.commit(segment.committed, segment.ends)
-        segment.count(self._metrics)
+        """See Committer. Raises Conflict, HistoryGap."""
+        await super().commit(segment)
         if segment.reason in _ROLLED:
             self._metrics.segment_rolls.labels(reason=segment.reason).inc()
-        log.info(
-            "segment.committed",
-            topic=str(self._claim.topic),
-            segment_id=str(segment.attempt.segment_id),
-            range=str(segment.described.range),
-            entries=segment.entries,
-            payload_bytes=segment.payload_bytes,
-            object_bytes=segment.described.data_bytes,
-            reason=segment.reason,
-            duration_s=round(self._clock.monotonic() - segment.opened_s, 3),
-            epoch=self._claim.epoch,
-        )
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
         """See Committer."""
-        topic, segment_id = str(self._claim.topic), str(attempt.segment_id)
-        log.error("segment.failed", topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
-        self._metrics.segments.labels(state="failed").inc()
-        self._metrics.uploads_aborted.labels(reason="failed").inc()
         self._failure_tracker.met(SegmentFailed(why))
-        await self._attempts.give_up(attempt, why)
-        self._record.trash_due = True
+        await super().give_up(attempt, why)
 
 
 class LiveAttempts:
@@ -213,7 +167,7 @@ class LiveAttempts:
         return self._clock.monotonic() - min(max(0.0, age_s), policy.segment_age_max_s)
 
 
-class LiveFacts:
+class LiveFacts(MapFacts):
     """What is known around a live segment; `told` is what a pusher says of ledgers. See SealFacts."""
 
     def __init__(
@@ -224,8 +178,7 @@ class LiveFacts:
         told: Mapping[int, LedgerInfo],
         failure_tracker: FailureTracker,
     ) -> None:
-        self._record = record
-        self._pasts = pasts
+        super().__init__(record, pasts)
         self._tailer = tailer
         self._told = told
         self._failure_tracker = failure_tracker
@@ -235,14 +188,4 @@ class LiveFacts:
         if self._tailer is None:
             return self._told
         await self._failure_tracker.until_answered(self._tailer.refresh, "source")
-        return {**self._told, **self._record.chain.ledgers}
-
-    async def around(
-        self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
-    ) -> Surroundings:
-        """See SealFacts."""
-        return Surroundings(
-            losses=self._record.losses_before(parts),
-            ends=self._record.known_ends(parts, infos),
-            past=await self._pasts.before(self._record.map, begin, infos, find),
-        )
+        return {**self._told, **await super().infos()}

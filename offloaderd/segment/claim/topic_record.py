@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.format.values import LedgerPart
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.port import Step
+    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.metadata.topic_map.map import Edit, TopicMap
     from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -110,6 +111,15 @@ class TopicRecord:
         plan = self.map.history
         tail = [loss for loss in self.map.losses if plan is not None and loss.before == plan.live_begin]
         return (*tail, *losses_before(self.map, self.map.standing, parts))
+
+    async def begin(self, attempt: Attempt) -> None:
+        """Record a new attempt. Raises Fenced."""
+        await self._attempts.begin(attempt)
+
+    async def give_up(self, attempt: Attempt, why: str) -> None:
+        """Put an attempt's objects on the trash list, and end it. Raises Fenced."""
+        await self._attempts.give_up(attempt, why)
+        self.trash_due = True
 
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
         """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.
