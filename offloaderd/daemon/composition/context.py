@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -67,12 +67,12 @@ def topic_context(
 ) -> TopicContext:
     """Return what all topics of a daemon work with."""
     offload, whole = settings.offload, settings.ledger_based
-    cut: dict[str, Any] = {
-        "block_bytes": whole.block_bytes,
-        "part_bytes": offload.part_bytes,
-        "run_bytes": offload.block_bytes,
-        "dense_index": whole.dense_index,
-    }
+    cut = LedgerCut(
+        block_bytes=whole.block_bytes,
+        part_bytes=offload.part_bytes,
+        run_bytes=offload.block_bytes,
+        dense_index=whole.dense_index,
+    )
     return TopicContext(
         metadata=metadata,
         source=ledgers.source,
@@ -91,8 +91,8 @@ def topic_context(
         outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
         history_bytes_max=settings.history.daemon_bytes_max,
         offloads=ledgers.offloads,
-        ledgers=None if ledgers.describer is None else WholeLedgers(describer=ledgers.describer, **cut),
-        cut=LedgerCut(**cut),
+        ledgers=None if ledgers.describer is None else WholeLedgers(describer=ledgers.describer, **asdict(cut)),
+        cut=cut,
         readers_s=settings.retention.readers_s,
     )
 
