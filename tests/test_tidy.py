@@ -305,3 +305,15 @@ def test_the_locked_versions_agree() -> None:
     assert pins["standalone"].items() <= pins["dev"].items() <= pins["fuzz"].items()
     assert pins["runtime"].items() <= pins["spark"].items() <= pins["standalone"].items()
     assert pins["build"].items() <= pins["standalone"].items()
+
+
+def test_a_warning_leads_to_its_failure() -> None:
+    """Each event of a warning or an error stands on a page that says what to do, docs/failures.md first of all."""
+    pages = "".join(text(f"docs/{name}.md") for name in ("failures", "bookkeeper", "backfill", "how-it-works"))
+    logged = {
+        event
+        for name in tracked()
+        if name.startswith("offloaderd/") and name.endswith(".py")
+        for event in re.findall(r'\.(?:warning|error|exception|critical)\(\s*"([a-z_]+\.[a-z_]+)"', text(name))
+    }
+    assert sorted(event for event in logged if f"`{event}`" not in pages) == []
