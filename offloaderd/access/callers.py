@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from offloaderd.access.roles import Identity, Kind, checked_identity
 from offloaderd.core.errors import InvalidInput, Unauthenticated
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NAMES_MAX = 32
 """Alternative names of a certificate that are looked at."""

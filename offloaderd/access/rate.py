@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict, defaultdict
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.limits import TokenBucket
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
 
 NAMES_MAX = 10_000
 """So many names of one kind have buckets of their own."""

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.names.patterns import Breadth, TopicPattern
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 IDENTITY_CHARS_MAX = 256
 EVERYTHING = "*"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from offloaderd.access.roles import checked_identity
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, InvalidInput, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jwt.types import Options
-
-    from offloaderd.core.clock import Clock
 
 TOKEN_CHARS_MAX = 16 * 1024
 SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import structlog
 
 from offloaderd.core.errors import OffloaderError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError, Transient
-
-if TYPE_CHECKING:
-    from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.port import MetadataStore
 
 ANSWERS_S = 1.0
 """How long a small request may take before what is asked is answered without the metadata store."""

@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from grpc import aio
 
 from offloaderd.access.callers import bearer_text, of_certificate
 from offloaderd.access.rate import CallRate, network_of
-from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, shown
+from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, Where, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
-from offloaderd.api.roles_needed import NEEDS, READS, range_of
+from offloaderd.api.roles_needed import NEEDS, READS, Need, range_of
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, Throttled, Unauthenticated
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from grpc import aio
-
-    from offloaderd.access.roles import Where
-    from offloaderd.api.roles_needed import Need
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-
-    Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 
 NAMED_MAX = 20
 """So many topics of one call are kept for the audit log."""

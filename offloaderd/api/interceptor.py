@@ -8,26 +8,22 @@ a call ends, however it ends, so that what a read holds is free when its client 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import structlog
 from grpc import aio
 
 from offloaderd.access.roles import Role
-from offloaderd.api.gate import CALLER, Gate, NotAllowed, Withdrawn
+from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
 from offloaderd.api.passing import Requests, TooSlow, send, send_headers
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Unauthenticated
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.protocol.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
 from offloaderd.protocol.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from offloaderd.api.gate import Caller
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 audit = structlog.get_logger("offloaderd.audit")

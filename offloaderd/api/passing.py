@@ -7,22 +7,18 @@ that the call could need: of a few bytes a message makes many objects, and stran
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc import aio
 
+from offloaderd.api.gate import Caller
 from offloaderd.core.errors import InvalidInput, Throttled
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from grpc import aio
-
-    from offloaderd.api.gate import Caller
-
-    Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 
 
 class TooSlow(Throttled):

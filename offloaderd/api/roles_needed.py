@@ -8,7 +8,7 @@ take for an expression.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from offloaderd.access.roles import Role, Where
 from offloaderd.api.admin.messages import checked_prefix
@@ -18,10 +18,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import DOMAIN, TopicPattern, of_topic
 from offloaderd.protocol.conversion import check_append, check_push
 from offloaderd.protocol.message_json import position_text
-from offloaderd.protocol.v1 import read_pb2
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1 import admin_pb2, offload_pb2, policy_pb2, rollback_pb2
+from offloaderd.protocol.v1 import admin_pb2, offload_pb2, policy_pb2, read_pb2, rollback_pb2
 
 Named = Callable[[Any], Iterator[Where]]
 

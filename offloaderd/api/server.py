@@ -7,8 +7,8 @@ certificate is the present one; connections that are open keep theirs.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc import aio
@@ -16,6 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from offloaderd.access.certificates import Certificates
+from offloaderd.access.watched import Watched
+from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.protocol.v1 import (
     admin_pb2,
@@ -49,13 +52,6 @@ from offloaderd.protocol.v1 import (
     upkeep_pb2,
     upkeep_pb2_grpc,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.access.certificates import Certificates
-    from offloaderd.access.watched import Watched
-    from offloaderd.api.settings import GrpcSettings
 
 FRAME_BYTES = 1024 * 1024
 """A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from offloaderd.core.aio.tasks import Tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offloaderd.core.clock import Clock
+from offloaderd.core.clock import Clock
 
 
 class Background(Tasks):

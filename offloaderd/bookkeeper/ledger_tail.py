@@ -12,32 +12,28 @@ then. Where entries are spread, all are asked. Between the polls of a ledger tha
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
+from offloaderd.bookkeeper.background import Background
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.ports import Bookies
 from offloaderd.bookkeeper.replicas.read import checker_for
+from offloaderd.bookkeeper.replicas.reader import BookieOrder
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
 from offloaderd.bookkeeper.wire.status import Reaction, reaction_to
 from offloaderd.core.aio.signal import Event
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, OffloaderError, Transient
-from offloaderd.core.model import Confirmed, Edge
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Confirmed, Edge, Position, TopicName
 from offloaderd.core.retry import doubled
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Mapping, Sequence
-
-    from offloaderd.bookkeeper.background import Background
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.ports import Bookies
-    from offloaderd.bookkeeper.replicas.reader import BookieOrder
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Position, TopicName
 
 log = structlog.get_logger(__name__)
 

@@ -22,23 +22,20 @@ chance, so that the bells of many topics do not come back in one moment.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
+from offloaderd.bookkeeper.background import Background
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.ports import Bookies
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Mapping
-
-    from offloaderd.bookkeeper.background import Background
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.ports import Bookies
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
 
 log = structlog.get_logger(__name__)
 

@@ -5,13 +5,11 @@ Neither has a method that could change anything outside: what is written here ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.metadata.port import Versioned
+from offloaderd.metadata.port import Versioned
 
 
 class Znodes(Protocol):

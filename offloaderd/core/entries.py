@@ -8,12 +8,9 @@ an entry and no other.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from offloaderd.core.errors import CorruptData, InvalidInput
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ENTRY_HEAD = struct.Struct(">iq")
 ENTRY_OVERHEAD_BYTES = ENTRY_HEAD.size

@@ -9,11 +9,8 @@ EntriesDeleted is said only of what was deleted on purpose and on record.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class OffloaderError(Exception):

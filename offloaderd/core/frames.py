@@ -7,16 +7,13 @@ cuts between entries looks at heads, from the nearest place that is known on; wh
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, decode_entries
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import EntryBatch, Position
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _NUMBER, _START = itemgetter(0), itemgetter(1)
 

@@ -7,14 +7,11 @@ instead, with the message of its last error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class HealthState(StrEnum):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable
-
-    from offloaderd.core.clock import Clock
+from offloaderd.core.clock import Clock
 
 K = TypeVar("K")
 V = TypeVar("V")

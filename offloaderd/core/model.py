@@ -6,17 +6,15 @@ All are immutable; all numbers are BookKeeper's (ledger and entry ids are signed
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote_plus, unquote_plus
+from uuid import UUID
 
 from offloaderd.core import domains
 from offloaderd.core.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from uuid import UUID
 
 LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024

@@ -9,14 +9,11 @@ requests fail leaves them to the others.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OutcomeUnknown, Throttled
 from offloaderd.core.limits import Admission
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 CEILING = 16
 """Parts at a time where no setting says otherwise: as many as the default memory for uploads holds."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Denied, Expired, NoSpace, NotFound, Throttled, Transient
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.clock import Clock
 
 T = TypeVar("T")
 

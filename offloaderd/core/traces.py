@@ -6,15 +6,12 @@ names, positions, counts and sizes: never what is in an entry, never a message o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Protocol, Self
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Protocol, Self
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-    from uuid import UUID
-
-    Fact = str | int | float | bool
+Fact = str | int | float | bool
 
 NO_STEP = nullcontext()
 

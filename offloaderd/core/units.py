@@ -9,11 +9,8 @@ number without a unit is bytes or seconds, unless the caller says what it is.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SIZES: Mapping[str, Fraction] = {"b": Fraction(1)} | {
     unit: Fraction(base) ** power

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from offloaderd import __version__
 from offloaderd.api.admin.service import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
-from offloaderd.api.server import RpcServer
+from offloaderd.api.server import RpcServer, Services
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import finished, race
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.core.health import Health
 from offloaderd.core.limits import ByteBudget
@@ -36,25 +37,18 @@ from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.probes import Prober
 from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.warnings import is_metadata_open
+from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.daemon.systemd import attended
-from offloaderd.metadata.port import SessionState
+from offloaderd.fleet.engine import Engine
+from offloaderd.fleet.registration import Registration
+from offloaderd.metadata.port import MetadataStore, SessionState
 from offloaderd.objects.bucket import bucket_store, check_places
+from offloaderd.objects.port import SegmentStore
+from offloaderd.segment.reachability import StoreReach
 from offloaderd.topic.memory.pool import BufferPool
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-
-    from offloaderd.api.server import Services
-    from offloaderd.core.clock import Clock
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.daemon.status_page.site import StatusSite
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.fleet.registration import Registration
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.segment.reachability import StoreReach
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Self
 
 import structlog
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from offloaderd.access.certificates import server_context
+from offloaderd.access.certificates import Certificates, server_context
+from offloaderd.access.watched import Watched
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.health import Health
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.daemon.settings.sections import HttpSettings
+from offloaderd.daemon.status_page.site import StatusSite
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable, Callable
-
     from aiohttp.typedefs import Handler
-
-    from offloaderd.access.certificates import Certificates
-    from offloaderd.access.watched import Watched
-    from offloaderd.core.health import Health
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings.sections import HttpSettings
-    from offloaderd.daemon.status_page.site import StatusSite
 
 CLOSE_S = 0.5
 """How long answers in progress may take when the server closes."""

@@ -6,23 +6,19 @@ below it, the nearest counts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.signal import Signal
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log.log import set_levels
 from offloaderd.daemon.log.modules import checked_level, known_module, parsed_levels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings.sections import LogSettings
+from offloaderd.daemon.settings.sections import LogSettings
 
 log = structlog.get_logger(__name__)
 

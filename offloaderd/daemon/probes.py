@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.health import Health
-    from offloaderd.daemon.stores import Ledgers
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
+from offloaderd.core.health import Health
+from offloaderd.daemon.stores import Ledgers
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.objects.port import SegmentStore
 
 PROBE_S = 3.0
 """Pause between two looks at whether the bucket and ZooKeeper answer."""

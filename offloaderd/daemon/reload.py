@@ -6,25 +6,20 @@ named each time until there was one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log.modules import AUDIT
-from offloaderd.daemon.settings.change import changes, followed
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings.change import Change, changes, followed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.daemon.settings.change import Change
-
-    Prepare = Callable[[Settings], Callable[[], None]]
-    """Looks at new settings, raises InvalidConfig, or returns what makes them hold."""
+Prepare = Callable[[Settings], Callable[[], None]]
+"""Looks at new settings, raises InvalidConfig, or returns what makes them hold."""
 
 log = structlog.get_logger(__name__)
 audit = structlog.get_logger(AUDIT)

@@ -6,35 +6,31 @@ and the bookies are handed the reading half alone. Only the embedded store can b
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
+from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Retained
+from offloaderd.daemon.settings import Settings
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.ledgers.port import (
+    BrokerOffloads,
+    LedgerDescriber,
+    LedgerOrigin,
+    LedgerRegister,
+    LedgerSource,
+    LedgerStore,
+)
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.port import SessionObserver
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.upkeep.stored import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.bookkeeper.replicas.limits import Limits
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Retained
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.ledgers.port import (
-        BrokerOffloads,
-        LedgerDescriber,
-        LedgerOrigin,
-        LedgerRegister,
-        LedgerSource,
-        LedgerStore,
-    )
-    from offloaderd.metadata.port import SessionObserver
 
 
 def metadata_store(settings: Settings, observer: SessionObserver = lambda _: None) -> ZooKeeperStore:

@@ -9,17 +9,12 @@ waits for ZooKeeper or the bucket is not helped by that.
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.tasks import Tasks
-from offloaderd.core.health import HealthState
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.health import Health, HealthView
+from offloaderd.core.clock import Clock
+from offloaderd.core.health import Health, HealthState, HealthView
 
 
 @asynccontextmanager

@@ -7,9 +7,12 @@ a bounded queue and go out from a thread of the SDK; the daemon never waits for 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from uuid import UUID
 
 import grpc
 from opentelemetry.context import Context
@@ -23,20 +26,13 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from offloaderd import __version__
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.core.traces import NO_TRACES, SegmentTrace
-from offloaderd.daemon.settings.sections import header_pairs
+from offloaderd.core.traces import NO_TRACES, Fact, SegmentTrace
+from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings, header_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
-    from uuid import UUID
-
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Span, Tracer
     from prometheus_client import Counter
-
-    from offloaderd.core.traces import Fact
-    from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings
 
 QUEUE_SPANS_MAX = 4096
 BATCH_SPANS_MAX = 512

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from offloaderd.client import TimedOut
+from offloaderd.client import DaemonClient, TimedOut
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import START, Position
-from offloaderd.drill.scratch import TOPIC
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.clock import Clock
-    from offloaderd.daemon.daemon import Daemon
-    from offloaderd.drill.s3_proxy import S3Proxy
-    from offloaderd.drill.scratch import Scratch
-    from offloaderd.drill.tcp_proxy import Link
-    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
+from offloaderd.daemon.daemon import Daemon
+from offloaderd.drill.s3_proxy import S3Proxy
+from offloaderd.drill.scratch import TOPIC, Scratch
+from offloaderd.drill.tcp_proxy import Link
+from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
 
 BATCH = 100
 WITHIN_S = 90.0

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offloaderd import __version__
 from offloaderd.client import DaemonClient, Trust
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient, first_of
 from offloaderd.daemon.daemon import Addresses, Daemon
 from offloaderd.drill.certificate import Pair
 from offloaderd.drill.context import Broken, Ground
-from offloaderd.drill.exercises import EXERCISES
+from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.report import Finding, Outcome, Report
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.drill.scratch import TOPIC
+from offloaderd.drill.scratch import TOPIC, Scratch
 from offloaderd.drill.tcp_proxy import Link
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.standalone.ports import free_ports
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.drill.exercises import Exercise
-    from offloaderd.drill.scratch import Scratch
-
-    Tell = Callable[[Exercise, Finding | None], None]
-    """Hears of each exercise when it begins (None) and when it is done."""
+Tell = Callable[[Exercise, Finding | None], None]
+"""Hears of each exercise when it begins (None) and when it is done."""
 
 START_S = 90.0
 EXERCISE_S = 300.0

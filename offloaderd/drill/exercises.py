@@ -6,9 +6,9 @@ too, for nothing in a drill may fail for long.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.drill.context import WITHIN_S, Broken, Ground
@@ -19,16 +19,12 @@ from offloaderd.metadata.port import Delete, Replace
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records.epoch import Epoch
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.bucket import bucket_store
+from offloaderd.protocol.v1 import retention_pb2
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.protocol.v1 import retention_pb2
 
 OVERHEAD_S = 10.0
 """What may go by, beside a segment's age, until its commit is known."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    import ssl
+from typing import Self
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Turn = Callable[[int], Awaitable[None]]

@@ -13,17 +13,14 @@ import hashlib
 import re
 import ssl
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.drill.listener import Listener
 from offloaderd.objects import keys
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 CLOCK = SystemClock()
 SILENCE_MAX_S = 60.0

@@ -10,24 +10,20 @@ import os
 import re
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pydantic import SecretStr
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.drill.certificate import Pair
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.drill.certificate import Pair
-    from offloaderd.metadata.port import MetadataStore
 
 TOPIC = TopicName.parse("public/default/offloaderd-drill")
 MARK = "offloaderd-drill-"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+import ssl
 
 from offloaderd.drill.listener import Listener, between
-
-if TYPE_CHECKING:
-    import ssl
 
 CONNECT_S = 5.0
 

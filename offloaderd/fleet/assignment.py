@@ -10,8 +10,8 @@ not. So idle topics cost nothing: there is no watch for a topic of others, and l
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,17 +20,11 @@ from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.metrics.placement import STANDINGS
+from offloaderd.core.model import TopicName
 from offloaderd.fleet import ownership
-from offloaderd.fleet.placement import standing
-from offloaderd.fleet.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.fleet.placement import Placement
-    from offloaderd.fleet.supervisor import SharedContext
-    from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.fleet.placement import Placement, standing
+from offloaderd.fleet.supervisor import SharedContext, Supervisor
+from offloaderd.policy.records.topic import TopicPolicy
 
 log = structlog.get_logger(__name__)
 

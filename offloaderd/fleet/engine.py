@@ -7,8 +7,8 @@ Each topic that is here has a supervisor (`supervisor.py`).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,47 +25,42 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.core.retry import until_answered
 from offloaderd.fleet import ownership
 from offloaderd.fleet.assignment import Spread
 from offloaderd.fleet.markers import mark_places
 from offloaderd.fleet.placement import NOBODY, Placement
+from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.fleet.supervisor import Duty, SharedContext
 from offloaderd.history.plan import History
 from offloaderd.history.rewriting.rollback import Rollback
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.identity import Refusal
+from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
 from offloaderd.policy.levels import Levels
+from offloaderd.policy.merge import Effective
 from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.policy.selection import Change
 from offloaderd.policy.selector import Selector
 from offloaderd.policy.store import topic_policies
+from offloaderd.topic.compact_map import KeptMap
+from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions, IdleTopics
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.report import Reporter
 from offloaderd.topic.requests import requests as asked
 from offloaderd.topic.spill.files import HINT
+from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep import deletion
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.names.patterns import TopicPattern
-    from offloaderd.fleet.settings import PlacementSettings
-    from offloaderd.metadata.records.daemon import DaemonNode
-    from offloaderd.metadata.records.identity import Refusal
-    from offloaderd.metadata.records.owner import Owner
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.merge import Effective
-    from offloaderd.policy.resolver import PolicyResolver
-    from offloaderd.policy.selection import Change
-    from offloaderd.topic.compact_map import KeptMap
-    from offloaderd.topic.context import TopicContext
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.topic.status import TopicStatus
 
 log = structlog.get_logger(__name__)
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import IdentityRefused, Transient
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.errors import IdentityRefused
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.metadata.records.identity import Refusal
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.merge import Effective
+from offloaderd.metadata.records.identity import Refusal
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.merge import Effective
 
 T = TypeVar("T")
 

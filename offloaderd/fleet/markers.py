@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -11,9 +10,7 @@ from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.core.retry import Backoff
 from offloaderd.format.head import PlaceMarker
 from offloaderd.objects import marker
-
-if TYPE_CHECKING:
-    from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 

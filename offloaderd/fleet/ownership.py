@@ -7,28 +7,24 @@ commit of an earlier owner fails on the epoch's version. Losing the session ends
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container, Coroutine
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Session, Step
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import owner as owner_record
+from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.owner import Owner
 from offloaderd.segment.claim.fence import Claim
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Coroutine
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore, Session, Step
-    from offloaderd.metadata.records.daemon import DaemonNode
-    from offloaderd.metadata.records.owner import Owner
 
 log = structlog.get_logger(__name__)
 

@@ -8,26 +8,22 @@ wait, never an entry, because the claim decides who works (ownership.py) and the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.core.retry import until_answered
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import daemon as daemon_record
 from offloaderd.metadata.records.daemon import DaemonNode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.metadata.port import MetadataStore
 
 log = structlog.get_logger(__name__)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offloaderd import __version__
+from offloaderd.core.clock import Clock
 from offloaderd.fleet import processes
+from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.daemon import DaemonNode
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.metadata.port import MetadataStore
 
 PATIENCE_SESSIONS = 1.5
 """A former run's node goes with its session; somewhat longer than one lasts, and it is another daemon's."""

@@ -9,25 +9,20 @@ would be deposed as by anybody else, and commit nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OutcomeUnknown, Transient
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import paths
-from offloaderd.metadata.port import Replace
+from offloaderd.metadata.port import MetadataStore, Replace
 from offloaderd.metadata.records import daemon as daemon_record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.daemon import DaemonNode
 
 log = structlog.get_logger(__name__)
 

@@ -7,22 +7,29 @@ open segment first, or abandoned, which leaves the open segment to the next owne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, Signal, race
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.fleet import ownership
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import adopt_head
+from offloaderd.metadata.port import Session
+from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.merge import Effective
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
@@ -32,23 +39,10 @@ from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing
 from offloaderd.topic.compact_map import KeptMap
-from offloaderd.topic.idle import Cause, state_of
+from offloaderd.topic.context import TopicContext
+from offloaderd.topic.idle import Cause, IdleTopic, State, state_of
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.status import TopicStatus, bare, idle
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import Session
-    from offloaderd.metadata.records.daemon import DaemonNode
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.merge import Effective
-    from offloaderd.policy.policies import OffloadPolicies
-    from offloaderd.policy.records.topic import Paused, TopicPolicy
-    from offloaderd.policy.resolver import PolicyResolver
-    from offloaderd.topic.context import TopicContext
-    from offloaderd.topic.idle import IdleTopic, State
 
 log = structlog.get_logger(__name__)
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, framed_bytes
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.frames import FramedEntries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offloaderd.format.values import BlockInfo
+from offloaderd.format.values import BlockInfo
 
 CHUNK_BYTES = 64 * 1024
 """Length of the chunks that are written."""

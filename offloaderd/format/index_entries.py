@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import add, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 INDEX_ENTRY = struct.Struct(">qiq")
 DATA_HEADER_BYTES = 128

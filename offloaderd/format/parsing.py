@@ -6,21 +6,17 @@ proto2 string that is not UTF-8.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import TopicName
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")

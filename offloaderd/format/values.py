@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
 
 from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import OffloadMethod, Position, SegmentRange
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange
+from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.format.pulsar.entry_time import Survey
 
 
 class Broken(OffloaderError):

@@ -6,25 +6,21 @@ every change of a single bit, and every burst of up to 32, is found.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import google_crc32c
 
 from offloaderd.core.entries import ENTRY_HEAD, PAD, framed_bytes, padding
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.frames import FramedEntries
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import EntryBatch, OffloadMethod
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.format.v1 import index as v1_index
+from offloaderd.format.v1.blocks import LedgerObjectIndex
 from offloaderd.format.v2 import blocks as v2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from offloaderd.core.model import EntryBatch
-    from offloaderd.format.v1.blocks import LedgerObjectIndex
-    from offloaderd.format.v2.blocks import SegmentIndex
-    from offloaderd.format.values import BlockInfo, SegmentManifest
+from offloaderd.format.v2.blocks import SegmentIndex
+from offloaderd.format.values import BlockInfo, SegmentManifest
 
 CHANGED = "the object is not what was committed; restore it, or read from the ledger source"
 

@@ -12,14 +12,23 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import BucketMissing, InvalidConfig, NotFound, OffloaderError, Transient
-from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
+from offloaderd.core.model import (
+    EntryBatch,
+    LedgerEnd,
+    LedgerInfo,
+    LedgerOffload,
+    Loss,
+    OffloadMethod,
+    Position,
+    TopicName,
+)
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.format.v1.index import decode_index
 from offloaderd.history.broker_copy import read_copy
@@ -28,16 +37,11 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-
-    from offloaderd.core.model import EntryBatch, LedgerInfo, LedgerOffload, TopicName
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.source_check import Listing
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.source_check import Listing
 
 log = structlog.get_logger(__name__)
 

@@ -12,26 +12,21 @@ Whatever the plan is worth, it holds every entry once: a wrong length makes a se
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient
-from offloaderd.core.model import Position
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LedgerInfo, Position, TopicName
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.segment.builders.builder import LEDGERS_MAX, PART_COUNT_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builders.builder import LEDGERS_MAX, PART_COUNT_MAX, SegmentLayout
 
 log = structlog.get_logger(__name__)
 

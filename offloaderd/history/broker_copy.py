@@ -5,17 +5,13 @@ For what is left of a ledger that was offloaded in part before the broker delete
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
+from offloaderd.core.model import EntryBatch
+from offloaderd.format.v1.index import LedgerObjectIndex
 from offloaderd.format.v1.scan import BlockScan, block_spans
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.core.model import EntryBatch
-    from offloaderd.format.v1.index import LedgerObjectIndex
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.objects.port import ObjectReader
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.port import ObjectReader
 
 
 async def read_copy(

@@ -6,29 +6,22 @@ pass is tried again here; what the source has lost is answered as a Gap, and rea
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
-from offloaderd.core.model import Loss
-from offloaderd.core.retry import Backoff
-from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.limits import ByteBudget
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.core.retry import Turn
-    from offloaderd.format.layout import SegmentLayout
-    from offloaderd.ledgers.chain import LedgerChain
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.feed import Reading
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Loss, Position, TopicName
+from offloaderd.core.retry import Backoff, Turn
+from offloaderd.format.layout import SegmentLayout
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed, Reading
 
 READ_BYTES = 1 << 20
 """How much is asked of the source at a time; less where a part is smaller."""

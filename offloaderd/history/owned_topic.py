@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from offloaderd.core.aio.signal import Signal
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.claim.head import HeadKeeper
-    from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.segment.source_check import SourceCheck
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.claim.fence import Claim
+from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.source_check import SourceCheck
 
 
 class OwnedTopic(Protocol):

@@ -10,18 +10,20 @@ at once or, under `history-first`, when history is done; what lies before is wri
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from offloaderd.core.aio.signal import race
 from offloaderd.core.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
-from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
+from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.boundaries import GUESSED_BYTES
+from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.writer import HistoryWriter
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.history import load
@@ -29,18 +31,12 @@ from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.history.owned_topic import OwnedTopic
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.resume.resume import LeftBehind
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.segment.source_check import Listing
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.resume.resume import LeftBehind
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.source_check import Listing
 
 log = structlog.get_logger(__name__)
 

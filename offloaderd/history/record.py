@@ -7,33 +7,25 @@ the boundary or behind it: trimming takes ledgers from the front.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import NotFound, Transient
-from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
-from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, OffloadMethod, Position, TopicName
+from offloaderd.format.values import LedgerPart
+from offloaderd.history.boundaries import Split
+from offloaderd.ledgers.chain import LedgerChain, Run
 from offloaderd.metadata import history, paths
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.history import HistoryRanges
 from offloaderd.metadata.port import Check, Create, Delete
-from offloaderd.metadata.records.history import RANGES_PER_NODE, RangeState
-from offloaderd.segment.claim.topic_record import HistoryGap, known_ends, losses_before
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryPlan, HistoryRange, RangeState
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.topic_record import HistoryGap, TopicRecord, known_ends, losses_before
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from offloaderd.core.model import LedgerEnd, Loss, TopicName
-    from offloaderd.format.values import LedgerPart
-    from offloaderd.history.boundaries import Split
-    from offloaderd.ledgers.chain import Run
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.history import HistoryRanges
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.topic_record import TopicRecord
-
-    Ledgers = Callable[[], Awaitable[Sequence[LedgerInfo]]]
+Ledgers = Callable[[], Awaitable[Sequence[LedgerInfo]]]
 
 
 class HistoryRecord:

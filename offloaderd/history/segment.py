@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LedgerInfo, Position, TopicName
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.history.record import HistoryRecord
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.builders.ledger_layout import ledger_layout
-from offloaderd.segment.committer import Surroundings
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.committer import FindManifest, Surroundings, VerifiedSegment
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.feed import Gap
+from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.states import state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, Position, TopicName
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.format.values import LedgerPart, SegmentManifest
-    from offloaderd.history.record import HistoryRecord
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.committer import FindManifest, VerifiedSegment
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.feed import Gap
-    from offloaderd.segment.prefix_totals import Pasts
 
 log = structlog.get_logger(__name__)
 

@@ -7,39 +7,33 @@ whole ledgers, and given back, is written as whole ledgers.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.errors import Transient
-from offloaderd.core.model import Loss, OffloadMethod, Position
+from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.model import LedgerInfo, Loss, OffloadMethod, Position
 from offloaderd.core.retry import Backoff, Turn, until_answered
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
+from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import MapCommitter, MapFacts, layout_in_history
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.feed import ReadAheadFeed
 from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.history.owned_topic import OwnedTopic
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.places import Place
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.feed import ReadAheadFeed
 
 log = structlog.get_logger(__name__)
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OffloaderError
-from offloaderd.core.model import ENTRY_BYTES_MAX, Confirmed, EntryBatch, LedgerInfo, Position
+from offloaderd.core.model import ENTRY_BYTES_MAX, Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.core.model import TopicName
 
 LEDGER_ENTRIES_MAX = 50_000
 LEDGER_BYTES_MAX = 2 * 1024 * 1024 * 1024

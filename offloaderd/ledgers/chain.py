@@ -9,13 +9,11 @@ more, and drops empty ones that a broker's crash has left behind. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, Position
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 class Run(NamedTuple):

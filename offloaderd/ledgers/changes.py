@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.core.model import TopicName
+from offloaderd.core.model import TopicName
 
 
 class Changes:

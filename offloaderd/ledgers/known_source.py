@@ -8,21 +8,19 @@ that older releases offloaded from. From then on a source with another id is ref
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Transient
+from offloaderd.core.model import LedgerInfo, TopicName
 from offloaderd.core.refusals import RefusalKind
+from offloaderd.ledgers.port import LedgerOrigin, LedgerRegister
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Deployment, SourceIdentity
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.port import LedgerOrigin, LedgerRegister
-    from offloaderd.metadata.port import MetadataStore
 
 log = structlog.get_logger(__name__)
 

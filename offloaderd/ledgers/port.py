@@ -6,12 +6,10 @@ store. It never shows more than the writer confirmed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
-
-    from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
+from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
 
 class LedgerSource(Protocol):

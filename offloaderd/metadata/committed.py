@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import Self
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import DRIVER, OffloadMethod, Position, SegmentRange
+from offloaderd.format.values import LedgerPart, SegmentManifest
 from offloaderd.format.verify import differs
 from offloaderd.objects.keys import SegmentKeys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
-    from offloaderd.format.values import LedgerPart, SegmentManifest
 
 
 @dataclass(frozen=True, slots=True)

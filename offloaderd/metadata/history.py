@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound
+from offloaderd.core.model import Position, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.port import Create, Replace, Versioned
+from offloaderd.metadata.port import Create, MetadataStore, Replace, Step, Versioned
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryRange, RangeState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.metadata.port import MetadataStore, Step
 
 
 @dataclass(frozen=True, slots=True)

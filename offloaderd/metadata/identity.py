@@ -6,19 +6,15 @@ Reads of what is offloaded never ask; who would give a reader something of the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from offloaderd.core.errors import Conflict, IdentityRefused
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import TopicIdentityRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.identity import Deployment, Refusal
+from offloaderd.metadata.records.identity import Deployment, Refusal, TopicIdentityRecord
 
 
 class Stored(NamedTuple):

@@ -7,14 +7,10 @@ losses does not look at names, and who deletes one needs that under which it was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from offloaderd.core.model import Loss
+from offloaderd.core.model import Loss
 
 
 def usual(loss: Loss) -> str:

@@ -5,22 +5,19 @@ A node that vanishes during a pass is left out: the caller passes again until no
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.model import Loss, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.pieces import StoredContext
+from offloaderd.metadata.port import MetadataStore, Versioned
 from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records import loss as loss_record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from offloaderd.core.model import Loss, TopicName
-    from offloaderd.metadata.port import MetadataStore, Versioned
-    from offloaderd.metadata.records.context import Piece
+from offloaderd.metadata.records.context import Piece
 
 T = TypeVar("T")
 

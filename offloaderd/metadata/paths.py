@@ -23,15 +23,12 @@ an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from urllib.parse import quote, unquote
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
 
 DAEMONS = "/daemons"
 SELECTIONS = "/selections"

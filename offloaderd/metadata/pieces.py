@@ -17,21 +17,15 @@ commit to it any more either, so during an upgrade nothing stalls that would not
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from offloaderd.core.model import LedgerEnd, OffloadMethod
-from offloaderd.metadata.port import Create, Delete, Replace, Versioned
+from offloaderd.metadata.port import Create, Delete, Replace, Step, Versioned
 from offloaderd.metadata.records import codec, context
-from offloaderd.metadata.records.context import LedgerContext, Piece
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.records.context import AnySegment, LedgerSegment
+from offloaderd.metadata.records.context import AnySegment, LedgerContext, LedgerSegment, Piece
 
 ROOM_BYTES = 900_000
 """A transaction that would be larger has the contexts that it changes put in pieces first. Earlier releases refuse one

@@ -8,13 +8,10 @@ and Closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,10 @@ A store that is asked anyway answers oddly: ZooKeeper drops the connection over 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from offloaderd.core.errors import Conflict, InvalidInput, NoSpace
-from offloaderd.metadata.port import Create, Delete, Replace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.metadata.port import Step
+from offloaderd.metadata.port import Create, Delete, Replace, Step
 
 REQUEST_BYTES_MAX = 1_030_000
 """Largest write, as one node or one transaction; ZooKeeper's `jute.maxbuffer` is 1,048,575 bytes by default."""

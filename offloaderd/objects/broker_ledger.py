@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offloaderd.core.errors import CorruptData
-from offloaderd.format.v1.index import decode_index
+from offloaderd.core.model import LedgerInfo
+from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
 from offloaderd.format.v1.scan import BlockScan, block_spans
 from offloaderd.objects import keys
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.format.v1.index import LedgerObjectIndex
-    from offloaderd.objects.port import ObjectInfo, ObjectReader
+from offloaderd.objects.port import ObjectInfo, ObjectReader
 
 PIECE_BYTES = 1 << 20
 MANAGED_LEDGER = "pulsar/managed-ledger"

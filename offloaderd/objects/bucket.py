@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from offloaderd.core.clock import Clock
 from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.s3.request import RequestMetrics
 from offloaderd.objects.s3.store import S3Store
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.s3.request import RequestMetrics
-    from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import ObjectsSettings
 
 BucketStore: TypeAlias = FilesystemStore | S3Store
 

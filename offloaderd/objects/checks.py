@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
-from offloaderd.objects.port import PARTS_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from offloaderd.objects.port import Bytes, PartInfo
-
+from offloaderd.objects.port import PARTS_MAX, Bytes, PartInfo
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import Conflict, CorruptData
 from offloaderd.format import head as head_format
+from offloaderd.format.head import PlaceMarker
 from offloaderd.objects import keys
-from offloaderd.objects.port import present
-from offloaderd.objects.whole import read_sure
-
-if TYPE_CHECKING:
-    from offloaderd.format.head import PlaceMarker
-    from offloaderd.objects.port import ObjectInfo, ObjectReader, ObjectStore
-    from offloaderd.objects.whole import Get
-
+from offloaderd.objects.port import ObjectInfo, ObjectReader, ObjectStore, present
+from offloaderd.objects.whole import Get, read_sure
 
 HINT = (
     "give each deployment a bucket, prefix or daemon.cluster of its own; if the other one is gone: "

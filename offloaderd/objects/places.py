@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 TELLING = ("driver", "bucket", "directory", "prefix")
 """What of a driver's properties says where objects lie; the rest says how to get there."""

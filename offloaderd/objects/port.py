@@ -8,14 +8,11 @@ raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from offloaderd.core.errors import BucketMissing, NotFound
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping
 
 T = TypeVar("T")
 

@@ -7,21 +7,17 @@ together, whatever the sizes of what they read.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.limits import TokenBucket
+from offloaderd.core.limits import Admission, TokenBucket
 from offloaderd.core.retry import USUAL, RetryPolicy, retried
+from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.objects.whole import read_apart, sure
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.limits import Admission
-    from offloaderd.objects.port import ObjectInfo, ObjectReader
 
 T = TypeVar("T")
 

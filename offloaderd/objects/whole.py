@@ -10,8 +10,9 @@ not answer: whoever tries again gives the turn back in between (`get` asks once)
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -19,11 +20,8 @@ import structlog
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import CorruptData, InvalidInput, Transient, first_of
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    Get = Callable[[int | None], Awaitable[bytes]]
-    """Returns the first n bytes of an object, or with None all of them."""
+Get = Callable[[int | None], Awaitable[bytes]]
+"""Returns the first n bytes of an object, or with None all of them."""
 
 T = TypeVar("T")
 

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod
 from offloaderd.policy.policies import FIELDS, OFF, MiB, OffloadPolicies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 BLOCK_BYTES_MIN, BLOCK_BYTES_MAX = 5 * MiB, 1024 * MiB
 

@@ -7,12 +7,10 @@ does not depend on how segments are cut (the listings of the collection of garba
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import NamedTuple
 
 GIB = 1024**3
 HOUR_S = 3600.0

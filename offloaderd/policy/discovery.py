@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core import domains
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import race
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import CorruptData, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import Scope
 from offloaderd.metadata import paths
 from offloaderd.policy import selection
-from offloaderd.policy.selection import Rules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.errors import CorruptData
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.names.patterns import Scope
-    from offloaderd.policy.records.topic import TopicPolicy
-    from offloaderd.policy.selection import Change
-    from offloaderd.policy.selector import Selector
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.selection import Change, Rules
+from offloaderd.policy.selector import Selector
 
 log = structlog.get_logger(__name__)
 

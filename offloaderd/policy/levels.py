@@ -6,26 +6,19 @@ What is said takes effect on all daemons by the counter that every change raises
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from offloaderd.core.errors import NotFound
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Scope, of_topic
 from offloaderd.policy import store as stored
-from offloaderd.policy.policies import differences
+from offloaderd.policy.policies import OffloadPolicies, differences
 from offloaderd.policy.records.topic import TopicPolicy, own
-from offloaderd.policy.resolver import node_of, spelled
-from offloaderd.policy.selection import Outcome, Rules, outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.errors import CorruptData
-    from offloaderd.core.model import TopicName
-    from offloaderd.policy.policies import OffloadPolicies
-    from offloaderd.policy.resolver import Namespace, PolicyResolver
-    from offloaderd.policy.selection import Change, Policies
-    from offloaderd.policy.selector import Selector
+from offloaderd.policy.resolver import Namespace, PolicyResolver, node_of, spelled
+from offloaderd.policy.selection import Change, Outcome, Policies, Rules, outcome
+from offloaderd.policy.selector import Selector
 
 
 class Effect(NamedTuple):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _TOGETHER = {"retention_age_s": "retention", "retention_bytes": "retention"}
 """Values that hold only with another one, of the level that said that one."""

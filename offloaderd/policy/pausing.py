@@ -8,19 +8,15 @@ grants go on. A topic that is only pushed commits all that it has accepted and t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import NotFound
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import CorruptData, NotFound
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import partitioned_topic
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
 from offloaderd.policy.records.topic import Paused, TopicPolicy
 from offloaderd.policy.store import topic_policies
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.errors import CorruptData
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore
 
 
 @dataclass(frozen=True, slots=True)

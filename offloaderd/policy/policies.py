@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.units import parse_bytes, parse_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 OFF = -1
 """What any negative threshold or lag stands for: no threshold, never delete."""

@@ -9,26 +9,22 @@ The book is loaded by whoever follows its node, and asked without waiting; what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import structlog
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy.merge import Effective, Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import level as level_policy
 from offloaderd.policy.records import topic as policy_record
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records.topic import TopicPolicy
 
 log = structlog.get_logger(__name__)
 

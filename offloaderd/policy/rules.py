@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod, TierRetention
 from offloaderd.policy.merge import Effective, Level, Origin
 from offloaderd.policy.policies import FIELDS, NAMES, OffloadPolicies, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,26 +15,22 @@ take, keep the policy they have.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, Scope, TopicPattern, fewest, of_topic, partitioned_topic
 from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy, standing
-from offloaderd.policy.resolver import spelled
+from offloaderd.policy.resolver import PolicyResolver, spelled
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.policy.resolver import PolicyResolver
-
-    Policies = Mapping[TopicName, TopicPolicy | CorruptData]
-    Selections = Mapping[str, Selection | CorruptData]
-    """By the pattern's text."""
+Policies = Mapping[TopicName, TopicPolicy | CorruptData]
+Selections = Mapping[str, Selection | CorruptData]
+"""By the pattern's text."""
 
 
 class Outcome(StrEnum):

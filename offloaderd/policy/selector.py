@@ -8,31 +8,33 @@ crash interrupts. A dry run takes the same way up to the first write.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
-from offloaderd.core.names.patterns import Breadth, partitioned_topic
-from offloaderd.ledgers.port import OtherDomains
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import Breadth, Scope, TopicPattern, partitioned_topic
+from offloaderd.ledgers.port import LedgerSource, OtherDomains
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
 from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy, disabled, standing
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.policy.selection import Change, Outcome, Rules, check_room, outcome, partitioned_among
+from offloaderd.policy.selection import (
+    Change,
+    Outcome,
+    Policies,
+    Rules,
+    Selections,
+    check_room,
+    outcome,
+    partitioned_among,
+)
 from offloaderd.policy.store import topic_policies
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.names.patterns import Scope, TopicPattern
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.policy.selection import Policies, Selections
 
 log = structlog.get_logger(__name__)
 

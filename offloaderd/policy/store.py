@@ -8,38 +8,33 @@ written in transactions of bounded size.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import structlog
 
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound, Transient
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import codec
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import level as level_record
 from offloaderd.policy.records import selection as selection_record
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.level import LevelPolicy
+from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.policy.resolver import node_of, spelled
+from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.selection import check_room
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.names.patterns import TopicPattern
-    from offloaderd.metadata.port import MetadataStore, Step
-    from offloaderd.policy.policies import OffloadPolicies
-    from offloaderd.policy.records.selection import Selection
-    from offloaderd.policy.resolver import Namespace
-
-    Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
-    """Says what a topic's policy should become, given what it is (None: it has none); None: leave it as it is."""
+Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
+"""Says what a topic's policy should become, given what it is (None: it has none); None: leave it as it is."""
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from offloaderd.core.entries import decode_entries
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.frames import FramedEntries
+from offloaderd.core.frames import Entries, FramedEntries
 from offloaderd.core.model import ENTRY_BYTES_MAX, EntryBatch, Position
 from offloaderd.core.read_options import Tier
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.frames import Entries
 
 TIERS = {
     Tier.BUFFER: common_pb2.TIER_BUFFER,

@@ -6,16 +6,12 @@ What is not there is null: a field that was not set, an empty text, a time (`*_m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
 
 from google.protobuf.message import Message
 
 from offloaderd.core.model import Position
 from offloaderd.protocol.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 DIGITS = 3
 

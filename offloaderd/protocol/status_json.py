@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from offloaderd.protocol.message_json import as_json, picked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2
 
 
 class Rate(NamedTuple):

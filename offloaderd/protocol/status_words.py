@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offloaderd.core import humanize as words
 from offloaderd.protocol.message_json import position_of
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
+from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
 
 POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
 

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Generic, TypeVar
 
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Sequence
-
-    from offloaderd.core.aio.tasks import Tasks
-    from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.metrics import Metrics
 
 V = TypeVar("V")
 

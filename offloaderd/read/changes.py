@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-
-    from offloaderd.core.aio.tasks import Tasks
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.read.ports import HotTier
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.read.ports import HotTier
 
 TICK_S = 1.0
 """News that nobody tells of (another daemon's commit) are looked for this often."""

@@ -8,26 +8,20 @@ before it would say it for certain, and the last `LOOK_BACK_BYTES` of them are r
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import structlog
 
 from offloaderd.core.errors import CorruptData, NotFound, OutOfRange
-from offloaderd.core.model import START, Position
-from offloaderd.format.pulsar.transactions import TransactionState
-from offloaderd.read.outcomes import Outcomes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.model import TopicName
-    from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
-    from offloaderd.metadata.committed import LedgerSlice
-    from offloaderd.read.outcomes import KnownOutcomes
-    from offloaderd.read.plan import TopicView
-    from offloaderd.read.reader import TopicReader
+from offloaderd.core.frames import Entries
+from offloaderd.core.model import START, Position, TopicName
+from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId, TransactionState
+from offloaderd.metadata.committed import LedgerSlice
+from offloaderd.read.outcomes import KnownOutcomes, Outcomes
+from offloaderd.read.plan import TopicView
+from offloaderd.read.reader import TopicReader
 
 LOOK_BACK_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = 1024

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 from offloaderd.core.errors import Throttled
-from offloaderd.core.model import Position
+from offloaderd.core.frames import Entries
+from offloaderd.core.model import Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionLog, mention_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.model import TopicName
 
 TRANSACTIONS_MAX = 1_000_000
 """Transactions that a task of a job remembers, some 300 bytes each."""

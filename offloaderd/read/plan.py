@@ -16,21 +16,23 @@ that is recorded as lost, and what was deleted by the topic's retention.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
 
-from offloaderd.core.errors import EntriesDeleted, EntriesLost, EntriesMissing, InvalidInput, OutOfRange
-from offloaderd.core.model import ENTRY_ID_MAX, Position
+from offloaderd.core.errors import (
+    EntriesDeleted,
+    EntriesLost,
+    EntriesMissing,
+    IdentityRefused,
+    InvalidInput,
+    OutOfRange,
+)
+from offloaderd.core.model import ENTRY_ID_MAX, LedgerEnd, Loss, Position
 from offloaderd.core.read_options import ReadPriority, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.errors import IdentityRefused
-    from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 
 
 class Why(StrEnum):

@@ -5,25 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.retry import RetryPolicy
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.core.read_options import ReadPriority
-    from offloaderd.core.retry import RetryPolicy
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.merge import Effective
-    from offloaderd.read.plan import TopicView
-    from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.merge import Effective
+from offloaderd.read.plan import TopicView
+from offloaderd.read.segments.reader import SegmentReader
 
 
 class HotTier(Protocol):

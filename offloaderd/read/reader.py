@@ -7,34 +7,27 @@ tier is found in the next. How one read goes on is in `stream.py`, what it decid
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, cast
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar, cast
 
-from offloaderd.core.errors import InvalidInput, NotFound, TopicNotFound, Transient
-from offloaderd.core.model import START, Position
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
+from offloaderd.core.frames import Entries
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import START, Position, TopicName
+from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import retried
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.port import ObjectReader
 from offloaderd.read.changes import ChangeSignals
-from offloaderd.read.plan import SourceLedger, TopicView
-from offloaderd.read.ports import ReadContext
+from offloaderd.read.plan import SourceLedger, TopicView, Why
+from offloaderd.read.ports import HotTier, Maps, Policies, ReadContext
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.read.stream import Stream
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-    from types import TracebackType
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.errors import IdentityRefused
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.read_options import ReadPriority, Tier
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.read.plan import Why
-    from offloaderd.read.ports import HotTier, Maps, Policies
 
 BATCH_BYTES = 1024 * 1024
 

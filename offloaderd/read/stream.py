@@ -7,9 +7,9 @@ looked at again only when the last look has no answer, so that a long read costs
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,21 +24,15 @@ from offloaderd.core.errors import (
     OffloaderError,
     Transient,
 )
-from offloaderd.core.frames import FramedEntries
-from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position
+from offloaderd.core.frames import Entries, FramedEntries
+from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import doubled
 from offloaderd.read import plan
+from offloaderd.read.changes import ChangeSignal
 from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, TopicView, Why
+from offloaderd.read.ports import ReadContext
 from offloaderd.read.segments.read_ahead import ReadAhead
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.model import TopicName
-    from offloaderd.read.changes import ChangeSignal
-    from offloaderd.read.ports import ReadContext
 
 log = structlog.get_logger(__name__)
 

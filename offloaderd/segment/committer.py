@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LedgerEnd, LedgerInfo, Loss, Position
+from offloaderd.core.traces import SegmentTrace
+from offloaderd.format.values import LedgerPart, Past, SegmentManifest
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.feed import Gap
 
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerEnd, LedgerInfo, Loss, Position
-    from offloaderd.core.traces import SegmentTrace
-    from offloaderd.format.values import LedgerPart, Past, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.keys import ObjectKind
-    from offloaderd.segment.feed import Gap
-
-    FindManifest = Callable[[str, str], Awaitable[bytes | None]]
+FindManifest = Callable[[str, str], Awaitable[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

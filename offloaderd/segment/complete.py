@@ -6,38 +6,31 @@ manifest comes last, since a rebuild believes it: what lies beside it was verifi
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import google_crc32c
 import structlog
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.core.traces import SegmentTrace
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.verify import check_block
 from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.upload import SegmentFailed
+from offloaderd.segment.builders.builder import SegmentBuilder
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.traces import SegmentTrace
-    from offloaderd.format.values import BlockInfo, LedgerPart
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builders.builder import SegmentBuilder
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.upload import SegmentUpload
-
-    Prove = Callable[[SegmentManifest], Awaitable[None]]
+Prove = Callable[[SegmentManifest], Awaitable[None]]
 
 
 log = structlog.get_logger(__name__)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import DRIVER
+from offloaderd.core.model import DRIVER, Position, TopicName
 from offloaderd.format.chunks import CHUNK_BYTES
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.ledgers.known_source import KnownSource
+from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.places import Place, Places
+from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.prefix_totals import Pasts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.ledgers.known_source import KnownSource
-    from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.keys import ObjectKind, SegmentKeys
-    from offloaderd.objects.places import Place, Places
-    from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.segment.upload import UploadContext
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.upload import UploadContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

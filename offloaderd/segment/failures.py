@@ -6,11 +6,13 @@ be stored holds up its segment, however well its neighbours fare.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     BucketMissing,
     Denied,
@@ -22,13 +24,8 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import until_answered
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
 
 T = TypeVar("T")
 

@@ -7,19 +7,15 @@ may be another one. What is only not there yet is no error: what a feed cannot r
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncGenerator, Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from offloaderd.core.model import START
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.model import START, EntryBatch, Loss, Position
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Hashable
-
-    from offloaderd.core.limits import ByteBudget
-    from offloaderd.core.model import EntryBatch, Loss, Position
-
-    Reading = AsyncGenerator["EntryBatch | Gap | Empty", None]
-    Batches = Callable[[Position], Reading]
+Reading = AsyncGenerator["EntryBatch | Gap | Empty", None]
+Batches = Callable[[Position], Reading]
 
 
 class Reservation:

@@ -7,25 +7,19 @@ it has written; the first segment after a claim has that manifest read once.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.limits import Bounded
-from offloaderd.core.model import Position
+from offloaderd.core.model import LedgerInfo, Position
 from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.values import Past
+from offloaderd.format.values import BlockInfo, Past, SegmentManifest
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.whole import apart
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.format.values import BlockInfo, SegmentManifest
-    from offloaderd.metadata.topic_map.map import TopicMap
 
 REMEMBERED_MAX = 20_000
 """Segments; some 300 bytes each."""

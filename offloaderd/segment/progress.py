@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.signal import race
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
-    from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.core.clock import Clock
+from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
+from offloaderd.segment.claim.attempt_log import AttemptLog
 
 PAUSE_MIN_S = 0.2
 RECORD_BYTES_PER_S = 128 * 1024

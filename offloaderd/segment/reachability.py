@@ -6,14 +6,9 @@ its own. The small requests of the daemon's probes tell within seconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from offloaderd.core.errors import Throttled, Transient
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import OffloaderError, Throttled, Transient
 from offloaderd.segment.failures import Failure
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.errors import OffloaderError
 
 LATELY_S = 5.0
 """A store that answered an upload within this time works, whatever a probe says that took as long to give up."""

@@ -6,13 +6,11 @@ A pure decision over a segment's size, its age and what was asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from offloaderd.core.model import HistoryOrder, OffloadMethod, RollReason
-
-if TYPE_CHECKING:
-    from offloaderd.policy.merge import Effective
-    from offloaderd.policy.records.topic import Paused
+from offloaderd.policy.merge import Effective
+from offloaderd.policy.records.topic import Paused
 
 N = TypeVar("N", int, float)
 

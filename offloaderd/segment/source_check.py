@@ -12,35 +12,29 @@ it; and the ledger in which the offloading stands, as its store has it, once ope
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import IdentityRefused, NotFound
-from offloaderd.core.model import Position
+from offloaderd.core.model import LedgerInfo, Position, TopicName
 from offloaderd.core.refusals import RefusalKind
-from offloaderd.ledgers.known_source import Finding
+from offloaderd.ledgers.known_source import Finding, KnownSource
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import identity as stored_identity
 from offloaderd.metadata.records.identity import hint
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.context import OffloadContext
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.known_source import KnownSource
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.context import OffloadContext
-
-    Listing = Callable[[], Awaitable[Sequence[LedgerInfo]]]
-    """Returns a topic's ledgers as the source lists them. Raises what the source does, and IdentityRefused."""
-    Stop = Callable[[RefusalKind, str, str], Awaitable[None]]
-    """Raises IdentityRefused for a finding, unless an operator has accepted it."""
+Listing = Callable[[], Awaitable[Sequence[LedgerInfo]]]
+"""Returns a topic's ledgers as the source lists them. Raises what the source does, and IdentityRefused."""
+Stop = Callable[[RefusalKind, str, str], Awaitable[None]]
+"""Raises IdentityRefused for a finding, unless an operator has accepted it."""
 
 log = structlog.get_logger(__name__)
 

@@ -7,12 +7,9 @@ the proof of the one, and the attempt ends with the other. A transition writes i
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from offloaderd.metadata.records.attempt import AttemptStatus
-
-if TYPE_CHECKING:
-    from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 
 
 class SegmentState(StrEnum):

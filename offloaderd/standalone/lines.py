@@ -11,14 +11,11 @@ import asyncio
 import os
 import select
 import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.core.model import ENTRY_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
 
 STDIN = "-"
 CHUNK_BYTES = 1024 * 1024

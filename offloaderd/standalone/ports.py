@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from offloaderd.core.clock import Clock
 
 LOOPBACK = "127.0.0.1"
 PORT_MIN, PORT_MAX = 12_000, 21_999

@@ -16,17 +16,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NoSpace, OffloaderError
 from offloaderd.standalone.directory import directory_error
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from offloaderd.core.clock import Clock
 
 POLL_S = 0.05
 DEATH_POLL_S = 0.25

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import finished, race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, first_of
-from offloaderd.daemon.daemon import Daemon
-from offloaderd.standalone.stack import stack
+from offloaderd.daemon.daemon import Addresses, Daemon
+from offloaderd.standalone.stack import Stack, StackOptions, stack
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.daemon.daemon import Addresses
-    from offloaderd.standalone.stack import Stack, StackOptions
-
-    Provisional = Callable[[Stack], Awaitable[None]]
-    """What is done while the daemon serves; the standalone stops when it returns."""
+Provisional = Callable[[Stack], Awaitable[None]]
+"""What is done while the daemon serves; the standalone stops when it returns."""
 
 
 class Interrupted(OffloaderError):

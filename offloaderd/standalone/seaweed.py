@@ -10,21 +10,17 @@ import contextlib
 import json
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone.directory import directory_error, prepare_directory, write_private
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, require_free
 from offloaderd.standalone.probe import http_get
 from offloaderd.standalone.process import ChildProcess, Command
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.clock import Clock
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 1.0

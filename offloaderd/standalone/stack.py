@@ -7,31 +7,26 @@ the caller runs inside this context, first.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.settings import load
+from offloaderd.daemon.settings import Settings, load
 from offloaderd.daemon.settings.fields import as_toml
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.spark.java import find_java
 from offloaderd.standalone import state
 from offloaderd.standalone.directory import prepare_directory, write_private
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
+from offloaderd.standalone.process import ChildProcess
 from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
 from offloaderd.standalone.state import StandaloneState
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper, zookeeper_jars
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.standalone.process import ChildProcess
 
 SEAWEED_PORTS = ("s3_master", "s3_volume", "s3_filer", "s3")
 OWN_PORTS = ("zookeeper", "grpc", "http")

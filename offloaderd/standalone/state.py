@@ -10,17 +10,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Conflict, InvalidConfig, NotFound
 from offloaderd.standalone.directory import directory_error, write_private
 from offloaderd.standalone.ports import LOOPBACK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 DEFAULT_DIRECTORY = "data/standalone"
 FILE_NAME = "standalone.json"

@@ -7,22 +7,18 @@ module knows neither terminal nor table. It fails unless every entry came back f
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from offloaderd.client import DaemonClient
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.protocol.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.clock import Clock
-    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
-    from offloaderd.standalone.dataset import Dataset
+from offloaderd.protocol.v1 import admin_pb2, common_pb2, ledgers_pb2
+from offloaderd.standalone.dataset import Dataset
 
 SEGMENT_BYTES_MAX = 16 * 1024 * 1024
 """Small, so that a data set of a hundred megabytes shows several segments."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.spark.java import find_java
 from offloaderd.standalone.directory import directory_error, prepare_directory
 from offloaderd.standalone.ports import LOOPBACK, require_free
 from offloaderd.standalone.probe import ask
 from offloaderd.standalone.process import ChildProcess, Command
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.clock import Clock
 
 START_DEADLINE_S = 60.0
 _MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"

@@ -5,16 +5,12 @@ A fault that comes after the act is a lost answer: the caller sees OutcomeUnknow
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from offloaderd.core.errors import OutcomeUnknown
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
-
-    from offloaderd.metadata.port import MetadataStore, Session, Step, Versioned
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, SegmentStore, UploadInfo
+from offloaderd.metadata.port import MetadataStore, Session, Step, Versioned
+from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, SegmentStore, UploadInfo
 
 T = TypeVar("T")
 When = Literal["before", "after"]

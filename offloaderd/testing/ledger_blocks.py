@@ -6,17 +6,14 @@ with this, and this with what Pulsar's own offloader writes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v1 import blocks as v1
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 
 @dataclass(frozen=True, slots=True)

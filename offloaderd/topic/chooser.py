@@ -6,15 +6,12 @@ have offloaded are adopted, and a segment begins with the next entry as soon as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import LedgerInfo, OffloadMethod, Position
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.segment.view import TopicView
 from offloaderd.topic.due import begins, method_at
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import LedgerInfo, Position
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.view import TopicView
 
 LOOK_S = 1.0
 """How often to look whether what an earlier owner left has lost its entries, or a ledger has become due."""

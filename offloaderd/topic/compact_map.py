@@ -9,13 +9,11 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloaderd.metadata.topic_map.map import TopicMap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 LEVEL = 1
 """Of compression: topics fall asleep by the thousand, and the higher ones save a tenth."""

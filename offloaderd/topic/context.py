@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offloaderd.core.model import OutagePolicy
 from offloaderd.segment.context import OffloadContext
-
-if TYPE_CHECKING:
-    from offloaderd.topic.memory.pool import BufferPool
-    from offloaderd.topic.spill.files import SpillArea
+from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.spill.files import SpillArea
 
 
 @dataclass(frozen=True, slots=True)

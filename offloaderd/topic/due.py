@@ -9,15 +9,10 @@ it. Under `none` nothing begins.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from offloaderd.core.model import OffloadMethod, Position
+from offloaderd.core.model import Loss, OffloadMethod, Position
 from offloaderd.ledgers.chain import Run
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Loss
-    from offloaderd.segment.stop import SegmentProgress
-    from offloaderd.segment.view import TopicView
+from offloaderd.segment.stop import SegmentProgress
+from offloaderd.segment.view import TopicView
 
 
 def begins(view: TopicView) -> bool:

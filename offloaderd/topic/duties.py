@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from math import inf
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 class Rest:

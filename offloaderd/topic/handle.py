@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import ENTRY_BYTES_MAX, LEDGER_ID_MAX, LedgerInfo, OfferResult, Position
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from uuid import UUID
-
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import EntryBatch, SegmentRange
-    from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import (
+    ENTRY_BYTES_MAX,
+    LEDGER_ID_MAX,
+    EntryBatch,
+    LedgerInfo,
+    OfferResult,
+    Position,
+    SegmentRange,
+)
+from offloaderd.topic.memory.buffer import TailingBuffer
 
 
 @dataclass(frozen=True, slots=True)

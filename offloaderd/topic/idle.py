@@ -20,32 +20,28 @@ something on its trash list, a ledger's list that could not be watched.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import NotFound, OffloaderError
-from offloaderd.topic.status import OFFLOADING
+from offloaderd.core.model import Position, TopicName
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.port import Session
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.topic.status import OFFLOADING, TopicStatus
 from offloaderd.topic.tailer import SourceSnapshot
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Mapping
-
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import Session
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.topic.status import TopicStatus
 
 log = structlog.get_logger(__name__)
 

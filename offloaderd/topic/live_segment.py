@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
-from offloaderd.core.model import OffloadMethod, RollReason
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LedgerInfo, OffloadMethod, Position, RollReason
 from offloaderd.core.retry import until_answered
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.history.segment import MapCommitter, MapFacts
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.objects.places import Place
 from offloaderd.segment.builders.ledger_layout import ledger_layout
-from offloaderd.segment.committer import Assignment
-from offloaderd.segment.resume.resume import abandon
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.committer import Assignment, VerifiedSegment
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.prefix_totals import Pasts
+from offloaderd.segment.resume.resume import LeftBehind, abandon
 from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
+from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import SegmentFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, Position
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.places import Place
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.committer import VerifiedSegment
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.prefix_totals import Pasts
-    from offloaderd.segment.resume.resume import LeftBehind
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.topic.chooser import Begin
-    from offloaderd.topic.tailer import Tailer
+from offloaderd.topic.chooser import Begin
+from offloaderd.topic.tailer import Tailer
 
 _ROLLED = {one.value for one in RollReason}
 

@@ -5,14 +5,10 @@ Every request is a state, not a message: the same one asked for again is one. Al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.model import Position
+from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.view import Requested
-
-if TYPE_CHECKING:
-    from offloaderd.core.aio.signal import Signal
-    from offloaderd.core.model import Position
-    from offloaderd.segment.roll import RollPolicy
 
 
 class Requests:

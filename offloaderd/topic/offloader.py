@@ -7,23 +7,28 @@ and its entries begin the next attempt. One that an earlier owner left behind is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, Signal
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
-from offloaderd.core.model import START, OfferResult, OffloadMethod
+from offloaderd.core.model import START, EntryBatch, LedgerInfo, Loss, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.retry import Backoff
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import Adoption
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.resume.resume import LeftBehind
+from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import SourceCheck
-from offloaderd.segment.stop import LiveStop
+from offloaderd.segment.stop import LiveStop, SegmentProgress
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.topic.chooser import Abandon, Adopt, Begin, Leave, NoteEnd, Resume, Wait, choose
+from offloaderd.topic.context import TopicContext
 from offloaderd.topic.due import frees_on_seal, reachable
 from offloaderd.topic.duties import Rest, Resting
 from offloaderd.topic.handle import OffloadHandle, SegmentResult
@@ -39,17 +44,6 @@ from offloaderd.topic.source_reader import SourceReader
 from offloaderd.topic.status import TopicStatus, describe
 from offloaderd.topic.tailer import Tailer
 from offloaderd.topic.tailing_feed import TailingFeed
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import EntryBatch, LedgerInfo, Loss, Position, TopicName
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.resume.resume import LeftBehind
-    from offloaderd.segment.roll import RollPolicy
-    from offloaderd.segment.stop import SegmentProgress
-    from offloaderd.topic.context import TopicContext
 
 
 class TopicOffloader:

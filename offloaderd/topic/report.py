@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.history import RangeState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.topic.context import TopicContext
-    from offloaderd.topic.status import HistoryStatus, TopicStatus
+from offloaderd.topic.context import TopicContext
+from offloaderd.topic.status import HistoryStatus, TopicStatus
 
 REPORT_S = 5.0
 """Pause between two updates: shorter than any scrape interval, and nearly free with many topics."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
-    from offloaderd.history.adoption import Adoption
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.source_check import SourceCheck
+from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
+from offloaderd.history.adoption import Adoption
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.segment.source_check import SourceCheck
 
 
 class SourceReader:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from offloaderd.core.errors import Transient
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
 from offloaderd.history import plan as history
 from offloaderd.history.owned_topic import OwnedTopic
-from offloaderd.segment.failures import error_class
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.model import Loss, Position, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.history import RangeState
-    from offloaderd.metadata.records.identity import Refusal
-    from offloaderd.segment.failures import Failure
-    from offloaderd.segment.reachability import StoreReach
-    from offloaderd.segment.stop import SegmentProgress
-    from offloaderd.topic.lag.age import OldestEntry
-    from offloaderd.topic.memory.buffer import TailingBuffer
-    from offloaderd.topic.outage.outage import Outage
-    from offloaderd.topic.tailer import Tailer
-
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.history import RangeState
+from offloaderd.metadata.records.identity import Refusal
+from offloaderd.segment.failures import Failure, error_class
+from offloaderd.segment.reachability import StoreReach
+from offloaderd.segment.stop import SegmentProgress
+from offloaderd.topic.lag.age import OldestEntry
+from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.topic.outage.outage import Outage
+from offloaderd.topic.tailer import Tailer
 
 OFFLOADING = "offloading"
 """State of a topic to which is done what its policy says, be it awake or asleep (`idle.py`)."""

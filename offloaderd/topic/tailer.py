@@ -7,33 +7,29 @@ before it was offloaded is reported, and the stream goes on behind it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
-from offloaderd.core.model import Confirmed, Loss, Position
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Confirmed, LedgerInfo, Loss, Position, TopicName
 from offloaderd.core.retry import Backoff
+from offloaderd.ledgers.chain import LedgerChain, Run
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.view import TopicView
 from offloaderd.topic.due import due_in_s, wants
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.chain import LedgerChain, Run
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.segment.view import TopicView
-    from offloaderd.topic.lag.age import OldestEntry
-    from offloaderd.topic.lag.lag import LagTracker
-    from offloaderd.topic.memory.buffer import Missing, TailingBuffer
-    from offloaderd.topic.memory.pool import BufferPool
-    from offloaderd.topic.source_reader import SourceReader
+from offloaderd.topic.lag.age import OldestEntry
+from offloaderd.topic.lag.lag import LagTracker
+from offloaderd.topic.memory.buffer import Missing, TailingBuffer
+from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.source_reader import SourceReader
 
 log = structlog.get_logger(__name__)
 

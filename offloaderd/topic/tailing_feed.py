@@ -5,16 +5,13 @@ It alone writes how far the topic's entries are taken, which is what the tailer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from offloaderd.segment.feed import Empty, Entries, Lost
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import Position
-    from offloaderd.ledgers.chain import LedgerChain
-    from offloaderd.segment.feed import Answer
-    from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.core.clock import Clock
+from offloaderd.core.model import Position
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.segment.feed import Answer, Empty, Entries, Lost
+from offloaderd.topic.memory.buffer import TailingBuffer
 
 OVERDRAW_S = 10.0
 """How long a segment may wait for its next entries before another one may exceed the memory in its place."""

@@ -8,7 +8,8 @@ a daemon that does, or an operator, takes it away.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -19,17 +20,13 @@ from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map.last_copy import last_copy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from offloaderd.metadata.records.trash import Trash
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.objects.places import Places
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.places import Places
+from offloaderd.segment.context import OffloadContext
+from offloaderd.topic.offloader import TopicOffloader
 
 log = structlog.get_logger(__name__)
 

@@ -7,38 +7,32 @@ in it. A position without an entry is explained as well: deleted, lost, not writ
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Transient
-from offloaderd.core.model import START, Position
+from offloaderd.core.model import START, LedgerEnd, Loss, Position, TopicName
+from offloaderd.format.values import BlockInfo
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.nodes import record
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
+from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.records.verified import SegmentVerified
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.read.ports import Maps
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import broker_object
 from offloaderd.upkeep.verify.blocks import entries_of
 from offloaderd.upkeep.verify.flaws import RESTORE, Flaw, Kind, corrupt, noted
 from offloaderd.upkeep.verify.segment import Tables, Target, load_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from offloaderd.core.model import LedgerEnd, Loss, TopicName
-    from offloaderd.format.values import BlockInfo
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.grant import Grant
-    from offloaderd.metadata.records.verified import SegmentVerified
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.retrying import RetryingReader
-    from offloaderd.read.ports import Maps
-    from offloaderd.upkeep.stored import Site
-
 
 BUCKET_S = 8.0
 """How long the bucket may take. Callers wait for half a minute, and an answer without a look is better than none."""

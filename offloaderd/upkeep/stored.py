@@ -6,18 +6,14 @@ ledger's object (V1) without a manifest beside it may be a broker's: its labels 
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from uuid import UUID
-
-    from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore, UploadInfo
+from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore, UploadInfo
 
 KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
 """The three objects of a segment, in the order in which they are written."""

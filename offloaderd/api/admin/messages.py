@@ -6,25 +6,20 @@ What is wrong with a policy's value is said by `policy.rules`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import Loss
 from offloaderd.format.parsing import filled
-from offloaderd.policy.policies import NAMES
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.policy.merge import Effective
+from offloaderd.policy.policies import NAMES, OffloadPolicies
+from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from offloaderd.segment.states import SegmentState, state_of
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Loss
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.policy.merge import Effective
-    from offloaderd.policy.policies import OffloadPolicies
-    from offloaderd.policy.records.selection import Selection
-    from offloaderd.topic.status import TopicStatus
-
+from offloaderd.topic.status import TopicStatus
 
 DAMAGED_MAX = 100
 """Ledgers of one topic that a status names; `offloadctl ledgers list` names all."""

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from offloaderd.api.admin.topics import TopicCalls, exists
+from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import InvalidInput, NotFound, Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import paths
+from offloaderd.metadata.records.request import Asked
 from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests import requests
-from offloaderd.topic.requests.plan import Wanted
+from offloaderd.topic.requests.plan import Plan, Take, Wanted
 from offloaderd.topic.requests.requests import Fate, Outcome, fate_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.aio.signal import Signal
-    from offloaderd.metadata.records.request import Asked
     from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.topic.requests.plan import Plan, Take
 
 HEARTBEAT_S = 1.0
 """A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""

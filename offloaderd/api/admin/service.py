@@ -6,31 +6,30 @@ It raises OffloaderError; the server's interceptor turns that into a status.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.api.admin.messages import DAMAGED_MAX, committed_segment, lost_range, open_segment, topic_status
 from offloaderd.api.admin.requests import ManualCalls
 from offloaderd.api.away import away, metadata_trouble
+from offloaderd.core.health import Dependency
 from offloaderd.core.model import TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-
-    from offloaderd.core.health import Dependency
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
-    from offloaderd.topic.status import TopicStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

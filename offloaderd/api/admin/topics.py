@@ -9,8 +9,12 @@ from offloaderd.api.admin.messages import checked_policy, checked_prefix, select
 from offloaderd.api.away import metadata_trouble
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.rules import Surroundings
@@ -18,10 +22,6 @@ from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
 
 if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
     from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
 
 COUNTED_TOPICS_MAX = 1000

@@ -9,19 +9,20 @@ only of what is on record as deleted; of everything else it hears that nobody ca
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from math import inf
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import structlog
+from grpc import aio
 
 from offloaderd.api.admin.requests import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.api.broker.shadows import ShadowSources
 from offloaderd.api.broker.topics import BrokerTopics
-from offloaderd.api.read.service import BATCH_BYTES_MAX
+from offloaderd.api.read.service import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.services.retention import checked_ledger
 from offloaderd.core.errors import (
     BucketMissing,
@@ -37,8 +38,12 @@ from offloaderd.core.errors import (
     Transient,
     Unsound,
 )
+from offloaderd.core.frames import Entries
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
+from offloaderd.fleet.engine import Engine
+from offloaderd.ledgers.port import LedgerRegister
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
@@ -46,6 +51,8 @@ from offloaderd.objects.port import present
 from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
 from offloaderd.protocol.v1 import broker_pb2, broker_pb2_grpc
+from offloaderd.read.reader import TopicReader
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.closed_ledger import (
     ClosedLedger,
     Copies,
@@ -56,22 +63,9 @@ from offloaderd.upkeep.grants.closed_ledger import (
     length_of,
     needs_push,
 )
+from offloaderd.upkeep.retention.retention import Retention
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-
-    from grpc import aio
-
-    from offloaderd.api.read.service import ReadService
-    from offloaderd.core.frames import Entries
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.ledgers.port import LedgerRegister
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.reader import TopicReader
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.upkeep.retention.retention import Retention
-
-    Context = aio.ServicerContext[object, object]
+Context = aio.ServicerContext[object, object]
 
 log = structlog.get_logger(__name__)
 

@@ -7,19 +7,15 @@ id would be a key to the ledger of whatever topic it belongs to; here the caller
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import structlog
 
 from offloaderd.api.gate import check_source
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.limits import Bounded
+from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import ShadowTopics
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.upkeep.grants.closed_ledger import is_held
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.topic_map.map import TopicMap
 
 log = structlog.get_logger(__name__)
 

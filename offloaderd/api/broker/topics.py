@@ -8,20 +8,17 @@ a tenant, and as many tenants.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound, TopicUnknown
+from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.fleet.engine import Engine
+from offloaderd.ledgers.port import LedgerRegister
 from offloaderd.metadata import paths
 from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.ledgers.port import LedgerRegister
 
 log = structlog.get_logger(__name__)
 

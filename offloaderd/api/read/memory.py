@@ -9,16 +9,12 @@ gets no more while there is not as much again for others, and of the room for ch
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Throttled
 from offloaderd.core.limits import ByteBudget
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.metrics import Metrics
 
 UNPACK_BYTES = 64 * 1024 * 1024
 

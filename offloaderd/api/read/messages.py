@@ -7,23 +7,17 @@ as it is stored, with the reason, and without its bytes where even that is too l
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Iterable, Iterator
 
+from offloaderd.api.read.memory import Unpacking
+from offloaderd.core.frames import Entries
 from offloaderd.core.model import Position
-from offloaderd.format.pulsar.messages import Joiner, MessageState, decode_entry, unpacked_bytes
-from offloaderd.format.pulsar.transactions import TransactionState
+from offloaderd.core.read_options import Tier
+from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry, unpacked_bytes
+from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId, TransactionState
 from offloaderd.protocol.conversion import TIERS, to_position
 from offloaderd.protocol.v1 import read_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
-
-    from offloaderd.api.read.memory import Unpacking
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.read_options import Tier
-    from offloaderd.format.pulsar.messages import Message
-    from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
-    from offloaderd.read.consumer import ConsumerView
+from offloaderd.read.consumer import ConsumerView
 
 MIB = 1024 * 1024
 ANSWER_BYTES = MIB

@@ -6,13 +6,17 @@ the read pauses with what it has fetched ahead, which the block cache bounds. A 
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import TYPE_CHECKING
+
+from grpc import aio
 
 from offloaderd.api.gate import share_of_caller
 from offloaderd.api.read.memory import UNPACK_BYTES, Unpacking
 from offloaderd.api.read.messages import MessageReader
 from offloaderd.core.errors import InvalidInput, Throttled
+from offloaderd.core.frames import Entries
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, TopicName
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Tier
 from offloaderd.format.parsing import filled
@@ -21,20 +25,11 @@ from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_po
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
-from offloaderd.read.seek.goal import Answered
+from offloaderd.read.reader import TopicReader
+from offloaderd.read.seek.goal import Answered, Sought
 from offloaderd.read.seek.seek import seek
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-
-    from grpc import aio
-
-    from offloaderd.core.frames import Entries
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.read.reader import TopicReader
-    from offloaderd.read.seek.goal import Sought
-
-    Context = aio.ServicerContext[object, object]
+Context = aio.ServicerContext[object, object]
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 """Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.model import TopicName
 from offloaderd.format.parsing import filled
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import pausing
 from offloaderd.policy.records.topic import Paused
 from offloaderd.protocol.v1 import control_pb2, control_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.metadata.port import MetadataStore
     from offloaderd.protocol.v1.control_pb2_grpc import _ServicerContext as Context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
-
     from offloaderd.protocol.v1.doctor_pb2_grpc import _ServicerContext as Context
 
 

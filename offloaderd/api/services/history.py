@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import Position, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
-from offloaderd.history.plan import extent_of, left_of, waits
+from offloaderd.history.plan import Extent, extent_of, left_of, waits
 from offloaderd.metadata import history
-from offloaderd.metadata.records.history import RangeState, Worker
+from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import history_pb2, history_pb2_grpc
 from offloaderd.segment.roll import RollPolicy
 
 if TYPE_CHECKING:
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.history.plan import Extent
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.protocol.v1.history_pb2_grpc import _ServicerContext as Context
 
 RANGES_MAX = 10_000

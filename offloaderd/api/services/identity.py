@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,14 @@ from offloaderd.format.head import PlaceMarker
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.identity import Acceptance, SourceIdentity
+from offloaderd.metadata.records.identity import Acceptance, Deployment, SourceIdentity
 from offloaderd.objects import marker
+from offloaderd.objects.places import Place
 from offloaderd.protocol.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
+from offloaderd.segment.context import OffloadContext
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.metadata.records.identity import Deployment
-    from offloaderd.objects.places import Place
     from offloaderd.protocol.v1.identity_pb2_grpc import _ServicerContext as Context
-    from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 

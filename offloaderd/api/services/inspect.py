@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -10,25 +11,21 @@ from offloaderd.api.away import metadata_trouble, needed
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.protocol.conversion import from_position, to_position
 from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
-from offloaderd.upkeep.explain import Held
+from offloaderd.read.reader import TopicReader
+from offloaderd.upkeep.explain import Explainer, Explanation, Held, Place
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import SegmentReport
+from offloaderd.upkeep.verify.topic import Between, SegmentReport, TopicVerifier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.owner import Owner
-    from offloaderd.metadata.records.verified import SegmentVerified
     from offloaderd.protocol.v1.inspect_pb2_grpc import _ServicerContext as Context
-    from offloaderd.read.reader import TopicReader
-    from offloaderd.upkeep.explain import Explainer, Explanation, Place
-    from offloaderd.upkeep.verify.topic import Between, TopicVerifier
 
 
 SOURCE_S = 4.0

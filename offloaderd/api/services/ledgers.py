@@ -6,20 +6,16 @@ back by gRPC's flow control.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+
+from grpc import aio
 
 from offloaderd.core.model import TopicName
+from offloaderd.ledgers.port import LedgerStore
 from offloaderd.protocol.conversion import checked_payloads, to_position
 from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from grpc import aio
-
-    from offloaderd.ledgers.port import LedgerStore
-
-    Context = aio.ServicerContext[object, object]
+Context = aio.ServicerContext[object, object]
 
 
 class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):

@@ -8,23 +8,20 @@ broker back. `Offloaded` messages tell whenever the offloaded position moves.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+
+from grpc import aio
 
 from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OfferResult, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.protocol.conversion import from_batch, to_position
 from offloaderd.protocol.v1 import offload_pb2, offload_pb2_grpc
+from offloaderd.topic.offloader import TopicOffloader
 
-if TYPE_CHECKING:
-    from grpc import aio
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.topic.offloader import TopicOffloader
-
-    Context = aio.ServicerContext[offload_pb2.StreamingOffloadRequest, offload_pb2.StreamingOffloadResponse]
+Context = aio.ServicerContext[offload_pb2.StreamingOffloadRequest, offload_pb2.StreamingOffloadResponse]
 
 RESULTS = {
     OfferResult.ACCEPTED: offload_pb2.OFFER_RESULT_ACCEPTED,

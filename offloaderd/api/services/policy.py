@@ -5,6 +5,7 @@ What is to be said is checked together with what it inherits, and every mistake 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,27 +13,24 @@ import structlog
 
 from offloaderd.api.admin.messages import given_policies, origins, policies_message
 from offloaderd.core.errors import CorruptData, InvalidInput, OffloaderError
-from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.core.model import OffloadMethod, Retained, TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern
 from offloaderd.format.parsing import filled
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
+from offloaderd.policy.levels import Effect, Levels
 from offloaderd.policy.merge import Effective, Level, Origin, effective
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records.topic import TopicPolicy, own
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
 from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.model import Retained
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.policy.levels import Effect, Levels
-    from offloaderd.policy.policies import OffloadPolicies
     from offloaderd.protocol.v1.policy_pb2_grpc import _ServicerContext as Context
 
-    Retention = Callable[[str, str], Awaitable[Retained]]
-    """Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""
+Retention = Callable[[str, str], Awaitable[Retained]]
+"""Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""
 
 Where = Namespace | TopicName | None
 """A level: a namespace, a topic, or (None) the broker."""

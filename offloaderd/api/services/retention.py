@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from offloaderd.api.away import ANSWERS_S, away, metadata_trouble
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
-from offloaderd.core.model import LEDGER_ID_MAX, TopicName
+from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.protocol.v1 import retention_pb2, retention_pb2_grpc
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
+from offloaderd.upkeep.retention.retention import Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
     from offloaderd.protocol.v1.retention_pb2_grpc import _ServicerContext as Context
-    from offloaderd.upkeep.retention.retention import Retention
 
 LEDGERS_MAX = 10_000
 """Ledgers that one request may name."""

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from offloaderd.api.services.retention import checked_ledger
 from offloaderd.core.errors import InvalidInput, NotFound, TopicNotFound
 from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.history.rewriting.rollback import Progress, Rollback
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import rollback as rollback_record
-from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.metadata.records.rollback import RollbackOrder
+from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.resolver import Namespace
 from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.fleet.engine import Engine
-    from offloaderd.history.rewriting.rollback import Progress, Rollback
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.rollback import RollbackOrder
-    from offloaderd.metadata.topic_map.conversion import LedgerState
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.resolver import Namespace
     from offloaderd.protocol.v1.rollback_pb2_grpc import _ServicerContext as Context
 
 FOLLOW_S = 1.0

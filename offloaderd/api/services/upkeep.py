@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -10,13 +11,11 @@ from uuid import UUID
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
+from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Find
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from offloaderd.protocol.v1.upkeep_pb2_grpc import _ServicerContext as Context
-    from offloaderd.upkeep.gc.collector import Collector
 
 
 class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):

@@ -9,9 +9,9 @@ answered anything; each failure in a row doubles the time, an answer ends it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,21 +24,17 @@ from offloaderd.bookkeeper.connections.connection import (
     Wire,
     status_of,
 )
+from offloaderd.bookkeeper.connections.handshake import Handshake
 from offloaderd.bookkeeper.connections.window import Window
 from offloaderd.bookkeeper.metadata.layout import registration_paths
 from offloaderd.bookkeeper.metadata.registration import BookieAddress, resolve
+from offloaderd.bookkeeper.ports import Znodes
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v3
 from offloaderd.bookkeeper.wire.status import BadAnswer, Status
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.core.retry import doubled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.bookkeeper.connections.handshake import Handshake
-    from offloaderd.bookkeeper.ports import Znodes
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
 
 log = structlog.get_logger(__name__)
 

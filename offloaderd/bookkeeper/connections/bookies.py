@@ -12,9 +12,9 @@ on a new one. What an answer says is checked against what was asked; what the en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from offloaderd.bookkeeper.connections.bookie import Bookie
 from offloaderd.bookkeeper.connections.connection import (
@@ -27,22 +27,17 @@ from offloaderd.bookkeeper.connections.connection import (
     status_of,
 )
 from offloaderd.bookkeeper.connections.handshake import Handshake
+from offloaderd.bookkeeper.connections.window import Window
 from offloaderd.bookkeeper.metadata.registration import is_bookie_id
-from offloaderd.bookkeeper.ports import LastKnown
+from offloaderd.bookkeeper.ports import LastKnown, Znodes
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v2, v3
 from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import Status, Unsupported, failure
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, BOOKIE_TIMED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.bookkeeper.connections.window import Window
-    from offloaderd.bookkeeper.ports import Znodes
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
 
 BOOKIES_MAX: Final = 1024
 """So many bookies are remembered, unless more are in use."""

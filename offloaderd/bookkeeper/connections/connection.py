@@ -25,21 +25,18 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
+from offloaderd.bookkeeper.connections.window import Window
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v2, v3
 from offloaderd.bookkeeper.wire.framing import FRAME_BYTES_MAX, LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import BadAnswer, Status
 from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.bookkeeper.connections.window import Window
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
 
 SILENCES_MAX: Final = 3
 """So many requests in a row without a sign of life, and the connection is taken for dead."""

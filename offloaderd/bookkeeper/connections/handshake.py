@@ -15,24 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from offloaderd.bookkeeper.connections.connection import TLS_HINT, ConnectionLost, Wire
+from offloaderd.bookkeeper.connections.connection import TLS_HINT, Answer, BookieConnection, ConnectionLost, Wire
 from offloaderd.bookkeeper.connections.sasl import DigestMd5
 from offloaderd.bookkeeper.connections.window import Window
+from offloaderd.bookkeeper.metadata.registration import BookieAddress
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v3
 from offloaderd.bookkeeper.wire.auth import SASL_PLUGIN, AuthToken
 from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import BadAnswer, Status, failure
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidConfig, Transient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.bookkeeper.connections.connection import Answer, BookieConnection
-    from offloaderd.bookkeeper.metadata.registration import BookieAddress
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
 
 SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file, saslJaasClientAllowedIds"
 MECHANISM_HINT = "only DIGEST-MD5 is supported by the plugin `sasl`, not GSSAPI (Kerberos)"

@@ -15,14 +15,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from offloaderd.bookkeeper.wire.status import BadAnswer
 from offloaderd.core.errors import Denied, InvalidConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 MECHANISM: Final = "DIGEST-MD5"
 CHALLENGE_BYTES_MAX: Final = 2048

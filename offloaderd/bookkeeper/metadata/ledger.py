@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import lt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -27,10 +28,6 @@ from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 HEAD: Final = b"BookieMetadataFormatVersion\t"
 _HEAD_BYTES_MAX: Final = len(HEAD) + 12

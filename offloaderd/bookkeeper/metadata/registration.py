@@ -10,16 +10,14 @@ may change under the same id, so resolve again on every reconnect. WIRE.md, sect
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RPC_PROTOCOL: Final = "bookie-rpc"
 TLS_EXTENSION: Final = "tls"

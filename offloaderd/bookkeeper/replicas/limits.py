@@ -11,17 +11,13 @@ ones, it never adds up. A second's worth may go at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.clock import Clock
 from offloaderd.core.limits import Bounded, TokenBucket
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 
 TOPICS_MAX = 10_000
 """Topics whose buckets are kept; a bucket that is idle for longer than its burst is as good as a new one."""

@@ -10,20 +10,16 @@ This is the hot path: nothing is awaited and nothing is called for each entry of
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 import structlog
 
+from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead
+from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
+from offloaderd.core.clock import Clock
 from offloaderd.core.limits import Bounded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead
-    from offloaderd.bookkeeper.replicas.reader import ReplicaReader
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
-    from offloaderd.core.clock import Clock
 
 log = structlog.get_logger(__name__)
 

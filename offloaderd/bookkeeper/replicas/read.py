@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
 from offloaderd.bookkeeper.wire.status import NotHere
 from offloaderd.core.errors import CorruptData, OffloaderError, Throttled, Transient
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.core.model import TopicName
+from offloaderd.core.model import TopicName
 
 EXPECTED_BYTES = 4096
 """What a first read is taken to bring, for the rate limits, until one has shown it."""

@@ -25,26 +25,21 @@ An entry is never skipped. A bookie that was slow is asked last for a while.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from offloaderd.bookkeeper.background import Background
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.ports import Bookies
+from offloaderd.bookkeeper.replicas.limits import Limits
 from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead, conclusion
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.status import BadAnswer, Reaction, Unsupported, reaction_to
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.retry import doubled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from offloaderd.bookkeeper.background import Background
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.ports import Bookies
-    from offloaderd.bookkeeper.replicas.limits import Limits
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-
 
 COOLDOWN_S = 10.0
 """How long a bookie that was too slow is asked last."""

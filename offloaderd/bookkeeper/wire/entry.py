@@ -18,17 +18,15 @@ import hashlib
 import hmac
 import struct
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import google_crc32c
 
 from offloaderd.core.errors import CorruptData
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ENTRY_HEADER = struct.Struct(">qqqq")
 LAC_HEADER = struct.Struct(">qq")

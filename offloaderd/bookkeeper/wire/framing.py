@@ -14,13 +14,11 @@ been taken; from then on every use raises the same error, because no later byte 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
 
 from offloaderd.bookkeeper.wire.status import BadAnswer
 from offloaderd.core.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FRAME_LENGTH = struct.Struct(">i")
 FRAME_BYTES_MAX: Final = 8 * 1024 * 1024

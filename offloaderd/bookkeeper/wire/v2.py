@@ -16,8 +16,9 @@ recovery cannot be encoded.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from offloaderd.bookkeeper.wire import framing
 from offloaderd.bookkeeper.wire.auth import AuthToken, decode_auth_message, encode_auth_message
@@ -25,9 +26,6 @@ from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
 from offloaderd.bookkeeper.wire.status import V2_CODES, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VERSION: Final = 2
 READ_ENTRY: Final = 2

@@ -20,8 +20,9 @@ The messages have no field for a master key and no flag that fences: `protos/boo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from offloaderd.bookkeeper.wire import framing
 from offloaderd.bookkeeper.wire.auth import AUTH_BYTES_MAX, AuthToken
@@ -31,9 +32,6 @@ from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VERSION: Final = 3
 TXN_ID_MAX: Final = 2**64 - 1

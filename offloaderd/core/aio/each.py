@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import first_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Self
 
 if sys.version_info >= (3, 13):
     Group = asyncio.TaskGroup

@@ -7,15 +7,12 @@ the same loop, none can fall into the gap.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from typing import Any
 
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import first_of
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from offloaderd.core.clock import Clock
 
 
 class Event:

@@ -6,14 +6,12 @@ waits. A task that nobody needs any more is cancelled by whoever started it; the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Closed
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Coroutine
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -11,8 +12,6 @@ from offloaderd.core.metrics.topics import TOPIC, TopicGauge
 from offloaderd.core.metrics.values import OPEN, SECONDS_BUCKETS, Documented, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from prometheus_client.registry import Collector
 
 Labels = tuple[str, ...]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from offloaderd.core.metrics.families import Families, counter, gauge
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GC_OUTCOMES = ("ok", "failed")
 GC_ACTIONS = ("deleted", "delete", "failed", "keep", "alarm")

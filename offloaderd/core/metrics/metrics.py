@@ -10,11 +10,11 @@ generated from this module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
 
 from offloaderd import __version__
+from offloaderd.core.clock import Clock
+from offloaderd.core.health import HealthView
 from offloaderd.core.metrics.access import AccessMetrics
 from offloaderd.core.metrics.control import ControlMetrics
 from offloaderd.core.metrics.families import counter, gauge, histogram, topic_gauge
@@ -41,10 +41,6 @@ from offloaderd.core.metrics.values import (
     OPEN,
 )
 from offloaderd.core.model import RollReason
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.health import HealthView
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 

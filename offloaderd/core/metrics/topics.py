@@ -6,13 +6,10 @@ A daemon with ten thousand topics has two hundred thousand of them.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TOPIC = "topic"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
     from prometheus_client import CollectorRegistry, Metric
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

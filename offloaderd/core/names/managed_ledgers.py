@@ -7,15 +7,13 @@ partition is a topic with a node of its own. Names of the first version, with a 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName, decode_local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 ROOT = "/managed-ledgers"
 COMPACTION_CURSOR = "__compaction"

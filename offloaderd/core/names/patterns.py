@@ -11,18 +11,15 @@ An expression that matches a partitioned topic matches its partitions. Pure: not
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName
+from offloaderd.core.names.expressions import Expression
 from offloaderd.core.names.managed_ledgers import partition_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offloaderd.core.names.expressions import Expression
 
 PATTERN_CHARS_MAX = 1000
 REGEX = "re:"

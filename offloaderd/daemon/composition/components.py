@@ -5,11 +5,11 @@ Nothing here is opened or started; the daemon does that, and has all of it follo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from offloaderd.api.admin.service import AdminService
+from offloaderd.api.admin.service import AdminService, DaemonSnapshot
 from offloaderd.api.broker.service import BrokerService
 from offloaderd.api.read.service import ReadService
 from offloaderd.api.server import Services
@@ -25,19 +25,28 @@ from offloaderd.api.services.policy import PolicyService
 from offloaderd.api.services.retention import RetentionService
 from offloaderd.api.services.rollback import RollbackService
 from offloaderd.api.services.upkeep import UpkeepService
+from offloaderd.core.clock import Clock
 from offloaderd.core.limits import ByteBudget
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.composition.security import Guard
 from offloaderd.daemon.doctor.examination import examine
+from offloaderd.daemon.log_levels import LogLevels
+from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.status_page.board import Board
-from offloaderd.daemon.stores import sites
+from offloaderd.daemon.stores import Ledgers, sites
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.fleet.presence import registration_of
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments.reader import SegmentOptions
+from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import lost_metadata
@@ -47,21 +56,6 @@ from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.verify.scrub import Scrubber
 from offloaderd.upkeep.verify.topic import CALLS_BYTES, TopicVerifier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.api.admin.service import DaemonSnapshot
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.composition.security import Guard
-    from offloaderd.daemon.log_levels import LogLevels
-    from offloaderd.daemon.reload import Reloader
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.daemon.stores import Ledgers
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.topic.context import TopicContext
 
 
 class Components:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from offloaderd.core.clock import Clock
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
 from offloaderd.core.retry import until_answered
-from offloaderd.core.traces import NO_TRACES
+from offloaderd.core.traces import NO_TRACES, Traces
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.stores import Ledgers
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.identity import ensure_deployment
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.identity import Deployment
+from offloaderd.objects.port import SegmentStore
 from offloaderd.policy.merge import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.builders.builder import SegmentLayout
@@ -21,20 +29,8 @@ from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.context import OutageRules, TopicContext
+from offloaderd.topic.memory.pool import BufferPool
 from offloaderd.topic.spill.files import SpillArea
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.limits import ByteBudget
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.traces import Traces
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.daemon.stores import Ledgers
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.topic.memory.pool import BufferPool
 
 Context = TypeVar("Context", bound=OffloadContext)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,18 +12,15 @@ from offloaderd.access.roles import Grant, Rights
 from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
 from offloaderd.access.watched import Watched
 from offloaderd.api.gate import Authentication, Gate, Limits
+from offloaderd.core.clock import Clock
+from offloaderd.core.health import Health
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.section import is_loopback
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.status_page.site import StatusSite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from pydantic import SecretStr
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.health import Health
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.daemon.settings import Settings
 
 
 KEY_SETTINGS = tuple(

@@ -7,6 +7,7 @@ documentation cannot say anything else than what is checked.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
@@ -18,8 +19,6 @@ from offloaderd.core.units import format_bytes
 from offloaderd.daemon.settings.sections import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic.fields import FieldInfo
 
 ENVIRONMENT_PREFIX = "OFFLOADERD__"

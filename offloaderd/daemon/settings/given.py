@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings.fields import ENVIRONMENT_PREFIX, all_settings, environment_name, section_types
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,27 +7,24 @@ place of what was wrong and reported only when all that they are about was right
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.daemon.settings.fields import all_settings, literal, section_types, shown
+from offloaderd.core.section import Section
+from offloaderd.daemon.settings.fields import Setting, all_settings, literal, section_types, shown
 from offloaderd.daemon.settings.given import Given, from_environment, from_file, from_options
 from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.daemon.settings.sections import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from pydantic_core import ErrorDetails
-
-    from offloaderd.core.section import Section
-    from offloaderd.daemon.settings.fields import Setting
 
 SHOWN_CHARS_MAX = 80
 

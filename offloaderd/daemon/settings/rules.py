@@ -6,20 +6,15 @@ settings' values in braces, by key.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
-from offloaderd.core.section import SizeMark, is_loopback, is_private
+from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.settings.sections import header_pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from offloaderd.core.section import Section
-    from offloaderd.daemon.settings.sections import Settings
+from offloaderd.daemon.settings.sections import Settings, header_pairs
 
 S3_PART_BYTES_MIN = 5 * 1024**2
 S3_PARTS_MAX = 10_000

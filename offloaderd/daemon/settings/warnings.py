@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from offloaderd.access.roles import BARE, Grant
 from offloaderd.core.section import is_loopback, is_private
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offloaderd.daemon.settings.sections import Settings
+from offloaderd.daemon.settings.sections import Settings
 
 
 def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:

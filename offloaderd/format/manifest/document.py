@@ -8,7 +8,6 @@ are exactly what the blocks add up to.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import google_crc32c
 
@@ -19,10 +18,7 @@ from offloaderd.format.manifest.rules import canonical_uuid, check
 from offloaderd.format.manifest.wire import taken_apart
 from offloaderd.format.parsing import filled, parse_message, value_of
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.format.values import Broken, LedgerPart, SegmentManifest
-
-if TYPE_CHECKING:
-    from offloaderd.format.values import BlockInfo
+from offloaderd.format.values import BlockInfo, Broken, LedgerPart, SegmentManifest
 
 MAGIC = 0x8F4F464D
 VERSION = 1

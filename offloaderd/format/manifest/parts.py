@@ -5,7 +5,8 @@ Records of open segments in the metadata store hold the same messages.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.format.chunks import packed, unpacked
@@ -15,14 +16,10 @@ from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
 from offloaderd.format.values import BlockInfo, Broken, Past
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Literal, TypeAlias
-
-    _Number: TypeAlias = Literal[
-        "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
-        "time_min", "time_max", "index_max", "first_publish_time",
-    ]  # fmt: skip
+_Number: TypeAlias = Literal[
+    "first_broker_timestamp", "last_broker_timestamp", "first_index", "last_index",
+    "time_min", "time_max", "index_max", "first_publish_time",
+]  # fmt: skip
 
 
 def block_to_message(block: BlockInfo) -> pb.SegmentBlock:

@@ -6,22 +6,17 @@ need nothing but the manifest; whether the data object is what it says is for ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, OffloadMethod, Position, TopicName
+from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Loss, OffloadMethod, Position, TopicName
 from offloaderd.format.chunks import CHECKSUM_BYTES, chunk_count
 from offloaderd.format.index_entries import INDEX_ENTRY
 from offloaderd.format.v1.index import INDEX_HEADER as V1_INDEX_HEADER
 from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
 from offloaderd.format.v2.index import GROUP_HEAD, INDEX_HEADER
-from offloaderd.format.values import Broken
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Loss
-    from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.values import BlockInfo, Broken, LedgerPart, SegmentManifest
 
 
 def canonical_uuid(text: str) -> UUID:

@@ -6,20 +6,15 @@ manifest of nothing else takes 85 times its size. Here each block is looked at b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.format.manifest.parts import block_from_message
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.format.values import Broken
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from offloaderd.format.values import BlockInfo
+from offloaderd.format.values import BlockInfo, Broken
 
 PARSED_BYTES_MAX = 256 * 1024 * 1024
 """Memory that a decoded manifest may take: that of a segment of some 100 GiB in blocks of 1 MiB."""

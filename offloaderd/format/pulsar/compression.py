@@ -7,13 +7,10 @@ finishes a ZLIB stream, so its end is not looked for.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import cramjam
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Compression(IntEnum):

@@ -12,18 +12,16 @@ is not as brokers and Pulsar's producers write it goes through `time_of`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from offloaderd.format.pb.pulsar.broker_entry_metadata_pb2 import BrokerEntryMetadataRun
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata, MessageMetadataRun
 from offloaderd.format.pulsar import broker_entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6

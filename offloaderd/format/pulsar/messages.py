@@ -16,25 +16,20 @@ from __future__ import annotations
 
 import base64
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import google_crc32c
 from google.protobuf.message import DecodeError
 
 from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import Position
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.pulsar import messages_pb2 as pb
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.compression import Compression, Undecodable, decompress
-from offloaderd.format.pulsar.transactions import mention_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from offloaderd.core.model import Position
-    from offloaderd.format.pulsar.transactions import TransactionId
+from offloaderd.format.pulsar.transactions import TransactionId, mention_in
 
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6

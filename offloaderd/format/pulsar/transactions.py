@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from offloaderd.core.errors import CorruptData
+from offloaderd.core.model import Position
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
 from offloaderd.format.pulsar import broker_entry
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
 
 TXN_COMMIT: Final = 21
 TXN_ABORT: Final = 22

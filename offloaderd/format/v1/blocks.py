@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import decode_entries, framed_bytes
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v1.index import LedgerObjectIndex, decode_index, encode_index, index_entries
-
-if TYPE_CHECKING:
-    from offloaderd.format.values import BlockInfo
+from offloaderd.format.values import BlockInfo
 
 __all__ = [
     "BLOCK_HEADER",

@@ -8,8 +8,8 @@ entry, and spares Pulsar's own reader most of its requests.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData, InvalidInput
@@ -26,11 +26,7 @@ from offloaderd.format.index_entries import (
 )
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.format.values import BlockInfo
+from offloaderd.format.values import BlockInfo
 
 INDEX_MAGIC = 0xDE47DE47
 INDEX_HEADER = struct.Struct(">Iiqqii")

@@ -6,16 +6,12 @@ check. A block may be 64 MiB and more; what is held of it is a piece and the beg
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.frames import FramedEntries
+from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v1.blocks import BLOCK_HEADER_BYTES, decode_header
-
-if TYPE_CHECKING:
-    from offloaderd.format.index_entries import IndexEntry
-    from offloaderd.format.v1.index import LedgerObjectIndex
+from offloaderd.format.v1.index import LedgerObjectIndex
 
 
 class BlockSpan:

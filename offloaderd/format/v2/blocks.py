@@ -8,17 +8,14 @@ padding down to none is accepted.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import PAD, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
 from offloaderd.format.index_entries import IndexEntry
 from offloaderd.format.v2.index import LedgerIndex, SegmentIndex, decode_index, encode_index
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "BLOCK_HEADER",

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.model import Position
 from offloaderd.format.index_entries import (
     DATA_BYTES_MIN,
     DATA_HEADER_BYTES,
@@ -28,11 +30,6 @@ from offloaderd.format.index_entries import (
 )
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from offloaderd.core.model import Position
 
 INDEX_MAGIC = 0x3D1FB0BC
 INDEX_HEADER = struct.Struct(">Iiqq")

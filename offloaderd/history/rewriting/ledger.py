@@ -5,32 +5,28 @@ Written and proven as anything that is rewritten (`rewrite.py`); then the two ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from offloaderd.format.values import SegmentManifest
+from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, exchange, look_up
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import conversion
+from offloaderd.metadata.topic_map.conversion import LedgerState
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import goal_of
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.committer import VerifiedSegment
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.feed import Gap
 from offloaderd.segment.states import SegmentState
+from offloaderd.segment.stop import SegmentProgress
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.history.owned_topic import OwnedTopic
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.conversion import LedgerState
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.segment.committer import VerifiedSegment
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.feed import Gap
-    from offloaderd.segment.stop import SegmentProgress
 
 
 class Stopped(SegmentFailed):

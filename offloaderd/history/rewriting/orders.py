@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.rollback import RollbackOrder
+from offloaderd.segment.claim.fence import Fence
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.segment.claim.fence import Fence
-
-    Decide = Callable[[RollbackOrder | None], RollbackOrder]
+Decide = Callable[[RollbackOrder | None], RollbackOrder]
 
 log = structlog.get_logger(__name__)
 

@@ -8,36 +8,29 @@ passes may be exchanged for the old objects (`metadata/topic_map/conversion.py`,
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.errors import Conflict, Fenced, InvalidInput, NotFound
-from offloaderd.core.model import LedgerInfo, Position
+from offloaderd.core.model import LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
-from offloaderd.format.values import Past
+from offloaderd.format.layout import LedgerLayout
+from offloaderd.format.values import LedgerPart, Past, SegmentManifest
 from offloaderd.history.rewriting.stored_feed import BucketReader, Unreadable, Volume
 from offloaderd.ledgers.book import plain_metadata
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.merging import Goal
 from offloaderd.segment.builders.ledger_layout import LedgerCut
-from offloaderd.segment.committer import Assignment, Surroundings
+from offloaderd.segment.committer import Assignment, FindManifest, Surroundings
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import HashingFeed, ReadAheadFeed
 from offloaderd.segment.prefix_totals import past_within
 from offloaderd.segment.stop import ExactStop
 from offloaderd.segment.upload import SegmentFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.format.layout import LedgerLayout
-    from offloaderd.format.values import LedgerPart, SegmentManifest
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.metadata.topic_map.merging import Goal
-    from offloaderd.segment.committer import FindManifest
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
 
 BLOCK_BYTES = 64 << 20
 """Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), where no setting says another."""

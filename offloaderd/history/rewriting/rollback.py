@@ -14,38 +14,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Fenced, NotFound, OffloaderError, Transient, first_of
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff
+from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.rewriting.ledger import LedgerRewrite, Stopped
 from offloaderd.history.rewriting.orders import OrderDesk, extended, taken_back
 from offloaderd.history.rewriting.rewrite import cut_of
 from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
 from offloaderd.metadata import paths
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.rollback import RollbackOrder
 from offloaderd.metadata.topic_map import conversion
-from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.resume.roll_forward import as_finished
 from offloaderd.segment.upload import SegmentFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.history.owned_topic import OwnedTopic
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.rollback import RollbackOrder
-    from offloaderd.metadata.topic_map.conversion import LedgerState
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 

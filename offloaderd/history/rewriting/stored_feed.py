@@ -8,28 +8,24 @@ until it works; what is damaged or missing ends the reading, and names key and b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from offloaderd.core.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound
+from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.verify import check_index, runs
+from offloaderd.format.values import SegmentManifest
+from offloaderd.format.verify import BlockRun, check_index, runs
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.whole import read_apart
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import EntryHash
 from offloaderd.segment.upload import SegmentFailed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.format.verify import BlockRun
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
 
 T = TypeVar("T")
 

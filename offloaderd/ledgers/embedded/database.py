@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import queue
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from offloaderd.core.errors import (
     Closed,
@@ -28,15 +30,9 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.model import TopicName
-from offloaderd.ledgers.book import Book, Ledger
+from offloaderd.ledgers.book import Book, Draft, Ledger
 from offloaderd.ledgers.embedded import rows, schema
 from offloaderd.ledgers.embedded.disk import file_bytes, free_bytes, full_disk, lock_directory, translated_os_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from offloaderd.ledgers.book import Draft
 
 READERS = 2
 PAGE_BYTES = 8192

@@ -7,21 +7,16 @@ last commit. The store has to lie on the same machine: its log is shared memory.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied
-from offloaderd.ledgers.book import BookSource
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.book import Book, BookSource
 from offloaderd.ledgers.embedded.database import READERS, Database
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from typing import Self
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.book import Book
 
 T = TypeVar("T")
 

@@ -21,18 +21,14 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import google_crc32c
 
 from offloaderd.core.errors import CorruptData
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from offloaderd.ledgers.book import Run
+from offloaderd.ledgers.book import Run
 
 ROW_BYTES = 1024 * 1024
 """Payload bytes after which a row is full: large enough to be cheap per entry, small enough to be read for one."""

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError
+from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.book import (
     LEDGER_AGE_MAX_S,
     LEDGER_BYTES_MAX,
@@ -36,13 +39,6 @@ from offloaderd.ledgers.book import (
 )
 from offloaderd.ledgers.changes import Changes
 from offloaderd.ledgers.embedded.database import READERS, Database
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from typing import Any, Self
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import Position, TopicName
 
 T = TypeVar("T")
 

@@ -14,18 +14,15 @@ from __future__ import annotations
 import json
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 import structlog
 
 from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError, Transient
-from offloaderd.core.model import Position, Retained
+from offloaderd.core.model import Position, Retained, TopicName
 from offloaderd.ledgers.settings import PulsarSettings
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
 
 log = structlog.get_logger(__name__)
 

@@ -10,34 +10,31 @@ Metadata of closed ledgers is remembered without a watch: only its bookies can c
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
+from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
 from offloaderd.bookkeeper.metadata.layout import decode_layout, instance_path, layout_path
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.ports import Znodes
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core import domains
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
+from offloaderd.core.model import TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
-    from offloaderd.bookkeeper.background import Background
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.bookkeeper.ports import Znodes
-    from offloaderd.bookkeeper.settings import BookkeeperSettings
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
-    from offloaderd.metadata.port import Versioned
+from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
+from offloaderd.metadata.port import Versioned
 
 T = TypeVar("T")
 

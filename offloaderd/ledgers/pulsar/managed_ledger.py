@@ -10,9 +10,10 @@ state, last entry and length; this list has which ledgers are the topic's, and w
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
@@ -27,9 +28,6 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
     ManagedLedgerInfoMetadata,
 )
 from offloaderd.format.pulsar.compression import Compression, Undecodable, decompress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 MAGIC = b"\x47\x78"
 HEAD_BYTES = 6

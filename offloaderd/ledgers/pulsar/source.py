@@ -5,36 +5,31 @@ It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is r
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.ledger_tail import TailAsker
+from offloaderd.bookkeeper.ledger_tail import Broker, TailAsker
 from offloaderd.bookkeeper.long_poll import LongPolls
 from offloaderd.bookkeeper.metadata.ledger import index_metadata
+from offloaderd.bookkeeper.ports import Bookies, Znodes
 from offloaderd.bookkeeper.replicas.limits import Limits
 from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
 from offloaderd.bookkeeper.replicas.read import LedgerAt, checker_for
 from offloaderd.bookkeeper.replicas.reader import BookieOrder, ReplicaReader
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
-from offloaderd.core.model import EntryBatch
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.changes import Changes
 from offloaderd.ledgers.pulsar.directory import Directory, Nodes
 from offloaderd.ledgers.pulsar.topic import Topic
 from offloaderd.ledgers.pulsar.watcher import Follower, Pulse
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
-    from types import TracebackType
-
-    from offloaderd.bookkeeper.ledger_tail import Broker
-    from offloaderd.bookkeeper.ports import Bookies, Znodes
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Confirmed, LedgerInfo, TopicName
 
 TOPICS_MAX = 10_000
 """Topics that nobody watches and of which something is remembered all the same: those asked for last."""

@@ -7,25 +7,18 @@ be deleted is left out for good, since ids never come back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.bookkeeper.ledger_tail import LedgerTail
-from offloaderd.bookkeeper.metadata.ledger import LedgerState
+from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
+from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata, LedgerState
 from offloaderd.core.errors import CorruptData, NotFound
-from offloaderd.core.model import Confirmed, Edge, LedgerInfo
+from offloaderd.core.model import Confirmed, Edge, LedgerInfo, TopicName
 from offloaderd.core.names.managed_ledgers import misplaced_ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.bookkeeper.ledger_tail import TailAsker
-    from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.pulsar.directory import Directory
-    from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
+from offloaderd.ledgers.pulsar.directory import Directory
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
 
 log = structlog.get_logger(__name__)
 

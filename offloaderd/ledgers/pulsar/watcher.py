@@ -12,26 +12,20 @@ that holds the bell answered something within the last twice `request_timeout_s`
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING
 
-from offloaderd.bookkeeper.background import Alarm
-from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, Silence
+from offloaderd.bookkeeper.background import Alarm, Background
+from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
+from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, LongPolls, Silence
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, NotFound, OffloaderError
 from offloaderd.core.model import Confirmed
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from offloaderd.bookkeeper.background import Background
-    from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
-    from offloaderd.bookkeeper.long_poll import LongPolls
-    from offloaderd.core.clock import Clock
-    from offloaderd.ledgers.pulsar.directory import Directory
-    from offloaderd.ledgers.pulsar.topic import Topic
+from offloaderd.ledgers.pulsar.directory import Directory
+from offloaderd.ledgers.pulsar.topic import Topic
 
 SLOWER = 1.5
 """How much longer each pause between two polls gets while nothing moves."""

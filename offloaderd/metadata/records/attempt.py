@@ -7,26 +7,20 @@ decides every byte, so that two owners that hold the same upload can only write 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-from offloaderd.core.model import OffloadMethod, Position
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest import parts as manifest_parts
 from offloaderd.format.manifest.rules import canonical_uuid
 from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import records_pb2
-from offloaderd.format.values import Broken, LedgerPart
+from offloaderd.format.values import BlockInfo, Broken, LedgerPart, Past
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from uuid import UUID
-
-    from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.format.values import BlockInfo, Past
 
 
 class AttemptStatus(StrEnum):

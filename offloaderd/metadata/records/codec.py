@@ -7,6 +7,7 @@ this one does not know, and this one refuses to touch the record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID
 
@@ -15,8 +16,6 @@ from offloaderd.core.model import LEDGER_ID_MAX, Position
 from offloaderd.format.parsing import filled, parse_message, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from google.protobuf.message import Message
 
 M = TypeVar("M", bound="Message")

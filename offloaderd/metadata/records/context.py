@@ -29,8 +29,9 @@ with fewer segments.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 from uuid import UUID
 
 from offloaderd.core.model import DRIVER, LedgerEnd, OffloadMethod
@@ -41,9 +42,6 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
     OffloadSegment,
 )
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 FORMAT_PIECES: Final = 1
 """Format of a context whose older segments lie in pieces; any other has none."""

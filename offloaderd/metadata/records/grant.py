@@ -12,16 +12,14 @@ write no grant of such a ledger; they refuse to touch this one (`format`).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from uuid import UUID
 
 FORMAT_SUMMARY: Final = 1
 """Format of a grant that has a summary instead of segments; any other has none."""

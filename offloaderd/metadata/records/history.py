@@ -7,20 +7,17 @@ works on what, so that several may and an operator sees it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import HistoryOrder, LedgerEnd, OffloadMethod, Position
 from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
 
 ERROR_CHARS_MAX = 300
 RANGES_PER_NODE = 200

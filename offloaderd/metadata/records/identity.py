@@ -8,17 +8,14 @@ differs from it is refused again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.format.parsing import filled
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from uuid import UUID
 
 ACCEPTED_MAX = 50
 """So many acceptances are kept, the newest: more would only be history, which the audit log has."""

@@ -6,14 +6,11 @@ Written once, when it is asked; what became of it follows from the topic's map a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from offloaderd.core.model import Position
 from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import asked_pb2
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
 
 WORDS_MAX = 500
 """Characters of each text; what is longer is cut."""

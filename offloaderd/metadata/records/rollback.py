@@ -6,14 +6,11 @@ and which ledgers could not be rewritten, so that nobody tries them again and ag
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import rollback_pb2
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 REASON_CHARS_MAX = 300
 FAILURES_MAX = 1000

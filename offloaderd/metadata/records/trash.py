@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,19 +9,15 @@ looked at within an hour share one time, the earliest of theirs: the scrub goes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.model import SegmentRange
 from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import verified_pb2
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import codec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.metadata.committed import CommittedSegment
 
 SEGMENTS_MAX = 8_000
 """More would make the node too large; of the rest, those that are sound are in runs."""

@@ -12,28 +12,23 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TypeAlias
+from uuid import UUID
 
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.topic_map.map import ledger_segment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.port import Step
+from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import TypeAlias
-    from uuid import UUID
-
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.topic_map.map import TopicMap
-
-    _Held: TypeAlias = tuple[CommittedSegment, LedgerSlice]
+_Held: TypeAlias = tuple[CommittedSegment, LedgerSlice]
 
 REASON = "rewritten as whole ledgers"
 """Why a segment without slices is on the trash list."""

@@ -7,23 +7,18 @@ is compared with the map, and what the map says is there with the bucket.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.manifest import document as manifest
-from offloaderd.objects.port import find, present
+from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.port import ObjectReader, find, present
 from offloaderd.objects.whole import read_apart, read_sure
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from uuid import UUID
-
-    from offloaderd.format.values import LedgerPart, SegmentManifest
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.objects.port import ObjectReader
 
 
 async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, where: SegmentKeys) -> str:

@@ -8,31 +8,25 @@ leave it again is in `removal.py`.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self, TypeAlias
+from uuid import UUID
 
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
 from offloaderd.metadata import loss_nodes, nodes, paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.pieces import StoredContext
+from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step, Versioned
 from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from uuid import UUID
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.pieces import StoredContext
-    from offloaderd.metadata.port import MetadataStore, Step, Versioned
-    from offloaderd.metadata.records.floor import Floor
-    from offloaderd.metadata.records.history import HistoryPlan
-
+from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.history import HistoryPlan
 
 SNAPSHOT_TRIES = 10
 

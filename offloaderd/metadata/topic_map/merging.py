@@ -12,23 +12,17 @@ marked deleted, and segments with a loss between or inside them.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod, Position, SegmentRange
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import LedgerSlice
-from offloaderd.metadata.topic_map.map import ledger_segment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.port import Step
+from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.topic_map.map import TopicMap
 
 SOURCES_MAX = 500
 """So many segments become one at most: all of them are named in its record, and go to the trash in one transaction."""

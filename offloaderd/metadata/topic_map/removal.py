@@ -9,24 +9,19 @@ along, mark and all; how the ledger ended stays in the floor for as long as the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Conflict
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import Create, Delete, Replace, Step
 from offloaderd.metadata.records import floor as floor_record
 from offloaderd.metadata.records import trash as trash_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.map import TopicMap
 
 BATCH_BYTES = 500_000
 """Contexts that are marked in one transaction; the store takes 1 MB. A larger one goes alone."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from offloaderd.core.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from offloaderd.metadata.settings import MetadataSettings
-    from offloaderd.metadata.zookeeper.kazoo_types import ZooKeeperClient
+from offloaderd.metadata.settings import MetadataSettings
+from offloaderd.metadata.zookeeper.kazoo_types import ZooKeeperClient
 
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
 GREETING_S = 3.0

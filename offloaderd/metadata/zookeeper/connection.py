@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 
 from offloaderd.core.errors import Closed, Transient
-from offloaderd.metadata.port import SessionState, StoreSession
+from offloaderd.metadata.port import SessionObserver, SessionState, StoreSession
 from offloaderd.metadata.zookeeper.kazoo_types import Client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.metadata.port import SessionObserver
 
 log = structlog.get_logger(__name__)
 

@@ -10,9 +10,10 @@ the order of their calls, so a read that follows an unknown write shows whether 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from kazoo import exceptions as zk
 
@@ -30,16 +31,11 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
+from offloaderd.metadata.port import Check, Create, Delete, Replace, SessionObserver, Step, StoreSession, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.client import make_client
 from offloaderd.metadata.zookeeper.connection import Connection
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from offloaderd.metadata.port import SessionObserver, Step, StoreSession
-    from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
+from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
 
 T = TypeVar("T")
 

@@ -6,20 +6,16 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import check_condition, cut_range, md5
 from offloaderd.objects.port import ObjectInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-    from typing import BinaryIO
-
-    from offloaderd.core.clock import Clock
 
 NAME_BYTES_MAX = 200
 """A file name has 255 bytes at most, and the metadata file's adds the version to it."""

@@ -16,20 +16,15 @@ The work is done in threads; cancelling a call does not stop what has begun.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
 
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.objects.checks import check_key, check_part_number, check_range, checked_metadata, cut, flat
 from offloaderd.objects.filesystem.files import ObjectDirectory
 from offloaderd.objects.filesystem.uploads import UploadDirectory
-from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-    from pathlib import Path
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.port import Bytes, Pieces
+from offloaderd.objects.port import PART_BYTES_MIN, Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 
 class FilesystemStore:

@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
 from offloaderd.objects.checks import chosen_parts, combined_etag, md5
-from offloaderd.objects.filesystem.files import COPY_BYTES, UPLOAD_FOLDER, sync_folder, translated
+from offloaderd.objects.filesystem.files import COPY_BYTES, UPLOAD_FOLDER, ObjectDirectory, sync_folder, translated
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.filesystem.files import ObjectDirectory
 
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _PART_NAME = re.compile(r"(\d{5})-([0-9a-f]{32})")

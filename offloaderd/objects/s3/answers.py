@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import email.utils
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Transient
 from offloaderd.objects.port import ObjectInfo, PartInfo, UploadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
     from types_aiobotocore_s3.type_defs import (
         HeadObjectOutputTypeDef,

@@ -9,6 +9,7 @@ requests use it. Keys from the settings have nothing to be read again from.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -21,17 +22,14 @@ from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, Denied, InvalidConfig
 from offloaderd.objects.s3.errors import invalid_options
+from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from botocore.awsrequest import AWSRequest
     from types_aiobotocore_s3 import S3Client
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.settings import ObjectsSettings
 
 log = structlog.get_logger(__name__)
 

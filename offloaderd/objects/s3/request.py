@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
 from aiohttp.payload import Payload
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Conflict, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import flat
+from offloaderd.objects.port import ObjectInfo, Pieces
 from offloaderd.objects.s3.errors import Request, failure, is_not_implemented
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.port import ObjectInfo, Pieces
 
 
 T = TypeVar("T")

@@ -8,13 +8,15 @@ the way (`sign_payloads`); everything the libraries raise is translated in one p
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from botocore.exceptions import ClientError
 
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, NotFound, OffloaderError, Transient
 from offloaderd.objects.checks import (
     check_key,
@@ -24,7 +26,7 @@ from offloaderd.objects.checks import (
     check_whole,
     checked_metadata,
 )
-from offloaderd.objects.port import ObjectInfo, PartInfo
+from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 from offloaderd.objects.s3.answers import (
     bare,
     check_answered_range,
@@ -38,17 +40,11 @@ from offloaderd.objects.s3.answers import (
 from offloaderd.objects.s3.client import Clients
 from offloaderd.objects.s3.errors import Request, verdict_for
 from offloaderd.objects.s3.request import Call, Conditions, RequestMetrics, body_of, calling
+from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-    from types import TracebackType
-
     from types_aiobotocore_s3 import S3Client
     from types_aiobotocore_s3.type_defs import PartTypeDef
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.port import Bytes, Pieces, UploadInfo
-    from offloaderd.objects.settings import ObjectsSettings
 
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""

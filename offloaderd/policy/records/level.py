@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import topic as policy_record
-
-if TYPE_CHECKING:
-    from offloaderd.policy.policies import OffloadPolicies
 
 
 @dataclass(frozen=True, slots=True)

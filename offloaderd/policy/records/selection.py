@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 from offloaderd.policy.records import topic as policy_record
-
-if TYPE_CHECKING:
-    from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records.topic import TopicPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.read_options import SeekKind
-from offloaderd.format.pulsar.entry_time import EntryTime, time_of
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
-    from offloaderd.core.read_options import Goal, Tier
-    from offloaderd.format.pulsar.entry_time import Survey
-    from offloaderd.format.values import BlockInfo, Past
-    from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.core.model import Position
+from offloaderd.core.read_options import Goal, SeekKind, Tier
+from offloaderd.format.pulsar.entry_time import EntryTime, Survey, time_of
+from offloaderd.format.values import BlockInfo, Past
+from offloaderd.metadata.committed import CommittedSegment
 
 
 class Unseekable(InvalidInput):

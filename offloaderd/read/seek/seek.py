@@ -12,31 +12,23 @@ As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no er
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import Position
-from offloaderd.core.read_options import SeekKind
-from offloaderd.read.seek.goal import Cost, Sought, Unseekable
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import Goal, SeekKind
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.read.plan import SourceLedger, TopicView
+from offloaderd.read.reader import TopicReader
+from offloaderd.read.seek.goal import Cost, Hit, Sought, Unseekable
 from offloaderd.read.seek.segments import SegmentSeek, SequenceSeek
-from offloaderd.read.seek.source import LedgerSeek, SourceSeek, Stretch
+from offloaderd.read.seek.source import EntrySeek, LedgerSeek, SourceSeek, Stretch
 from offloaderd.read.stream import FALL_BACK_ON
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.read_options import Goal
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.read.plan import SourceLedger, TopicView
-    from offloaderd.read.reader import TopicReader
-    from offloaderd.read.seek.goal import Hit
-    from offloaderd.read.seek.source import EntrySeek
 
 log = structlog.get_logger(__name__)
 

@@ -12,27 +12,20 @@ source: by the first entries of segments and of blocks, exact up to a disorder o
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from offloaderd.core.model import Position
-from offloaderd.core.read_options import SeekKind, Tier
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
-from offloaderd.read.seek.goal import Hit, first_of, greatest_before, greatest_of, key_of, value_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-
-    from offloaderd.core.frames import FramedEntries
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.read_options import Goal
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.seek.goal import Cost
-    from offloaderd.read.seek.source import EntrySeek
-    from offloaderd.read.segments.reader import SegmentReader
-    from offloaderd.read.segments.table import SegmentTable
+from offloaderd.format.values import SegmentManifest
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.read.seek.goal import Cost, Hit, first_of, greatest_before, greatest_of, key_of, value_of
+from offloaderd.read.seek.source import EntrySeek
+from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.read.segments.table import SegmentTable
 
 
 class SegmentSeek:

@@ -12,26 +12,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import EntriesMissing
-from offloaderd.core.model import Position
-from offloaderd.core.read_options import Tier
-from offloaderd.format.pulsar.entry_time import time_of
-from offloaderd.read.seek.goal import Hit, key_of, value_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.core.read_options import Goal
-    from offloaderd.format.pulsar.entry_time import EntryTime
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.reader import TopicReader
-    from offloaderd.read.seek.goal import Cost
-    from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.read_options import Goal, Tier
+from offloaderd.format.pulsar.entry_time import EntryTime, time_of
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.read.reader import TopicReader
+from offloaderd.read.seek.goal import Cost, Hit, key_of, value_of
+from offloaderd.read.segments.reader import SegmentReader
 
 BLANK_MAX = 1000
 

@@ -12,28 +12,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
 
-from offloaderd.core.errors import reported
-from offloaderd.format.v1.index import decode_index
+from offloaderd.core.errors import CorruptData, reported
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position
+from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
 from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import differs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
-    from uuid import UUID
-
-    from offloaderd.core.errors import CorruptData
-    from offloaderd.core.frames import FramedEntries
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Position
-    from offloaderd.format.v1.index import LedgerObjectIndex
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.retrying import RetryingReader
-    from offloaderd.read.cache import Cache, Slot
-    from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.read.cache import Cache, Slot
+from offloaderd.read.segments.read_ahead import ReadAhead
 
 PIECE_BYTES = 1024 * 1024
 """What is fetched at once, and about the distance of remembered places."""

@@ -9,21 +9,16 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import CorruptData, reported
-from offloaderd.format.chunks import checked_chunk, chunk_count, decode_piece, extent, piece_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-
-    from offloaderd.core.frames import FramedEntries
-    from offloaderd.format.chunks import Piece
-    from offloaderd.objects.retrying import RetryingReader
-    from offloaderd.read.cache import Cache, Slot
-    from offloaderd.read.segments.table import SegmentTable
+from offloaderd.core.frames import FramedEntries
+from offloaderd.format.chunks import Piece, checked_chunk, chunk_count, decode_piece, extent, piece_of
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.read.cache import Cache, Slot
+from offloaderd.read.segments.table import SegmentTable
 
 SLOT_BYTES = 256
 """Memory of what is kept with a chunk's bytes."""

@@ -18,39 +18,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from types import TracebackType
+from typing import Self, cast
 
 import structlog
 
 from offloaderd.core.aio.tasks import Tasks
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, reported
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
+from offloaderd.core.frames import FramedEntries
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
+from offloaderd.format.values import BlockInfo
 from offloaderd.format.verify import framed_block
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.cache import Cache
+from offloaderd.read.cache import Cache, Slot
 from offloaderd.read.segments import read_ahead
-from offloaderd.read.segments.broker_ledger import LedgerObjects
+from offloaderd.read.segments.broker_ledger import LedgerObjects, LedgerTable
 from offloaderd.read.segments.chunks import Chunks
 from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.table import SegmentTable, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-    from types import TracebackType
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.frames import FramedEntries
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.format.values import BlockInfo
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.read.cache import Slot
-    from offloaderd.read.segments.broker_ledger import LedgerTable
 
 BLOCK_BYTES = 512
 """Memory of what is kept with a block's bytes."""

@@ -8,20 +8,15 @@ read at all.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from offloaderd.core.model import TopicName
+from offloaderd.core.model import Position, TopicName
 from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.manifest.wire import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
+from offloaderd.format.values import LedgerPart, SegmentManifest
 from offloaderd.format.verify import check_index, differs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import Position
-    from offloaderd.format.values import LedgerPart, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.committed import CommittedSegment
 
 TABLE_BYTES = 2048
 """Memory that a decoded manifest takes beside its blocks."""

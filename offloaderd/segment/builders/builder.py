@@ -8,25 +8,20 @@ copied once, into that part.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import EntryBatch, Position, SegmentRange
+from offloaderd.core.model import EntryBatch, LedgerInfo, Position, SegmentRange
 from offloaderd.format.chunks import CHUNK_BYTES, checksums, sparse_positions
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.pulsar.entry_time import block_times
 from offloaderd.format.v2 import blocks as v2
 from offloaderd.format.values import BlockInfo, LedgerPart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.metadata.records.attempt import StoredPart
+from offloaderd.metadata.records.attempt import StoredPart
 
 __all__ = ["CutPart", "SegmentBuilder", "SegmentLayout"]
 

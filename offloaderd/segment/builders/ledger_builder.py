@@ -9,24 +9,19 @@ if they turn out to be others the object is refused, while Pulsar's writer would
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import EntryBatch, LedgerInfo
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.format.layout import LedgerLayout
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.values import BlockInfo, LedgerPart
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.builders.builder import OpenBlock, SegmentBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import EntryBatch, LedgerInfo
-    from offloaderd.format.layout import SegmentLayout
-    from offloaderd.format.values import BlockInfo, LedgerPart
-    from offloaderd.metadata.records.attempt import Attempt
 
 
 @dataclass(slots=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from offloaderd.core.model import LedgerInfo, TopicName
 from offloaderd.format.layout import LedgerLayout
+from offloaderd.ledgers.port import LedgerDescriber, LedgerSource
 from offloaderd.segment.builders.builder import PART_COUNT_MAX
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.port import LedgerDescriber, LedgerSource
 
 COUNT_BYTES = 1 << 20
 

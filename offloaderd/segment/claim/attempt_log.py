@@ -6,34 +6,27 @@ short by a cancellation, is decided by the segment's id: under one epoch nobody 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from uuid import UUID
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, NotFound
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths, pieces, rules
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import conversion, merging
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.segment.claim.fence import Fence
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore, Step
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import Edit, TopicMap
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.metadata.topic_map.map import Edit, TopicMap
+from offloaderd.segment.claim.fence import Claim, Fence
+from offloaderd.segment.claim.head import HeadKeeper
 
 log = structlog.get_logger(__name__)
 

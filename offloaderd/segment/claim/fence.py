@@ -5,24 +5,18 @@ An answer that was lost is read back; never guessed (architecture section 6, 6).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
-from offloaderd.metadata.port import Check
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore, Step
-
+from offloaderd.metadata.port import Check, MetadataStore, Step
 
 log = structlog.get_logger(__name__)
 

@@ -15,42 +15,36 @@ meanwhile; then it is on the trash list, or its manifest is in the bucket no mor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+from uuid import UUID
 
 import google_crc32c
 import structlog
 
 from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, Denied, NoSpace, NotFound, Transient
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.core.retry import Backoff
 from offloaderd.format import head as head_format
 from offloaderd.format.head import HeadSegment, TopicHead
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.checks import md5
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.places import Place
 from offloaderd.objects.port import find
-from offloaderd.objects.whole import read_sure
-from offloaderd.segment.claim.fence import Fence
+from offloaderd.objects.whole import Get, read_sure
+from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import METADATA, error_class
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from uuid import UUID
-
-    from offloaderd.core.model import Position
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.places import Place
-    from offloaderd.objects.whole import Get
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.context import OffloadContext
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

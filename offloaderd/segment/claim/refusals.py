@@ -7,26 +7,22 @@ stops the offloading, with `stop`. What is offloaded is read as ever, a source t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
 from offloaderd.core.aio.signal import Event
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.refusals import RefusalKind
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Refusal, TopicIdentityRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.refusals import RefusalKind
-    from offloaderd.segment.claim.fence import Fence
-    from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.claim.fence import Fence
+from offloaderd.segment.failures import FailureTracker
 
 log = structlog.get_logger(__name__)
 

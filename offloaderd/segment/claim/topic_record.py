@@ -7,36 +7,30 @@ as they are noticed, so that a restart knows what a vanished ledger means.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError
-from offloaderd.core.model import START, LedgerEnd, Position, SegmentRange
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, Position, SegmentRange
 from offloaderd.core.retry import until_answered
+from offloaderd.format.values import LedgerPart
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata import paths
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.history import HistoryRanges
-from offloaderd.metadata.port import Replace
+from offloaderd.metadata.port import Replace, Step
 from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import LedgerInfo, Loss
-    from offloaderd.format.values import LedgerPart
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.metadata.topic_map.map import Edit, TopicMap
-    from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.metadata.topic_map.map import Edit, TopicMap
+from offloaderd.segment.claim.attempt_log import AttemptLog
 
 log = structlog.get_logger(__name__)
 

@@ -8,19 +8,16 @@ up: its objects go to the trash list (see `upkeep/deletion.py`), and its entries
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position
 from offloaderd.core.retry import until_answered
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.states import state_of
-
-if TYPE_CHECKING:
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import Position
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 

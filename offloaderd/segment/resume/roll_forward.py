@@ -13,28 +13,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import Loss, OffloadMethod, TopicName
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.manifest import document as manifest
+from offloaderd.format.values import SegmentManifest
 from offloaderd.format.verify import check_block, check_index
-from offloaderd.metadata.records.attempt import Seal, StoredPart
+from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.whole import apart
+from offloaderd.segment.claim.refusals import TopicIdentity
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Loss, TopicName
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.refusals import TopicIdentity
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.segment.failures import FailureTracker
 
 log = structlog.get_logger(__name__)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Self
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed
+from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.book import (
     LEDGER_AGE_MAX_S,
     LEDGER_BYTES_MAX,
@@ -18,13 +21,6 @@ from offloaderd.ledgers.book import (
     check_payloads,
 )
 from offloaderd.ledgers.changes import Changes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
-    from typing import Self
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import Position, TopicName
 
 
 class MemoryLedgers(BookSource):

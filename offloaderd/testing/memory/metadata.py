@@ -10,17 +10,13 @@ Every call yields to the loop once before it looks at the tree, so that callers 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Check, Create, Delete, Replace, StoreSession, Versioned
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from offloaderd.metadata.port import Step
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Step, StoreSession, Versioned
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
 from offloaderd.objects.checks import (
     check_condition,
@@ -17,13 +19,7 @@ from offloaderd.objects.checks import (
     cut_range,
     md5,
 )
-from offloaderd.objects.port import PART_BYTES_MIN, ObjectInfo, PartInfo, UploadInfo
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.objects.port import Bytes, Pieces
+from offloaderd.objects.port import PART_BYTES_MIN, Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 
 @dataclass(slots=True)

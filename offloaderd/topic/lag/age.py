@@ -7,18 +7,13 @@ the age is unknown, which is not 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from offloaderd.core.model import Position
+from offloaderd.core.model import LedgerInfo, Position
 from offloaderd.format.pulsar.entry_time import time_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.segment.claim.topic_record import TopicRecord
-    from offloaderd.topic.lag.lag import LagTracker
-    from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.topic.lag.lag import LagTracker
+from offloaderd.topic.memory.buffer import TailingBuffer
 
 
 class OldestEntry:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
+from offloaderd.core.model import Position
 
 SAMPLES_MAX = 4096
 SAMPLE_GAP_S = 0.05

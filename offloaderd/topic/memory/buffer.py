@@ -9,13 +9,11 @@ until they are committed. Nothing here awaits: offers are answered at once.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
-
-if TYPE_CHECKING:
-    from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.memory.pool import BufferPool
 
 MERGE_BYTES = 64 * 1024
 """Smaller batches are joined as they arrive, so that the number of stored batches is bounded by the bytes."""

@@ -9,12 +9,10 @@ awaits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from offloaderd.core.aio.signal import Signal
-
-if TYPE_CHECKING:
-    from offloaderd.topic.mailbox import Requests
+from offloaderd.topic.mailbox import Requests
 
 
 class MemoryShare(Protocol):

@@ -10,24 +10,18 @@ Only requests that are being tried again close the gate of `block`, as only thes
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.model import OfferResult, OutagePolicy
-from offloaderd.segment.failures import error_class
+from offloaderd.core.aio.signal import Signal
+from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
+from offloaderd.segment.failures import FailureTracker, error_class
+from offloaderd.topic.context import TopicContext
+from offloaderd.topic.mailbox import Requests
+from offloaderd.topic.memory.buffer import TailingBuffer
 from offloaderd.topic.spill.spill import Spill
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from offloaderd.core.aio.signal import Signal
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.segment.failures import FailureTracker
-    from offloaderd.topic.context import TopicContext
-    from offloaderd.topic.mailbox import Requests
-    from offloaderd.topic.memory.buffer import TailingBuffer
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""

@@ -7,16 +7,11 @@ so the source is asked again, at once and at each of its changes, for a moment b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import LedgerUnknown
-from offloaderd.core.model import Edge
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import EntryBatch
-    from offloaderd.topic.memory.buffer import TailingBuffer
-    from offloaderd.topic.tailer import Tailer
+from offloaderd.core.model import Edge, EntryBatch
+from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.topic.tailer import Tailer
 
 APPEARS_S = 5.0
 """How long a pushed ledger may take to show up in the source. Its list is watched: in most cases it is a moment."""

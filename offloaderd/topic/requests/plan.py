@@ -9,25 +9,21 @@ out of the sum (ManagedLedgerImpl.maybeOffload walks closed ledgers alone).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from offloaderd.core.errors import InvalidInput, NotFound
-from offloaderd.core.model import START, OffloadMethod, Position
+from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.history import plan as history
 from offloaderd.ledgers.chain import Run
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.history import Worker
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.view import TopicView
 from offloaderd.topic.due import method_of, reachable
 from offloaderd.topic.status import Described
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.view import TopicView
 
 
 class AskedTopic(Described, Protocol):

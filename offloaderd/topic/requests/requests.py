@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound
-from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.history import plan as history
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import request as asked_record
 from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.records.request import Asked
-from offloaderd.topic.requests.plan import Wanted, Why, left, planned, reached
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.context import OffloadContext
+from offloaderd.topic.requests.plan import AskedTopic, Plan, Wanted, Why, left, planned, reached
 from offloaderd.topic.status import lag_of
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.requests.plan import AskedTopic, Plan
 
 log = structlog.get_logger(__name__)
 

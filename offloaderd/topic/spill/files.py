@@ -26,8 +26,10 @@ import os
 import struct
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import BinaryIO, Self
 
 import google_crc32c
 import structlog
@@ -36,11 +38,6 @@ from offloaderd.core import humanize as words
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.core.model import EntryBatch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from typing import BinaryIO
 
 log = structlog.get_logger(__name__)
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.aio.signal import Signal, race
-from offloaderd.core.model import OfferResult
-from offloaderd.topic.spill.files import SpillQueue
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import EntryBatch, Position
-    from offloaderd.topic.memory.buffer import TailingBuffer
-    from offloaderd.topic.memory.pool import BufferPool
-    from offloaderd.topic.spill.files import SpillArea
+from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.spill.files import SpillArea, SpillQueue
 
 CHUNK_BYTES = 1 << 20
 """Read back at a time."""

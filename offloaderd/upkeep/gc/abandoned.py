@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, NotFound, OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step, Versioned
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
-from offloaderd.objects.port import find
+from offloaderd.objects.port import SegmentStore, find
 from offloaderd.policy.records import topic as policy_record
-from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore, Step, Versioned
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.trash import Trash
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.gc.findings import Rules, Summary
-    from offloaderd.upkeep.gc.references import References
-    from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.gc.findings import Find, Kind, Rules, Summary, Verdict
+from offloaderd.upkeep.gc.references import References
+from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
 

@@ -7,34 +7,26 @@ begins its segment again.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import BucketMissing, IdentityRefused, NotFound, OffloaderError
 from offloaderd.metadata import identity
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import marker
-from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.port import find
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo, find
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
-from offloaderd.upkeep.gc.findings import ALARMS, RUBBISH, Find, Kind, Verdict
+from offloaderd.upkeep.gc.findings import ALARMS, RUBBISH, Find, Kind, Rules, Summary, Verdict
 from offloaderd.upkeep.gc.orphans import Judgement, OrphanClassifier, foreign
-from offloaderd.upkeep.stored import KINDS, Counts, StoredSegment
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-    from uuid import UUID
-
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
-    from offloaderd.upkeep.gc.findings import Rules, Summary
-    from offloaderd.upkeep.gc.references import Committed, References
-    from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.gc.references import Committed, References
+from offloaderd.upkeep.stored import KINDS, Counts, Site, StoredSegment
 
 BATCH = 64
 """Segments that are judged and deleted after one look at the metadata."""

@@ -13,28 +13,24 @@ the store's own clock), nothing that another cluster or program wrote, nothing t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects import keys
+from offloaderd.objects.port import SegmentStore
 from offloaderd.upkeep.gc.collection import Collection
 from offloaderd.upkeep.gc.findings import Find, Rules, Summary, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from collections.abc import Set as AbstractSet
-    from uuid import UUID
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.settings import GcSettings
-    from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.settings import GcSettings
+from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
 

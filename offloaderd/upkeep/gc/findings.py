@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-    from uuid import UUID
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.upkeep.stored import Site
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.port import LedgerSource
+from offloaderd.upkeep.stored import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

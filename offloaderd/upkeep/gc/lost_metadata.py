@@ -6,21 +6,16 @@ Only the first keys of each place are looked at, so that who is on call hears of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.metadata import paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects import keys
-from offloaderd.objects.port import find
+from offloaderd.objects.port import SegmentStore, find
 from offloaderd.upkeep.gc.orphans import foreign
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.stored import Site
 
 KEYS_MAX = 1000
 """Keys that are looked at in a place: one page of a listing."""

@@ -7,30 +7,27 @@ delete the last copy of an entry: it raises an alarm, and a rebuild puts the seg
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import TopicName
 from offloaderd.format.manifest import document as manifest
+from offloaderd.format.values import SegmentManifest
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import first_uncovered, same_content
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.objects.whole import read_apart
 from offloaderd.upkeep.gc.findings import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from uuid import UUID
-
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectInfo, ObjectReader
-    from offloaderd.upkeep.gc.references import References
-    from offloaderd.upkeep.stored import StoredSegment
+from offloaderd.upkeep.gc.references import References
+from offloaderd.upkeep.stored import StoredSegment
 
 WRITER = "offloaderd-"
 """How the software's version in the user metadata of our objects begins."""

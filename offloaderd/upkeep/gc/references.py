@@ -11,23 +11,21 @@ know: all of them mean that something might be referred to which is not seen, so
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 from uuid import UUID
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import Conflict, InvalidInput
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths, pieces
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.history import RangeState
+from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map import map as catalog
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.records.trash import Trash
-    from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.keys import SegmentKeys
 
 KNOWN_NODES = frozenset(
     {

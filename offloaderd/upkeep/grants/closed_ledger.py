@@ -6,23 +6,19 @@ bytes have to be those that BookKeeper knows, and the objects are looked at agai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput, OffloaderError, Unsound
 from offloaderd.core.limits import Bounded
-from offloaderd.core.model import LedgerOffload, Position
+from offloaderd.core.model import LedgerOffload, Position, TopicName
 from offloaderd.history.adoption import DRIVER_DEFAULT, located
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment.context import OffloadContext
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests.plan import Wanted
 from offloaderd.upkeep.grants.copy_check import CopyChecker, holding_all, segments_of
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
 
 KNOWN_MAX = 1000
 """Objects of brokers that are remembered as verified."""

@@ -8,9 +8,9 @@ must hold all entries of the ledger without a gap, and what was committed before
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import google_crc32c
 
@@ -18,21 +18,15 @@ from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Unsound, first_of
 from offloaderd.core.model import lost_up_to
 from offloaderd.format.manifest import document as manifest
-from offloaderd.format.verify import check_index, runs
+from offloaderd.format.values import SegmentManifest
+from offloaderd.format.verify import BlockRun, check_index, runs
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.metadata.topic_map.conversion import holders_of
-from offloaderd.objects.port import find
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.port import ObjectReader, find
 from offloaderd.objects.whole import read_apart, sure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.format.verify import BlockRun
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.context import OffloadContext
 
 
 def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:

@@ -10,9 +10,9 @@ once more right before it. For BookKeeper grants are published only.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -31,24 +31,20 @@ from offloaderd.core.errors import (
     Transient,
     Unsound,
 )
+from offloaderd.ledgers.port import LedgerStore
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Check, Create, Delete, Replace
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.segment.context import OffloadContext
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.copy_check import CopyChecker, segments_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.ledgers.port import LedgerStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.resolver import PolicyResolver
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.upkeep.grants.records import Stored
-    from offloaderd.upkeep.settings import GrantSettings
+from offloaderd.upkeep.grants.records import Stored
+from offloaderd.upkeep.settings import GrantSettings
 
 log = structlog.get_logger(__name__)
 

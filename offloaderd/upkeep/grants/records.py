@@ -5,25 +5,21 @@ Every change compares the node's version, so a revocation and the decision to de
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.port import Delete, Replace
+from offloaderd.metadata.port import Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore, Step
 
 log = structlog.get_logger(__name__)
 

@@ -7,31 +7,26 @@ since it compares the grant's version; so a daemon that only reads revokes as we
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
 from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.port import find
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.port import ObjectReader, find
 from offloaderd.upkeep.grants import records as grant_records
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ found here may only fill what else would be a gap, and two copies of one ledger 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,16 +18,11 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import ObjectReader
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc.orphans import WRITER
 from offloaderd.upkeep.rebuild.known import Known
-from offloaderd.upkeep.stored import Counts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.stored import Site, StoredSegment
+from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 log = structlog.get_logger(__name__)
 

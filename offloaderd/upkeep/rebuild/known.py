@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from uuid import UUID
-
-    from offloaderd.core.model import LedgerEnd, Loss, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.core.model import LedgerEnd, Loss, TopicName
+from offloaderd.metadata.committed import CommittedSegment
 
 
 class Failure(StrEnum):

@@ -8,26 +8,20 @@ manifests (whether an empty ledger lay between two segments, what was before the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import LedgerEnd, Position, lost_up_to
+from offloaderd.core.model import LedgerEnd, Loss, Position, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.records.context import LedgerContext
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.pieces import StoredContext
+from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
 from offloaderd.upkeep.rebuild.superseded import merged, place_of, superseded
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import Loss, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.pieces import StoredContext
-    from offloaderd.metadata.records.context import LedgerSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

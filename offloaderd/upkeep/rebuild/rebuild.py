@@ -12,10 +12,10 @@ grants, the end of a ledger that was found out after its last segment, and a los
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from offloaderd.core.aio.each import each
@@ -30,18 +30,21 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import TopicName
 from offloaderd.format import head
+from offloaderd.format.head import TopicHead
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.manifest.wire import managed_ledger
-from offloaderd.format.values import Broken
+from offloaderd.format.values import Broken, SegmentManifest
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import ensure_deployment
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
@@ -49,16 +52,7 @@ from offloaderd.upkeep import stored
 from offloaderd.upkeep.rebuild import broker_ledgers
 from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
 from offloaderd.upkeep.rebuild.plan import TopicPlan, plan_topic
-from offloaderd.upkeep.stored import Counts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from offloaderd.format.head import TopicHead
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.upkeep.stored import Site, StoredSegment
+from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 BATCH = 256
 """Manifests that are asked for before it is told how far one is."""

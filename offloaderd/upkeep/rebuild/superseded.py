@@ -10,18 +10,13 @@ of its entries is superseded too.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, Position
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.model import Position
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 
 
 def superseded(

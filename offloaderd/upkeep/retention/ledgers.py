@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from offloaderd.core.model import LedgerInfo
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map import removal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.metadata.records.grant import Grant
-    from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.map import TopicMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import structlog
 
-from offloaderd.core.model import TierRetention
-from offloaderd.policy.merge import Origin
-
-if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.policy.merge import Effective
+from offloaderd.core.clock import Clock
+from offloaderd.core.model import TierRetention, TopicName
+from offloaderd.policy.merge import Effective, Origin
 
 log = structlog.get_logger(__name__)
 

@@ -13,32 +13,27 @@ whoever reaches it could have everything deleted in order, and an operator who m
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
-from offloaderd.core.model import TierRetention
+from offloaderd.core.model import TierRetention, TopicName
+from offloaderd.ledgers.port import LedgerRegister
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map import removal
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.segment.context import OffloadContext
+from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.records import deleted_by_us
 from offloaderd.upkeep.retention.limits import Limits, Standing, limits_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerRegister
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.policy.resolver import PolicyResolver
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.upkeep.settings import RetentionSettings
+from offloaderd.upkeep.settings import RetentionSettings
 
 log = structlog.get_logger(__name__)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
 from offloaderd.format.pulsar.entry_time import block_times
-from offloaderd.format.verify import decode_verified_block
+from offloaderd.format.values import BlockInfo, SegmentManifest
+from offloaderd.format.verify import BlockRun, decode_verified_block
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, corrupt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.format.values import BlockInfo, SegmentManifest
-    from offloaderd.format.verify import BlockRun
-    from offloaderd.objects.retrying import RetryingReader
 
 
 class Run(NamedTuple):

@@ -6,20 +6,15 @@ Index and data must agree with each other and with what was adopted; entries are
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData
-from offloaderd.format.v1.index import decode_index
-from offloaderd.format.v1.scan import BlockScan, block_spans
+from offloaderd.core.frames import FramedEntries
+from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
+from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, corrupt, noted
-
-if TYPE_CHECKING:
-    from offloaderd.core.frames import FramedEntries
-    from offloaderd.format.v1.index import LedgerObjectIndex
-    from offloaderd.format.v1.scan import BlockSpan
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.retrying import RetryingReader
 
 PIECE_BYTES = 1 << 20
 

@@ -12,35 +12,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, OffloaderError, Transient
 from offloaderd.core.model import Position, TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import ObjectReader
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc.references import look
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
 from offloaderd.upkeep.rebuild.plan import plan_topic
 from offloaderd.upkeep.rebuild.rebuild import known_of
-from offloaderd.upkeep.stored import Counts
+from offloaderd.upkeep.stored import Counts, Site
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, unreachable
 from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.objects.retrying import RetryingReader
-    from offloaderd.upkeep.rebuild.known import Known, Problem
-    from offloaderd.upkeep.stored import Site
 
 BATCH = 256
 SIDE_BY_SIDE = 4

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from uuid import UUID
 
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from uuid import UUID
-
-    from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.keys import SegmentKeys
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.keys import SegmentKeys
 
 
 class Level(StrEnum):

@@ -9,39 +9,32 @@ it is told, counted, and the ledgers concerned are kept from being deleted at th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Fenced, NewerRecord, NotFound, OffloaderError
-from offloaderd.core.limits import TokenBucket
+from offloaderd.core.limits import Admission, TokenBucket
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
-from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import Create, MetadataStore, Replace
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.upkeep.verify.flaws import Kind, Level
+from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.upkeep.settings import ScrubSettings
+from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.limits import Admission
-    from offloaderd.core.metrics.metrics import Metrics
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.topic.offloader import TopicOffloader
-    from offloaderd.upkeep.settings import ScrubSettings
-    from offloaderd.upkeep.stored import Site
-    from offloaderd.upkeep.verify.flaws import Flaw
 
 log = structlog.get_logger(__name__)
 

@@ -8,32 +8,27 @@ the map. All flaws are found, not the first one only.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.entries import ENTRY_HEAD
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.core.model import Loss, OffloadMethod, TopicName
 from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.verify import check_index, runs
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.verify import broker_object
 from offloaderd.upkeep.verify.blocks import entries_of, look_at_run
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, corrupt, noted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from offloaderd.core.model import Loss
-    from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
-    from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-    from offloaderd.objects.keys import SegmentKeys
-    from offloaderd.objects.retrying import RetryingReader
 
 CHUNK_BYTES = 4 << 20
 """What is read with one request; a block that is larger is read alone."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Transient
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.retrying import RetryingReader
+from offloaderd.read.ports import Maps
+from offloaderd.upkeep.rebuild.known import Known
 from offloaderd.upkeep.rebuild.rebuild import known_of
+from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import between
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.retrying import RetryingReader
-    from offloaderd.read.ports import Maps
-    from offloaderd.upkeep.rebuild.known import Known
-    from offloaderd.upkeep.stored import Site
 
 CALLS_BYTES = 16 * 1024 * 1024
 """What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
