@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
@@ -114,13 +114,16 @@ class LiveAttempts:
         self.left = None
         self._tries, self._last_error = 0, ""
 
-    async def assigned(self, begin: Begin, policy: RollPolicy) -> Attempt:
-        """Return an attempt that begins with an entry, as soon as it is known where it goes and how it is cut."""
+    async def assigned(self, begin: Begin, policy: Callable[[], RollPolicy]) -> Attempt:
+        """Return an attempt that begins with an entry, as soon as it is known where it goes and how it is cut.
+
+        The place is looked up by the policy of each try: an operator who names another meanwhile ends the wait.
+        """
         tracker = self._failure_tracker
         layout = await self._layout(begin)
 
         async def place() -> Place:
-            return self._context.place_for(policy)
+            return self._context.place_for(policy())
 
         found = await until_answered(self._clock, place, met=lambda error: tracker.met(error, "place"))
         tracker.over("place")
