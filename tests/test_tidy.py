@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
@@ -138,7 +138,7 @@ def imported(name: str) -> set[str]:
 
 
 def test_modules_are_short() -> None:
-    """A module is one idea: at most 400 lines, a list of tests 600, unless it is on the list with a reason."""
+    """A module is one idea: at most 600 lines, as is a list of tests, unless it is on the list with a reason."""
     long = {
         name: lines
         for name in sources()

@@ -1,7 +1,5 @@
 """By which names a caller is known: those of a certificate that the TLS handshake has verified, or a token's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

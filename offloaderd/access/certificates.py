@@ -4,8 +4,6 @@ A file is written by somebody else, perhaps at this moment: what does not belong
 that a half finished rotation leaves the last good pair in place.
 """
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ up others of that kind that are new, and nobody who is known. Of IPv6 a network 
 host has all of its addresses.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections import OrderedDict, defaultdict
 from urllib.parse import unquote

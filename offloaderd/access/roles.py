@@ -8,8 +8,6 @@ offload do not include each other, so that a broker which pushes entries cannot 
 anybody.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -70,7 +68,7 @@ class Grant:
     kinds: frozenset[Kind] = BARE
 
     @classmethod
-    def parse(cls, text: str) -> Grant:
+    def parse(cls, text: str) -> "Grant":
         """Read `ROLE IDENTITY WHERE`; an identity with blanks is put into quotes. Raises InvalidInput."""
         hint = "write ROLE IDENTITY WHERE, for instance: read spark public/default/*"
         try:

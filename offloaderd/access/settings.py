@@ -1,7 +1,5 @@
 """Settings of encryption, authentication and roles; docs/security.md says how to use them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field

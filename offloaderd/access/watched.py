@@ -1,7 +1,5 @@
 """What is read from files and read again when they change, without a restart; what cannot be read leaves the old."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar

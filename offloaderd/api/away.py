@@ -1,7 +1,5 @@
 """Whether the metadata store answers, found out fast: who is on call asks in the very moment in which it does not."""
 
-from __future__ import annotations
-
 import asyncio
 
 from offloaderd.core.errors import OffloaderError, Transient

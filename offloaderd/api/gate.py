@@ -6,8 +6,6 @@ known to have the role for some topic; each message of a stream is checked, not 
 authentication, which the settings allow on loopback, everybody may do everything, and limits go by the address.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,7 +157,7 @@ class Caller:
         if not self.rights.allow(self.identities, self.need.role, where):
             raise self._missing(self.need.role, "everything" if where is None else text, text)
 
-    def _missing(self, role: Role, what: str, where: str) -> NotAllowed:
+    def _missing(self, role: Role, what: str, where: str) -> "NotAllowed":
         return NotAllowed(
             f"{self.name} may not call {self.path.rpartition('/')[2]}: the role {role} for {what} is missing",
             hint=f"access.grants of the daemon would need: {role} {self.identities[0]} {where}",

@@ -5,8 +5,6 @@ A handler may be an async generator, or a coroutine that writes to its context. 
 a call ends, however it ends, so that what a read holds is free when its client is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -53,9 +51,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Request, Response] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Request, Response] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Request, Response] | None:
+    ) -> "grpc.RpcMethodHandler[Request, Response] | None":
         """Wrap the handler; an unknown method stays gRPC's to refuse."""
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -74,7 +72,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         return handler
 
 
-def kind_of(handler: grpc.RpcMethodHandler[Any, Any]) -> str:
+def kind_of(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
     """Return what go-grpc-prometheus calls a method of this form."""
     both = handler.request_streaming, handler.response_streaming
     kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
@@ -91,7 +89,7 @@ class _Call:
         gate: Gate,
         service: str,
         method: str,
-        handler: grpc.RpcMethodHandler[Any, Any],
+        handler: "grpc.RpcMethodHandler[Any, Any]",
     ) -> None:
         self._labels = {"grpc_type": kind_of(handler), "grpc_service": service, "grpc_method": method}
         self._parse = handler.request_deserializer or bytes

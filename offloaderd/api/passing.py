@@ -4,8 +4,6 @@ gRPC hands requests over as bytes. They become a message here, once the gate kno
 that the call could need: of a few bytes a message makes many objects, and strangers are not to have any made.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ everything. Names are read here exactly as the service reads them: what one take
 take for an expression.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ With certificates it speaks TLS alone, 1.2 at least (gRPC has no older one), and
 certificate is the present one; connections that are open keep theirs.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +98,7 @@ class RpcServer:
         self._names: list[str] = []
         self.port = 0
 
-    async def __aenter__(self) -> RpcServer:
+    async def __aenter__(self) -> "RpcServer":
         """Bind the port and answer health checks. Raises InvalidConfig when the port cannot be had."""
         options = self._options
         self._server = aio.server(

@@ -1,7 +1,5 @@
 """Settings of the API."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.section import Address, Bytes, Port, Seconds, Section

@@ -1,7 +1,5 @@
 """Work that goes on beside the callers of the source, and waiting for the first of several things."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from typing import Any

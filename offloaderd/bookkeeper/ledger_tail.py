@@ -10,8 +10,6 @@ One bookie is asked where every bookie has every entry; all of them when the led
 then. Where entries are spread, all are asked. Between the polls of a ledger that stays quiet `long_polls` hang.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ Rules: waits grow from FIRST_S to `quiet_poll_s` while nothing happens, and each
 chance, so that the bells of many topics do not come back in one moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -84,12 +82,12 @@ class LongPolls:
 
     def hang(
         self, ledger_id: int, places: Mapping[str, int], wait_s: float, rung: Callable[[], None]
-    ) -> list[LongPoll]:
+    ) -> "list[LongPoll]":
         """Hang bells at bookies with their LACs; `rung` is called whenever one of them comes back."""
         turns = TURNS if wait_s >= self.quiet_poll_s else 1
         return [LongPoll(self, bookie_id, ledger_id, lac, wait_s, turns, rung) for bookie_id, lac in places.items()]
 
-    def start(self, long_poll: LongPoll) -> asyncio.Task[None]:
+    def start(self, long_poll: "LongPoll") -> asyncio.Task[None]:
         """Have a bell hung, once more. Raises Closed."""
         return self._background.start(long_poll.hang(self._bookies), name=f"bell of {long_poll.ledger_id}")
 

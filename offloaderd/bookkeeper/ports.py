@@ -3,8 +3,6 @@
 Neither has a method that could change anything outside: what is written here can only read.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol

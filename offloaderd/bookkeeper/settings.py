@@ -1,7 +1,5 @@
 """Settings of how the ledgers of a cluster are found, followed and read."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.section import Bytes, NodePath, OptionalSecret, OptionalServers, OptionalText, Seconds, Section

@@ -4,8 +4,6 @@ A subcommand reads its arguments, calls one thing and shows the result. Results 
 stderr; `program.py` turns every error into one line, a hint and an exit code.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what its core says of every lost connection is no news to a user

@@ -1,7 +1,5 @@
 """What both commands share: every failure ends as one line, a hint and an exit code; never as a traceback."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """How far work is, on stderr: bars on a terminal, gone when the work ends; elsewhere a line a step, or nothing."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Self

@@ -1,7 +1,5 @@
 """How values are shown: to people in words and units, to programs as JSON. Nothing here knows a command."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A daemon as seen by its users: one asyncio client over all services."""
 
-from __future__ import annotations
-
 from offloaderd.client.append import AppendCalls
 from offloaderd.client.entries import EntryCalls
 from offloaderd.client.push import PushCalls

@@ -1,7 +1,5 @@
 """Time, ids and jitter, injected so that tests and simulations own them; lint bans the global ones elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -4,8 +4,6 @@ What is not taken is named, so that nobody thinks it safe. Other names in the pl
 tenant of Pulsar's first version lie clusters.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.errors import DomainNotCovered, InvalidInput
 
 TAKEN = "persistent"

@@ -5,8 +5,6 @@ of the entries by padding, whose first byte makes the length field negative. Thi
 an entry and no other.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

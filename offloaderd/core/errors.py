@@ -7,8 +7,6 @@ Readers act on two of them in opposite ways: what was deleted is skipped, and wh
 EntriesDeleted is said only of what was deleted on purpose and on record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

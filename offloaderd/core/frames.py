@@ -4,8 +4,6 @@ To pass a block on takes no look at its entries: where its frames begin and end 
 cuts between entries looks at heads, from the nearest place that is known on; whoever wants payloads looks at all.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,7 +86,7 @@ class FramedEntries:
         start, end = self._find(entry_id)
         return self.data[start + ENTRY_OVERHEAD_BYTES : end]
 
-    def between(self, first_entry_id: int, last_entry_id: int) -> FramedEntries:
+    def between(self, first_entry_id: int, last_entry_id: int) -> "FramedEntries":
         """Return the part within [first_entry_id, last_entry_id]; may be empty. Raises CorruptData."""
         low, high = max(first_entry_id, self.first_entry_id), min(last_entry_id, self.last_entry_id)
         if (low, high) == (self.first_entry_id, self.last_entry_id):
@@ -99,7 +97,7 @@ class FramedEntries:
         end = self.end if high == self.last_entry_id else self._find(high)[1]
         return self._part(low, high - low + 1, start, end)
 
-    def pieces(self, bytes_max: int) -> Iterator[FramedEntries]:
+    def pieces(self, bytes_max: int) -> "Iterator[FramedEntries]":
         """Yield all in pieces of at most `bytes_max` bytes of frames, or one entry. Raises CorruptData."""
         if self.end - self.start <= bytes_max or self.count == 1:
             yield self
@@ -120,7 +118,7 @@ class FramedEntries:
         entry_id, start, end = next(one for one in self._walk(near, at) if one[2] - begin > bytes_max)
         return (entry_id, start) if entry_id > first else (entry_id + 1, end)
 
-    def _part(self, first_entry_id: int, count: int, start: int, end: int) -> FramedEntries:
+    def _part(self, first_entry_id: int, count: int, start: int, end: int) -> "FramedEntries":
         return FramedEntries(self.ledger_id, first_entry_id, count, self.data, start, end, self.key, self.at)
 
     def _find(self, entry_id: int) -> tuple[int, int]:

@@ -5,8 +5,6 @@ does not make the daemon unready: the other tiers still answer and nothing is lo
 instead, with the message of its last error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum

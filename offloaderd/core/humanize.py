@@ -1,7 +1,5 @@
 """Numbers as people read them: sizes, durations, moments, rates."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 

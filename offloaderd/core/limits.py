@@ -1,7 +1,5 @@
 """Limits that are shared: what is held at a time, what happens in a second, what is remembered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Hashable

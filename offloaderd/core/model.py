@@ -3,8 +3,6 @@
 All are immutable; all numbers are BookKeeper's (ledger and entry ids are signed 64-bit and >= 0).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,14 +35,14 @@ class Position(NamedTuple):
         return f"{self.ledger_id}:{self.entry_id}"
 
     @classmethod
-    def parse(cls, text: str) -> Position:
+    def parse(cls, text: str) -> "Position":
         """Read `ledger:entry`; raises InvalidInput."""
         ledger, colon, entry = text.partition(":")
         if not (colon and ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal()):
             raise InvalidInput(f"not a position: {text!r}", hint="write LEDGER:ENTRY, for instance 12:0")
         return cls(int(ledger), int(entry)).checked()
 
-    def checked(self) -> Position:
+    def checked(self) -> "Position":
         """Return itself if both numbers are in range; raises InvalidInput."""
         if not (0 <= self.ledger_id <= LEDGER_ID_MAX and 0 <= self.entry_id <= ENTRY_ID_MAX):
             raise InvalidInput(f"position {self} is out of range", hint="ledger and entry ids are 0 to 2^63-1")
@@ -82,7 +80,7 @@ class TopicName:
     domain: str = "persistent"
 
     @classmethod
-    def parse(cls, text: str) -> TopicName:
+    def parse(cls, text: str) -> "TopicName":
         """Read `persistent://tenant/namespace/topic`, `tenant/namespace/topic` or `topic` (in public/default).
 
         Raises InvalidInput.
@@ -108,7 +106,7 @@ class TopicName:
         return cls(tenant, namespace, local)
 
     @classmethod
-    def from_managed_ledger(cls, name: str) -> TopicName:
+    def from_managed_ledger(cls, name: str) -> "TopicName":
         """Read `tenant/namespace/persistent/encoded-local-name`; raises InvalidInput."""
         parts = name.split("/")
         if len(parts) != 4 or not all(parts) or parts[2] != "persistent":
@@ -166,7 +164,7 @@ class LedgerEnd(NamedTuple):
     entries: int
     next_ledger_id: int | None
 
-    def adds_to(self, known: LedgerEnd | None) -> bool:
+    def adds_to(self, known: "LedgerEnd | None") -> bool:
         """Say whether this tells more than what is known: which ledger comes next is not forgotten again."""
         return known is None or (self != known and (self.next_ledger_id is not None or self.entries != known.entries))
 
@@ -192,7 +190,7 @@ class Loss(NamedTuple):
         """Whether a position lies in the range."""
         return self.after < position < self.before
 
-    def without(self, there: Iterable[SegmentRange]) -> Loss | None:
+    def without(self, there: "Iterable[SegmentRange]") -> "Loss | None":
         """Return what remains of it when entries turned up after all (a broker pushed them); None for nothing."""
         ends = [one.end for one in there if one.begin < self.before and self.after < one.end]
         if not ends:
@@ -271,7 +269,7 @@ class EntryBatch:
         """Sum of the payload lengths."""
         return sum(map(len, self.payloads))
 
-    def between(self, first_entry_id: int, last_entry_id: int) -> EntryBatch:
+    def between(self, first_entry_id: int, last_entry_id: int) -> "EntryBatch":
         """Return the part of the batch within [first_entry_id, last_entry_id]; may be empty."""
         low = max(first_entry_id, self.first_entry_id)
         high = min(last_entry_id, self.last_entry_id)
@@ -329,7 +327,7 @@ class HistoryOrder(StrEnum):
     """At once, beside them."""
 
     @classmethod
-    def parse(cls, text: str) -> HistoryOrder:
+    def parse(cls, text: str) -> "HistoryOrder":
         """Read a policy value. Raises InvalidInput."""
         try:
             return cls(text)
@@ -359,7 +357,7 @@ class OutagePolicy(StrEnum):
     """Who has no source writes them to a local disk; a topic with a source leaves them there."""
 
     @classmethod
-    def parse(cls, text: str) -> OutagePolicy:
+    def parse(cls, text: str) -> "OutagePolicy":
         """Read a policy value. Raises InvalidInput."""
         try:
             return cls(text)
@@ -375,7 +373,7 @@ class OffloadMethod(StrEnum):
     NONE = "none"
 
     @classmethod
-    def parse(cls, text: str) -> OffloadMethod:
+    def parse(cls, text: str) -> "OffloadMethod":
         """Read a policy value, also `streaming-based` as Pulsar's unmerged setting had it. Raises InvalidInput."""
         if text == "streaming-based":
             return cls.STREAMING

@@ -7,8 +7,6 @@ in the order of asking and held for one request only, never for the pause before
 requests fail leaves them to the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 

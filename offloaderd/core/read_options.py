@@ -1,7 +1,5 @@
 """How a read or a seek is asked for: what a client says, and what it is answered by."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,7 +19,7 @@ class ReadPriority(StrEnum):
     BOOKKEEPER_FIRST = "bookkeeper-first"
 
     @classmethod
-    def parse(cls, text: str) -> ReadPriority:
+    def parse(cls, text: str) -> "ReadPriority":
         """Read a policy value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
         if text == "tiered-first":
             return cls.TIERED_STORAGE_FIRST
@@ -69,7 +67,7 @@ class Goal:
     kind: SeekKind
     value: int
 
-    def checked(self) -> Goal:
+    def checked(self) -> "Goal":
         """Return itself if the number can be one; raises InvalidInput."""
         if not 0 <= self.value <= GOAL_MAX:
             raise InvalidInput(f"cannot seek {self.kind} {self.value}", hint="numbers are 0 to 2^64-1")

@@ -1,7 +1,5 @@
 """What does not fit together: metadata, bucket and source, as refusals name it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """Tries of what may pass, again after jittered, growing pauses: a bounded number of times, or until it is answered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable

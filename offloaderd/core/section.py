@@ -1,7 +1,5 @@
 """What every table of the settings file is, and the kinds of values in them: how each is read, and said in words."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from dataclasses import dataclass

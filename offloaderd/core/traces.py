@@ -4,8 +4,6 @@ A trace is one owner's work on one segment; its steps are open, part, seal, comp
 names, positions, counts and sizes: never what is in an entry, never a message of an error, never a secret.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Protocol, Self

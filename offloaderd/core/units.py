@@ -6,8 +6,6 @@ refused rather than rounded. A duration: `90s`, `15min`, `2h`, `1.5d`; ms, s, m 
 number without a unit is bytes or seconds, unless the caller says what it is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fractions import Fraction

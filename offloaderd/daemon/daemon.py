@@ -5,8 +5,6 @@ SIGTERM or SIGINT drains under a deadline, the second cuts everything short. A l
 with exit code 1. Configuration that cannot work (no such bucket, wrong credentials) ends the start with code 2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -98,7 +96,7 @@ async def run(
 
 
 @contextmanager
-def stop_signals(daemon: Daemon) -> Iterator[None]:
+def stop_signals(daemon: "Daemon") -> Iterator[None]:
     """First SIGTERM or SIGINT: drain. Second: cancel. SIGHUP: read the settings again."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
 

@@ -4,8 +4,6 @@ A level that was asked for falls back by itself, so that nobody fills a disk by 
 below it, the nearest counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

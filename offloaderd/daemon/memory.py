@@ -11,8 +11,6 @@ goes over all there is, while everything else waits: 95 % of that time went to w
 serve, some 150,000 objects of its libraries that never go.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Small requests, every few seconds, that show whether what the daemon depends on answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing

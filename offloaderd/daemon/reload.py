@@ -4,8 +4,6 @@ What is wrong anywhere refuses the whole, with every mistake, and what held goes
 named each time until there was one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

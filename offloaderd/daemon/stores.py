@@ -4,8 +4,6 @@ The cluster's ZooKeeper is reached by a session of its own from its root, which 
 and the bookies are handed the reading half alone. Only the embedded store can be written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

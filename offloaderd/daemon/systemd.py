@@ -6,8 +6,6 @@ loop turns and its HTTP port is open, not once it serves: systemd ends a start t
 waits for ZooKeeper or the bucket is not helped by that.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress

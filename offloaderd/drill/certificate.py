@@ -4,8 +4,6 @@ That line speaks TLS to ZooKeeper with the daemon's own certificate, and the dri
 operator's to the bucket; loopback is shared with everybody on the machine, or in the pod.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the exercises of a drill work with: its daemon, the proxies before the stores, and all that was written."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The daemon is part of this process, listens on loopback alone and knows a cluste
 sees it, nor it any other topic. Whatever happens, what it made is taken away at the end; what cannot be is named.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Every exercise leaves the stores sound. What it raises as Broken is its outcome;
 too, for nothing in a drill may fail for long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """TCP servers of one's own on loopback, which leave no connection and no task behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

@@ -1,7 +1,5 @@
 """What a drill found, for people (Markdown) and for machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

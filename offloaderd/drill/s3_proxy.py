@@ -5,8 +5,6 @@ each request from a seed (`shake`). Each request goes to the server over a conne
 unchanged. Every fault is counted when it was done, never when it was planned.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

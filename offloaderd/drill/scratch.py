@@ -4,8 +4,6 @@ The settings are the operator's own as far as they say how the stores are reache
 proxies on loopback. Entries come from a ledger store in the directory, so neither bookies nor brokers are asked.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import ssl
@@ -42,7 +40,7 @@ class Scratch:
     name: str
 
     @classmethod
-    def named(cls, settings: Settings, word: str) -> Scratch:
+    def named(cls, settings: Settings, word: str) -> "Scratch":
         """Return the places of a drill by its word. Raises InvalidInput, InvalidConfig."""
         if not re.fullmatch(r"[0-9a-f]{12}", word):
             raise InvalidInput(f"{word!r} is no drill", hint="a drill is named by twelve hexadecimal digits")

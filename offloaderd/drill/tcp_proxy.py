@@ -1,7 +1,5 @@
 """A TCP proxy on loopback whose connections can be cut, in front of one of several servers, by TLS or not."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

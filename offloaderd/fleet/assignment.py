@@ -7,8 +7,6 @@ take it. The k-th in the ranking looks after k times a grace whether a topic has
 not. So idle topics cost nothing: there is no watch for a topic of others, and looks follow changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice

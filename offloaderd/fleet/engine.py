@@ -5,8 +5,6 @@ daemon should have which topic follows from the registrations (`placement.py`), 
 Each topic that is here has a supervisor (`supervisor.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 

@@ -1,7 +1,5 @@
 """The hot tier for readers: what the tailing buffers of this daemon's topics hold at the moment."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

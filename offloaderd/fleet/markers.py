@@ -1,7 +1,5 @@
 """At a daemon's start: which deployment works in each of its places."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import structlog

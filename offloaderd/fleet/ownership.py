@@ -4,8 +4,6 @@ A claim is one transaction that creates the topic's ephemeral owner node and rai
 commit of an earlier owner fails on the epoch's version. Losing the session ends all claims at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Container, Coroutine
 from contextlib import aclosing

@@ -6,8 +6,6 @@ wait, never an entry, because the claim decides who works (ownership.py) and the
 (segment/claim/attempt_log.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 

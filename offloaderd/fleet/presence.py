@@ -1,7 +1,5 @@
 """What the other daemons hear of this one, and what it takes over from a former run of itself."""
 
-from __future__ import annotations
-
 from offloaderd import __version__
 from offloaderd.core.clock import Clock
 from offloaderd.fleet import processes

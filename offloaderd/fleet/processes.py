@@ -5,8 +5,6 @@ all of which /proc tells. Where any of that cannot be read, or is not ours to se
 nothing is claimed.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -7,8 +7,6 @@ deleted as well, and the topics that this session still holds are ours to claim.
 would be deposed as by anybody else, and commit nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Settings of how topics are spread over daemons and move between them."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.section import Seconds, Section

@@ -4,8 +4,6 @@ An error of one topic stalls that topic alone. A topic leaves in one of two ways
 open segment first, or abandoned, which leaves the open segment to the next owner as a crash would.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +76,7 @@ class SharedContext:
     duties: Mapping[str, Duty]
     me: DaemonNode
     changed: Signal = field(default_factory=Signal)
-    taken_up: Callable[[Supervisor], None] = lambda _: None
+    taken_up: "Callable[[Supervisor], None]" = lambda _: None
     turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
     ended: set[str] = field(default_factory=set)
 

@@ -5,8 +5,6 @@ begin in the middle of an entry. Where the first entry of a chunk begins is told
 neighbouring ones say between which bytes an entry lies.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence

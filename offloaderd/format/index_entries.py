@@ -3,8 +3,6 @@
 Lookups are by floor: the entry wanted is at or after the position that the last index entry not beyond it points to.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What decides the bytes of a data object beside its entries: how they are cut into blocks and parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.format.v2.blocks import PREAMBLE

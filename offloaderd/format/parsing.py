@@ -4,8 +4,6 @@ The library alone is too lenient for a hostile disk: it lets missing required fi
 proto2 string that is not UTF-8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature

@@ -3,8 +3,6 @@
 Who reads and writes the bytes of these knows this module; it knows none of them.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The checksum is compared before anything inside the block is looked at. It cover
 every change of a single bit, and every burst of up to 32, is found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ Rules:
 - The objects stay the broker's: nothing here writes or deletes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial

@@ -9,8 +9,6 @@ entry's length is not what its info says, or whose lengths fall, is split in the
 Whatever the plan is worth, it holds every entry once: a wrong length makes a segment of another size, nothing else.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field

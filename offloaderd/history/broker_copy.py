@@ -3,8 +3,6 @@
 For what is left of a ledger that was offloaded in part before the broker deleted it: no object can be adopted for that.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from offloaderd.core.model import EntryBatch

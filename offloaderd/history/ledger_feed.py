@@ -4,8 +4,6 @@ There is nothing to wait for, so entries are read as fast as they can be stored,
 pass is tried again here; what the source has lost is answered as a Gap, and read behind once the chain has accepted it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A topic that this daemon owns, as those see it who work on what lies behind its live edge."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Protocol
 

@@ -7,8 +7,6 @@ at once or, under `history-first`, when history is done; what lies before is wri
 (`writer.py`) or left to a job.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing

@@ -5,8 +5,6 @@ offloaded is a loss that ends there, whatever becomes of the live ledgers. The l
 the boundary or behind it: trimming takes ledgers from the front.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 

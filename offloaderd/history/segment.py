@@ -1,7 +1,5 @@
 """Segments on their way into a topic's map: who records them, and what their manifests say around them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import structlog

@@ -1,7 +1,5 @@
 """Settings of history."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.section import Bytes, Section

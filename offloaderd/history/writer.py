@@ -5,8 +5,6 @@ were wrong becomes several segments; one that the source has lost becomes none. 
 whole ledgers, and given back, is written as whole ledgers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

@@ -4,8 +4,6 @@ A `Book` is what has been stored for certain. Changes are planned on a `Draft` o
 share; the store makes the draft durable and only then lets the book take it over. A draft that failed is dropped.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
@@ -124,7 +122,7 @@ class Book:
         if last >= self.ledger(topic, ledger_id).entries:
             raise NotFound(f"no entry {ledger_id}:{last} in {topic}", hint="it has not been written")
 
-    def take_over(self, draft: Draft) -> None:
+    def take_over(self, draft: "Draft") -> None:
         """Make a draft that is stored now part of the book."""
         for topic, changes in draft.changes.items():
             ledgers = self._topics.setdefault(topic, {})

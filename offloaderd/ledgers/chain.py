@@ -7,8 +7,6 @@ next is the word of whoever keeps the ledgers, where there is one: Pulsar's list
 more, and drops empty ones that a broker's crash has left behind. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Waking those who watch a topic: coalesced, without polling, without missing a change."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from offloaderd.core.aio.signal import Event

@@ -5,8 +5,6 @@ topic shares a ledger with what is offloaded of that topic: by its id alone nobo
 that older releases offloaded from. From then on a source with another id is refused, for all topics.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

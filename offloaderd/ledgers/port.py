@@ -4,8 +4,6 @@ A source is where entries can always be read again until they are deleted from i
 store. It never shows more than the writer confirmed.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Protocol, runtime_checkable
 

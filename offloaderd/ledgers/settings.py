@@ -1,7 +1,5 @@
 """Settings of the ledger source: where entries come from and can be read again."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

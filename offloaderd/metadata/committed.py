@@ -1,7 +1,5 @@
 """A segment that readers may trust, as it is recorded: which entries it holds and where its objects lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

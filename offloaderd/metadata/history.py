@@ -4,8 +4,6 @@ Who writes them fences himself: the owner by its epoch, a job by its lease in th
 transactions checks.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +28,7 @@ class HistoryRanges:
     versions: tuple[int, ...] = ()
 
     @classmethod
-    def split(cls, topic: TopicName, ranges: Sequence[HistoryRange]) -> HistoryRanges:
+    def split(cls, topic: TopicName, ranges: Sequence[HistoryRange]) -> "HistoryRanges":
         """Return ranges that are to be stored for the first time."""
         return cls(topic, tuple(ranges), (0,) * -(-len(ranges) // RANGES_PER_NODE))
 
@@ -46,7 +44,7 @@ class HistoryRanges:
         index = bisect_left(self.ranges, position, key=lambda one: one.end)
         return index if index < len(self.ranges) else None
 
-    def with_ranges(self, changed: Mapping[int, HistoryRange]) -> tuple[list[Step], HistoryRanges]:
+    def with_ranges(self, changed: Mapping[int, HistoryRange]) -> "tuple[list[Step], HistoryRanges]":
         """Return the steps that change ranges, one for each node, and the ranges afterwards."""
         ranges, versions = list(self.ranges), list(self.versions)
         for index, one in changed.items():

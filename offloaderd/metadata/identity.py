@@ -4,8 +4,6 @@ Whoever deletes anything of a topic, or permits its deletion, asks `deletion_ref
 Reads of what is offloaded never ask; who would give a reader something of the source asks `source_refused`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

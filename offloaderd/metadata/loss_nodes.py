@@ -5,8 +5,6 @@ have several: behind each other, or of history and of what is live. Those that c
 losses does not look at names, and who deletes one needs that under which it was found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 

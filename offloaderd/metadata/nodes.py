@@ -3,8 +3,6 @@
 A node that vanishes during a pass is left out: the caller passes again until nothing changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar

@@ -21,8 +21,6 @@ Rules: a topic's names are percent-encoded as nearly all of its managed ledger's
 an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from urllib.parse import quote, unquote
 from uuid import UUID

@@ -15,8 +15,6 @@ know no pieces refuse a context in pieces (`context.FORMAT_PIECES`) and stall it
 commit to it any more either, so during an upgrade nothing stalls that would not have stalled without pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

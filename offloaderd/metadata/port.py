@@ -5,8 +5,6 @@ Transient when the request was certainly not carried out, OutcomeUnknown when it
 and Closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field

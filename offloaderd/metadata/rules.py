@@ -3,8 +3,6 @@
 A store that is asked anyway answers oddly: ZooKeeper drops the connection over a request that is too large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from offloaderd.core.errors import Conflict, InvalidInput, NoSpace

@@ -1,7 +1,5 @@
 """Settings of the metadata store."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Looks at the objects of a ledger that a broker has offloaded (PIP-17, V1): whether they are what they should be."""
 
-from __future__ import annotations
-
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import LedgerInfo
 from offloaderd.format.v1.index import LedgerObjectIndex, decode_index

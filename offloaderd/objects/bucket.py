@@ -1,7 +1,5 @@
 """The object store that the settings name: made here for the daemon, for commands and for jobs. Nothing waits here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypeAlias
 

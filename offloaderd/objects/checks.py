@@ -1,7 +1,5 @@
 """What every adapter refuses in the same words before it does anything."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence

@@ -23,8 +23,6 @@ Whoever commits the segment puts the manifest and deletes the draft; no reader l
 The uuid is written in lower case with dashes; the ledger id in decimal without leading zeros.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass

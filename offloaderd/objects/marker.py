@@ -5,8 +5,6 @@ deployments that share cluster name, bucket and prefix by accident would each ta
 Whoever works there as well puts a marker of its own beside it, a guest's: open uploads do not say whose they are.
 """
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple

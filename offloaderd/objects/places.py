@@ -1,7 +1,5 @@
 """The places that a daemon stores in: a bucket and what every key begins with there; its own, and those of policies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ A reader is handed an ObjectReader and cannot delete. Keys are plain strings mad
 raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says how it treats its own cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -66,7 +64,7 @@ class UploadInfo:
 class ObjectReader(Protocol):
     """Read access to a bucket."""
 
-    def at(self, bucket: str) -> ObjectReader:
+    def at(self, bucket: str) -> "ObjectReader":
         """Return the reader of a bucket, itself for its own. Raises BucketMissing for one that was not opened.
 
         A store that has no buckets (a directory, the memory) is all of them.
@@ -104,7 +102,7 @@ class ObjectReader(Protocol):
 class ObjectStore(ObjectReader, Protocol):
     """Read and write access to a bucket."""
 
-    def at(self, bucket: str) -> ObjectStore:
+    def at(self, bucket: str) -> "ObjectStore":
         """See ObjectReader."""
         ...
 
@@ -159,7 +157,7 @@ class MultipartStore(Protocol):
 class SegmentStore(ObjectStore, MultipartStore, Protocol):
     """All of it: what an adapter implements and the offload engine needs."""
 
-    def at(self, bucket: str) -> SegmentStore:
+    def at(self, bucket: str) -> "SegmentStore":
         """See ObjectReader."""
         ...
 

@@ -5,8 +5,6 @@ afterwards. Whoever has read many bytes waits before the next request, so that a
 together, whatever the sizes of what they read.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -44,7 +42,7 @@ class RetryingReader:
         self._budget = budget
         self._last_answer = read
 
-    def at(self, bucket: str) -> RetryingReader:
+    def at(self, bucket: str) -> "RetryingReader":
         """Return the reader of another bucket, under the same limits. Raises BucketMissing."""
         there = self._objects.at(bucket)
         if there is self._objects:

@@ -1,7 +1,5 @@
 """Settings of the object store."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

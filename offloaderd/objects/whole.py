@@ -7,8 +7,6 @@ daemon share them. Who has a turn may take apart what it read, and waits for no 
 not answer: whoever tries again gives the turn back in between (`get` asks once).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

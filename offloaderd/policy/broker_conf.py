@@ -9,8 +9,6 @@ The keys, their defaults and their traps are those of OffloadPoliciesImpl and Ti
 Secrets are never copied and never shown.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +116,7 @@ def read(text: str) -> Import:
 class _Reader:
     """One file being read."""
 
-    def __init__(self, given: dict[str, Property], mistakes: list[str]) -> None:
+    def __init__(self, given: "dict[str, Property]", mistakes: list[str]) -> None:
         self._given = given
         self._out = Import(mistakes=mistakes)
         self._values: dict[str, object] = {}
@@ -203,7 +201,7 @@ class _Reader:
     def _bucket_key(self, driver: Driver) -> str:
         return "managedLedgerOffloadBucket" if driver is Driver.S3 else "s3ManagedLedgerOffloadBucket"
 
-    def _place(self, one: Property | None, setting: str) -> None:
+    def _place(self, one: "Property | None", setting: str) -> None:
         if one is None:
             return
         value: str | int = one.value
@@ -266,18 +264,18 @@ class _Reader:
             return f"driver {driver} does not read it" if driver is not None else "there is no driver that reads it"
         return "neither brokers nor the daemon read it from this file"
 
-    def _filled(self, key: str) -> Property | None:
+    def _filled(self, key: str) -> "Property | None":
         one = self._given.get(key)
         return one if one is not None and one.value else None
 
-    def _use(self, one: Property, what: str) -> None:
+    def _use(self, one: "Property", what: str) -> None:
         self._judged[one.key] = Verdict(one.line, one.key, one.value, what)
 
-    def _ignore(self, one: Property, why: str) -> None:
+    def _ignore(self, one: "Property", why: str) -> None:
         value = HIDDEN if SECRET.search(one.key) and one.value else one.value
         self._judged[one.key] = Verdict(one.line, one.key, value, "", why)
 
-    def _wrong(self, one: Property, why: str) -> None:
+    def _wrong(self, one: "Property", why: str) -> None:
         self._judged[one.key] = Verdict(one.line, one.key, one.value, "", why)
         self._out.mistakes.append(f"line {one.line}: {one.key}: {why}")
 

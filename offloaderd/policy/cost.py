@@ -5,8 +5,6 @@ requests that a real upload makes. Left out is what is rare (retries, a new owne
 does not depend on how segments are cut (the listings of the collection of garbage).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
@@ -32,11 +30,11 @@ class Requests(NamedTuple):
     gets: float = 0.0
     deletes: float = 0.0
 
-    def times(self, factor: float) -> Requests:
+    def times(self, factor: float) -> "Requests":
         """Return so many times these."""
         return Requests(self.puts * factor, self.gets * factor, self.deletes * factor)
 
-    def plus(self, other: Requests) -> Requests:
+    def plus(self, other: "Requests") -> "Requests":
         """Return both together."""
         return Requests(self.puts + other.puts, self.gets + other.gets, self.deletes + other.deletes)
 

@@ -7,8 +7,6 @@ pass. An error ends a pass, not the task: the next one does what is left. That a
 nothing, so a source that answers in part or not at all takes nothing away.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A policy of a namespace that names a method is a standing order for its topics, 
 What is said takes effect on all daemons by the counter that every change raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

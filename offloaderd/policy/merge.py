@@ -1,7 +1,5 @@
 """What holds for a topic: the levels merged, the narrowest first, and for each value the level that said it. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ meanwhile leave it alone. The owner seals and commits its open segment, and begi
 grants go on. A topic that is only pushed commits all that it has accepted and takes no more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from offloaderd.core.clock import Clock

@@ -5,8 +5,6 @@ says "off" is not what says nothing: a threshold or lag of OFF ends the search, 
 for every way in (the API, the command line, a broker's configuration), so that all say the same of a value. Pure.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ that a pattern of the whole tenant gave a topic gives way to what is said of its
 The book is loaded by whoever follows its node, and asked without waiting; what cannot be read leaves what was known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import structlog
@@ -96,14 +94,14 @@ class PolicyResolver:
         else:
             self.namespaces[where] = said
 
-    def copied(self) -> PolicyResolver:
+    def copied(self) -> "PolicyResolver":
         """Return a book that says the same and stays as it is."""
         book = PolicyResolver(self._store, self._daemon)
         book.broker, book.namespaces, book.loaded = self.broker, dict(self.namespaces), self.loaded
         book.named, book.damaged = self.named, set(self.damaged)
         return book
 
-    def saying(self, where: Namespace | None, policies: OffloadPolicies | None) -> PolicyResolver:
+    def saying(self, where: Namespace | None, policies: OffloadPolicies | None) -> "PolicyResolver":
         """Return a book like this in which a namespace, or the broker (None), says that; None: nothing."""
         book = self.copied()
         book.damaged.discard(node_of(where))

@@ -1,7 +1,5 @@
 """What may not be said: values out of range, and values that contradict each other. All mistakes at once. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

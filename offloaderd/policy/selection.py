@@ -12,8 +12,6 @@ cannot be read ends nothing: topics that follow from a damaged record, or from a
 take, keep the policy they have.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress

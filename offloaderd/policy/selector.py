@@ -5,8 +5,6 @@ selection. Both are stored before the topics that follow from them are changed, 
 crash interrupts. A dry run takes the same way up to the first write.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace

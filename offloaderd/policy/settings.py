@@ -1,7 +1,5 @@
 """What the object store charges."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.section import Amount, Section

@@ -6,8 +6,6 @@ see that something changed, so that a crash leaves nothing written that nobody w
 written in transactions of bounded size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar

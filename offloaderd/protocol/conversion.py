@@ -1,7 +1,5 @@
 """Between the model's values and the API's messages. What comes in is checked; no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ What is not there is null: a field that was not set, an empty text, a time (`*_m
 `ledger:entry`, an enumeration its name in lower case; a number with a fraction has three digits of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 
 from google.protobuf.message import Message

@@ -1,7 +1,5 @@
 """A daemon's status as JSON, and rates of topics: the same for `offloadctl status`, `offloadctl top` and the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 

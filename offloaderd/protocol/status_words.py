@@ -1,7 +1,5 @@
 """A daemon's status in words: the same for `offloadctl status` and the status page."""
 
-from __future__ import annotations
-
 from offloaderd.core import humanize as words
 from offloaderd.protocol.message_json import position_of
 from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2

@@ -12,8 +12,6 @@ Rules:
 Tables change without awaiting; loads run as tasks of an owner that outlives all readers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Sequence

@@ -1,7 +1,5 @@
 """Waiting for news of a topic: one watcher for each topic that somebody follows, however many do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import aclosing, contextmanager

@@ -6,8 +6,6 @@ it; that stretch is read twice. What was open before the read began is looked fo
 before it would say it for certain, and the last `LOOK_BACK_BYTES` of them are read.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Self

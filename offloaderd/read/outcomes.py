@@ -1,7 +1,5 @@
 """What became of transactions, found in entries that a read has come to and, where it has to, in those ahead of it."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple

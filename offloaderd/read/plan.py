@@ -13,8 +13,6 @@ Entries that are known to exist but are in no tier are an error, as is a ledger 
 that is recorded as lost, and what was deleted by the topic's retention.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 `ReadContext` is what one read is given of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,8 +4,6 @@ The order of looking (buffer, source, map) matters: entries move from the first 
 tier is found in the next. How one read goes on is in `stream.py`, what it decides in `plan.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext

@@ -5,8 +5,6 @@ when the one that is asked cannot give the entries (missing, corrupt, not reacha
 looked at again only when the last look has no answer, so that a long read costs no metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace

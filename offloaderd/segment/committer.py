@@ -1,7 +1,5 @@
 """What stands on either side of a segment's writer: what it is given to write, and who takes what it has verified."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -4,8 +4,6 @@ A reader trusts a segment only once it is committed, so each step may be repeate
 manifest comes last, since a rebuild believes it: what lies beside it was verified, and proven where it replaces others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

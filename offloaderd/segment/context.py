@@ -1,7 +1,5 @@
 """What all topics of a daemon work with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

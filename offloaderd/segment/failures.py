@@ -4,8 +4,6 @@ A request that is tried again is one trouble for as long as it fails, whatever e
 be stored holds up its segment, however well its neighbours fare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar

@@ -4,8 +4,6 @@
 may be another one. What is only not there yet is no error: what a feed cannot read at all leaves through `wait`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Hashable
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ class Reservation:
         self._holder = holder
 
     @classmethod
-    async def of(cls, budget: ByteBudget, size_bytes: int, holder: Hashable) -> Reservation:
+    async def of(cls, budget: ByteBudget, size_bytes: int, holder: Hashable) -> "Reservation":
         """Acquire bytes; cancellation leaves nothing taken."""
         one = cls(budget, holder)
         await one.fill(size_bytes)
@@ -39,7 +37,7 @@ class Reservation:
         await self._budget.acquire(size_bytes, self._holder)
         self.size_bytes = size_bytes
 
-    async def moved(self, size_bytes: int) -> Reservation:
+    async def moved(self, size_bytes: int) -> "Reservation":
         """Hand everything over to whoever sends a part of that size; this one is empty then.
 
         A surplus is given back at once. If the part is larger and there is no room at once, all is given back first:

@@ -4,8 +4,6 @@ It continues what the manifest of the segment directly before says (FORMAT.md, 4
 it has written; the first segment after a claim has that manifest read once.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ which grows with the segment. What the record lacks, because it lags or is as la
 the next owner, compared, and not sent again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A request for a part has a minute or more to be answered, and five of them are m
 its own. The small requests of the daemon's probes tell within seconds.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Throttled, Transient
 from offloaderd.segment.failures import Failure

@@ -3,8 +3,6 @@
 A pure decision over a segment's size, its age and what was asked for.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -36,7 +34,7 @@ class RollPolicy:
     """Since when an operator has the topic stand still, and who; None: it does not."""
 
     @classmethod
-    def of(cls, effective: Effective) -> RollPolicy:
+    def of(cls, effective: Effective) -> "RollPolicy":
         """Return what a merged policy means to an offloader; it has every one of these values."""
         values = effective.values
         return cls(
@@ -50,7 +48,7 @@ class RollPolicy:
             place=(cast("str", values.bucket), cast("str", values.prefix)),
         )
 
-    def held(self, paused: Paused | None, *, push_only: bool) -> RollPolicy:
+    def held(self, paused: Paused | None, *, push_only: bool) -> "RollPolicy":
         """Return the policy of a topic that an operator has paused, or this one.
 
         Under the method `none` the open segment is sealed and nothing begins. What was pushed and accepted exists

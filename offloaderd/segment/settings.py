@@ -1,7 +1,5 @@
 """Settings of how entries become segments, and segments objects."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

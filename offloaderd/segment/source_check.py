@@ -9,8 +9,6 @@ What is looked at: the list, at each look; each ledger of it that is offloaded, 
 it; and the ledger in which the offloading stands, as its store has it, once open and once closed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial

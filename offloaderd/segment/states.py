@@ -4,8 +4,6 @@ A state follows from the attempt's record (`state_of`); COMPLETED and COMMITTED 
 the proof of the one, and the attempt ends with the other. A transition writes its record before what depends on it.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

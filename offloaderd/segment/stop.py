@@ -1,7 +1,5 @@
 """Where a segment ends, and what a loss in its way means: pure, values in, values out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol

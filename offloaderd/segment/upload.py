@@ -6,8 +6,6 @@ lost answer is settled by reading back. An upload of an earlier owner is gone on
 told by its MD5 and not sent again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -64,7 +62,7 @@ class UploadLimits:
     parts_in_flight_max: int
     readback: bool
 
-    def follow(self, limits: UploadLimits) -> None:
+    def follow(self, limits: "UploadLimits") -> None:
         """Take over other limits."""
         self.parts_in_flight_max, self.readback = limits.parts_in_flight_max, limits.readback
 

@@ -1,7 +1,5 @@
 """What a segment's writer may know of its topic: a look that does not change while it is decided by."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

@@ -6,8 +6,6 @@ committer's.
 How far the entries are taken is known here alone: after a failure the caller begins again where its topic stands.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

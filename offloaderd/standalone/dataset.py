@@ -4,8 +4,6 @@ The flights are read from the files of their package, which is never imported: i
 every table.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import importlib.util

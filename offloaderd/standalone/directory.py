@@ -1,7 +1,5 @@
 """Makes the directory that a server keeps its data in, and proves that it can be written, in one clear line if not."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

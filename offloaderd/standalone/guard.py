@@ -4,8 +4,6 @@ Called by path as `guard.py PARENT-PID PROGRAM ARGUMENT...`, with nothing but th
 would do the same, but forks a process that may hold gRPC's and ZooKeeper's threads, where only exec is safe.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

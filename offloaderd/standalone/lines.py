@@ -5,8 +5,6 @@ are counted. Reading happens in a thread that never waits longer than POLL_S, so
 not wait for somebody's keyboard. What has arrived is handed on at once: `tail -f` works.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -4,8 +4,6 @@ A port from that range could be taken by anybody's connection between two starts
 caller may keep it in its state and use it again.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 from collections.abc import Iterator, Sequence

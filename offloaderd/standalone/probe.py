@@ -1,7 +1,5 @@
 """The smallest possible questions to a loopback server, to learn whether it is ready."""
 
-from __future__ import annotations
-
 import asyncio
 
 from offloaderd.standalone.ports import LOOPBACK

@@ -8,8 +8,6 @@ the end of the thread that started it as the parent's death.
 No loop is bound: the same child may be started under one event loop and stopped under another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ The first SIGINT or SIGTERM drains the daemon and then stops the servers; during
 The second cuts everything short. A server that dies takes the whole down, with the reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ Its telemetry is on by default and is switched off here. Buckets are never made 
 name is an error as it is on S3.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -5,8 +5,6 @@ All of it listens on the loopback interface only. The order down is the order up
 the caller runs inside this context, first.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace

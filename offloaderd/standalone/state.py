@@ -5,8 +5,6 @@ is the same system again; offloadctl finds the daemon by it. `standalone.lock` i
 process lives, so a crash leaves nothing to clean up.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ Everything goes over the daemon's public gRPC API, as a user's program would; wh
 module knows neither terminal nor table. It fails unless every entry came back from the bucket, bit for bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +34,7 @@ class Digest:
 
     entries: int = 0
     payload_bytes: int = 0
-    _hash: hashlib._Hash = field(default_factory=hashlib.sha256)
+    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def add(self, payloads: Iterable[bytes]) -> None:
         """Take entries in order."""

@@ -1,7 +1,5 @@
 """A real ZooKeeper from the jars that PySpark brings, on loopback, over a directory that outlives it."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

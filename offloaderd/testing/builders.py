@@ -1,7 +1,5 @@
 """Entries for tests: their bytes say which entry they are, so a mix-up cannot go unseen."""
 
-from __future__ import annotations
-
 import json
 from hashlib import blake2b
 

@@ -5,8 +5,6 @@ again: a loop that sleeps 1 s ten times runs ten times in `advance(10)`. What wa
 socket) is not waited for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import random

@@ -3,8 +3,6 @@
 A fault that comes after the act is a lost answer: the caller sees OutcomeUnknown, the store has done it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -70,7 +68,7 @@ class FaultyStore(_Faulty):
         super().__init__(plan)
         self._store = store
 
-    def at(self, bucket: str) -> FaultyStore:
+    def at(self, bucket: str) -> "FaultyStore":
         """See SegmentStore; the faults are those of all buckets."""
         there = self._store.at(bucket)
         return self if there is self._store else FaultyStore(there, self._plan)

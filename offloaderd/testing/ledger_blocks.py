@@ -4,8 +4,6 @@ What writes objects cuts them into runs and never holds a block (`segment/builde
 with this, and this with what Pulsar's own offloader writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ What an earlier owner left is resumed, or abandoned once the source has lost its
 have offloaded are adopted, and a segment begins with the next entry as soon as that is to be offloaded.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position

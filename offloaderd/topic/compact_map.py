@@ -4,8 +4,6 @@ A map takes some kilobytes a segment, which is what a topic that sleeps frees; p
 topic that wakes is taken up from what is stored, never from this.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import zlib

@@ -1,7 +1,5 @@
 """What the topics of a daemon work with beyond what their segments need: memory to tail in, rules for outages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from offloaderd.core.model import OutagePolicy

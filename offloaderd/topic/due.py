@@ -7,8 +7,6 @@ is left of a ledger that was offloaded in part goes by streaming whatever the me
 it. Under `none` nothing begins.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.model import Loss, OffloadMethod, Position
 from offloaderd.ledgers.chain import Run
 from offloaderd.segment.stop import SegmentProgress

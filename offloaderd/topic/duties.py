@@ -1,7 +1,5 @@
 """Whether the duties towards an awake topic have something to do: what decides whether it may sleep (`idle.py`)."""
 
-from __future__ import annotations
-
 import asyncio
 from math import inf
 
@@ -16,7 +14,7 @@ class Rest:
         """How many duties have something to do, or have not said that they have nothing."""
         self._dues: list[float] = []
 
-    def until(self, due_s: float = inf) -> Resting:
+    def until(self, due_s: float = inf) -> "Resting":
         """Return a context in which the duty that enters it has nothing to do before `due_s` (monotonic)."""
         return Resting(self, due_s)
 

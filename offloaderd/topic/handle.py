@@ -1,7 +1,5 @@
 """PIP-76's OffloadHandle: what a feeder may do with a topic, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID

@@ -18,8 +18,6 @@ is handed over or the daemon stops; and at the latest after `again_s`, for what 
 something on its trash list, a ledger's list that could not be watched.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import aclosing

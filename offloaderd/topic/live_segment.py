@@ -1,7 +1,5 @@
 """Live segments: their attempts, who commits them, and what their manifests say around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from offloaderd.core.clock import Clock

@@ -3,8 +3,6 @@
 Every request is a state, not a message: the same one asked for again is one. All of them wake the loop.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.model import Position
 from offloaderd.segment.roll import RollPolicy

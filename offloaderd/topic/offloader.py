@@ -5,8 +5,6 @@ manifest, verify, commit. The next segment begins only after the last was commit
 and its entries begin the next attempt. One that an earlier owner left behind is gone on with where its record ends.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, Signal
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of

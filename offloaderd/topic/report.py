@@ -1,7 +1,5 @@
 """Brings the topics' gauges up to date every few seconds, so that the hot path keeps no gauge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from offloaderd.core.model import TopicName

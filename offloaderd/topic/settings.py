@@ -1,7 +1,5 @@
 """Settings of what becomes of new entries while the store is away."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from offloaderd.core.model import OutagePolicy

@@ -1,7 +1,5 @@
 """What the ledger source says of one topic and has of it, with what of it only brokers' copies have."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName

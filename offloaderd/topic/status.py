@@ -1,7 +1,5 @@
 """Where a topic stands, as values for status, metrics and logs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -101,7 +99,7 @@ class TopicStatus:
     unprotected_s: float = 0.0
     spilled_entries: int = 0
     spilled_bytes: int = 0
-    history: HistoryStatus | None = None
+    history: "HistoryStatus | None" = None
     method: str = ""
     taken_entries: int = 0
     taken_bytes: int = 0

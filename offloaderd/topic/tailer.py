@@ -5,8 +5,6 @@ source confirms, and while a broker pushes it leaves the live edge to the broker
 before it was offloaded is reported, and the stream goes on behind it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace

@@ -3,8 +3,6 @@
 It alone writes how far the topic's entries are taken, which is what the tailer reads behind.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from offloaderd.core.clock import Clock

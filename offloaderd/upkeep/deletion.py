@@ -6,8 +6,6 @@ since readers may have been sent to it. What lies where this daemon does not wor
 a daemon that does, or an operator, takes it away.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID

@@ -4,8 +4,6 @@ What is said of the object is not looked up but looked at: the block is read and
 in it. A position without an entry is explained as well: deleted, lost, not written yet, behind the end of its ledger.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Settings of what is done for stored segments: retention, grants, collection, scrubbing."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

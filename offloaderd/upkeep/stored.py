@@ -4,8 +4,6 @@ Only keys that `objects/keys.py` makes are looked at; what else lies under the p
 ledger's object (V1) without a manifest beside it may be a broker's: its labels say whose it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field

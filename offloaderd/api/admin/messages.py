@@ -3,8 +3,6 @@
 What is wrong with a policy's value is said by `policy.rules`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from offloaderd.core.errors import CorruptData, InvalidInput

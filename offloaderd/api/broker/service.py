@@ -7,8 +7,6 @@ A broker asks for what its list calls offloaded, and may skip for good what is g
 only of what is on record as deleted; of everything else it hears that nobody can tell, and tries again.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from math import inf

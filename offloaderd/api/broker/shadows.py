@@ -5,8 +5,6 @@ metadata nor the attempt's id tells it another one. So Pulsar's own word is aske
 id would be a key to the ledger of whatever topic it belongs to; here the caller needs the role for the source as well.
 """
 
-from __future__ import annotations
-
 import structlog
 
 from offloaderd.api.gate import check_source

@@ -5,8 +5,6 @@ read, with the very ledger; names of a length that brokers take; so many topics 
 a tenant, and as many tenants.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import structlog

@@ -6,8 +6,6 @@ A caller that takes no answers, or reads chunks that never end, holds what it ha
 gets no more while there is not as much again for others, and of the room for chunks no more than half.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

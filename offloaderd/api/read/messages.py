@@ -4,8 +4,6 @@ An answer holds about 1 MiB of messages. What would be larger than an answer may
 as it is stored, with the reason, and without its bytes where even that is too large.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
 

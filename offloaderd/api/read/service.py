@@ -4,8 +4,6 @@ A client that stops reading holds only its own stream: gRPC takes no further ans
 the read pauses with what it has fetched ahead, which the block cache bounds. A client that vanishes ends the read.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 

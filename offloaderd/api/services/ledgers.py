@@ -4,8 +4,6 @@ Appends are taken one after the other, so answers come in order and a client tha
 back by gRPC's flow control.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 from grpc import aio

@@ -5,8 +5,6 @@ source itself; for a push-only topic the service stops reading the stream instea
 broker back. `Offloaded` messages tell whenever the offloaded position moves.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from grpc import aio

@@ -6,8 +6,6 @@ fate. A bookie is left in peace after a connection could not be made, fell silen
 answered anything; each failure in a row doubles the time, an answer ends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

@@ -9,8 +9,6 @@ to understand it: a bookie before 4.17 ends the connection on it, and is told fr
 on a new one. What an answer says is checked against what was asked; what the entries say is the caller's to check.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial

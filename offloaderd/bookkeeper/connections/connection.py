@@ -20,8 +20,6 @@ Rules:
   not used for `idle_s`. It never comes back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections import Counter

@@ -11,8 +11,6 @@ Rules: what only an operator can put right is Denied, with what to set; the rest
 cancelled, no socket is left open.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable

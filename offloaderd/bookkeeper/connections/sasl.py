@@ -10,8 +10,6 @@ Pure: bytes in, bytes out, one exchange for each connection. The mechanism is an
 networks that others use, TLS belongs round it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -9,8 +9,6 @@
 Requests that were in flight when the window halved are turned away for the same reason: they do not halve it again.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.limits import Admission
 

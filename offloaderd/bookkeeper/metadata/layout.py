@@ -6,8 +6,6 @@
 Pulsar's own metadata driver neither writes nor reads LAYOUT: a missing one means hierarchical. WIRE.md, section 8.
 """
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Final

@@ -9,8 +9,6 @@ Any cached value goes stale: re-replication swaps members even of closed ledgers
 section 7.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping

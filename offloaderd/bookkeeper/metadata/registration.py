@@ -7,8 +7,6 @@ Ids are opaque since BookKeeper 4.12; older ones, and those of bookies that publ
 may change under the same id, so resolve again on every reconnect. WIRE.md, section 9.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

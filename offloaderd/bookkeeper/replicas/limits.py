@@ -9,8 +9,6 @@ for one who gave up. What a request will bring is guessed before and settled aft
 ones, it never adds up. A second's worth may go at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings

@@ -7,8 +7,6 @@ the same: runs of verified entries, without gaps, whose lengths follow each othe
 This is the hot path: nothing is awaited and nothing is called for each entry of a batch.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import AsyncGenerator
 

@@ -1,7 +1,5 @@
 """One search for a sound copy of an entry: what is sought, what bookies said so far, and what that means in the end."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Sequence
@@ -100,7 +98,7 @@ class ReplicaRead:
         """The passes over the replicas that are not through."""
         return [task for task in (self.task, self.second) if task is not None and not task.done()]
 
-    def refused(self, found: Found, error: CorruptData, entry_id: int) -> ReplicaRead:
+    def refused(self, found: Found, error: CorruptData, entry_id: int) -> "ReplicaRead":
         """Return the hunt that goes on behind what was sound of an answer: one of its entries is bad."""
         again = ReplicaRead(self.ledger, entry_id, self.count_max - (entry_id - self.first_entry_id), self.bytes_max)
         again.singly = self.singly

@@ -23,8 +23,6 @@ Rules, which are BookKeeper's faults as a table:
 An entry is never skipped. A bookie that was slow is asked last for a while.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog

@@ -3,8 +3,6 @@
 A bookie without authentication answers with the name `AuthDisabledPlugin`: that counts as done. WIRE.md, section 4.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

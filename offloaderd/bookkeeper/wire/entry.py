@@ -12,8 +12,6 @@ it and go on at the next replica; it is final only when all have failed. Replica
 This is the hot path: per entry one slice of the header, one of the payload, one checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import struct

@@ -11,8 +11,6 @@ and what was fed but not yet taken. A frame that breaks the protocol raises BadA
 been taken; from then on every use raises the same error, because no later byte can be trusted. WIRE.md, section 1.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar

@@ -4,8 +4,6 @@ Every code that is not OK becomes an error of our tree (`failure`); `reaction_to
 error, whether a bookie answered it or a local check found it. WIRE.md, section 6.
 """
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum, StrEnum
 from typing import Final
 

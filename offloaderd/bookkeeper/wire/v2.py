@@ -13,8 +13,6 @@ No request here carries a flag or a key, and there is no parameter that could se
 recovery cannot be encoded.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field

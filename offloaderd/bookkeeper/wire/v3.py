@@ -18,8 +18,6 @@ socket, then authenticate, then ask; a connection that will speak v2 begins with
 The messages have no field for a master key and no flag that fences: `protos/bookkeeper/protocol.proto`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias

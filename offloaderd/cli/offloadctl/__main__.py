@@ -1,7 +1,5 @@
 """`offloadctl`: ask a daemon, over gRPC."""
 
-from __future__ import annotations
-
 import click
 
 import offloaderd

@@ -1,7 +1,5 @@
 """`offloaderd`: run the daemon, or everything it needs as well."""
 
-from __future__ import annotations
-
 import click
 
 import offloaderd

@@ -1,7 +1,5 @@
 """`offloaderd doctor`: try everything that a daemon with these settings would need, from this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncGenerator

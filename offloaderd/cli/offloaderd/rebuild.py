@@ -1,7 +1,5 @@
 """`offloaderd rebuild`: the metadata from the bucket alone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`offloaderd serve`: the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from functools import partial

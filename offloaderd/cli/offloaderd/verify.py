@@ -1,7 +1,5 @@
 """`offloaderd verify`: everything that is stored, looked at with read access to the bucket only."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing

@@ -3,8 +3,6 @@
 The options may stand before or after the subcommand; the later one wins.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping

@@ -1,7 +1,5 @@
 """What the commands of jobs take, `offloadctl backfill` and `offloadctl convert`, and what is made of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What commands take as options: texts that are parsed, sizes, durations and times; core/units.py says how to write
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The same asked for many things side by side, under a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 

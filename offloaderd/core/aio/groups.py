@@ -8,8 +8,6 @@ And what it raises keeps the frame that raised it, which keeps what it raises (m
 group held lies about until the collector of cycles comes by, which in a calm daemon may take hours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from types import TracebackType

@@ -4,8 +4,6 @@ Rule for waiters: check the condition, then `await signal.wait()` with no await 
 the same loop, none can fall into the gap.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

@@ -4,8 +4,6 @@ Rules: what is started must not raise one of our errors (it would end everything
 waits. A task that nobody needs any more is cancelled by whoever started it; the end of the owner cancels the rest.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar

@@ -1,7 +1,5 @@
 """Calls: which were made, who was let in and who was not, and how long the daemon's certificate still holds."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS, OPEN
 

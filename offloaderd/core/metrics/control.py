@@ -1,7 +1,5 @@
 """What is changed while the daemon runs: its settings, the levels of its log, topics that are paused."""
 
-from __future__ import annotations
-
 from offloaderd.core import domains
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge
 

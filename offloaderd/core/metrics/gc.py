@@ -1,7 +1,5 @@
 """What the collection of garbage has found and done."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from offloaderd.core.metrics.families import Families, counter, gauge

@@ -1,7 +1,5 @@
 """What lay before the live edge: how much of it is left, and what splitting it has cost."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram, topic_gauge
 
 

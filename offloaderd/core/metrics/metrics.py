@@ -8,8 +8,6 @@ operations and codes, and the gRPC methods. Ledger ids, keys and upload ids are 
 generated from this module.
 """
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
 
 from offloaderd import __version__

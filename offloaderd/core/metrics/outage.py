@@ -1,7 +1,5 @@
 """Metrics of what an outage of the store does to topics: how long they stall, and how the uploads give way."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge
 
 

@@ -1,7 +1,5 @@
 """Which daemons there are, who owns topics, and how topics move between daemons."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS
 

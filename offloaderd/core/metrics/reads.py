@@ -1,7 +1,5 @@
 """What readers get, from which tier, and why from that one."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS, TIERS
 

@@ -1,7 +1,5 @@
 """What an owner goes on with that an earlier one left."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS
 

@@ -1,7 +1,5 @@
 """What is deleted here, what may be deleted at the source, and what keeps either from happening."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge
 from offloaderd.core.refusals import RefusalKind
 

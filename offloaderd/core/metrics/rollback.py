@@ -1,7 +1,5 @@
 """Streaming segments that are rewritten as whole ledgers, so that a stock broker reads them."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, topic_gauge
 
 FAILURE_REASONS = ("unreadable", "upload")

@@ -1,7 +1,5 @@
 """Metrics of requests to the object store, and the hook that counts them."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import OPEN, S3_CODES, S3_THROTTLES
 

@@ -1,7 +1,5 @@
 """What the scrub has read and found."""
 
-from __future__ import annotations
-
 from offloaderd.core.metrics.families import Families, counter, topic_gauge
 
 

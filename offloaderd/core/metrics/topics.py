@@ -3,8 +3,6 @@
 A daemon with ten thousand topics has two hundred thousand of them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -24,7 +22,7 @@ class TopicGauge(Collector):
         self._values: dict[str | tuple[str, ...], float] = {}
         """By topic, or by topic and further labels."""
 
-    def labels(self, topic: str, **more: str) -> TopicSeries:
+    def labels(self, topic: str, **more: str) -> "TopicSeries":
         """Return one series, which shows 0 from now on if it is new. Raises KeyError for a label that is missing."""
         key = self._key(topic, *(more[name] for name in self._labels[1:]))
         self._values.setdefault(key, 0.0)

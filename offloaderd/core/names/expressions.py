@@ -7,8 +7,6 @@ take means the same in both, as expressions of earlier releases are stored: `\\w
 all languages, and `{,n}`, which RE2 takes for plain text, is refused. (`\\b` is that of ASCII letters.)
 """
 
-from __future__ import annotations
-
 import re
 from typing import Protocol, cast
 from weakref import WeakValueDictionary

@@ -4,8 +4,6 @@ A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>
 partition is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

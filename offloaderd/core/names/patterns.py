@@ -8,8 +8,6 @@
 An expression that matches a partitioned topic matches its partitions. Pure: nothing here asks anybody.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -45,7 +43,7 @@ class Scope(NamedTuple):
     tenant: str | None = None
     namespace: str | None = None
 
-    def covers(self, other: Scope) -> bool:
+    def covers(self, other: "Scope") -> bool:
         """Whether whoever lists this scope need not list the other."""
         return self.tenant is None or (self.tenant == other.tenant and self.namespace in {None, other.namespace})
 
@@ -61,7 +59,7 @@ class TopicPattern:
     expression: Expression | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def parse(cls, text: str) -> TopicPattern:
+    def parse(cls, text: str) -> "TopicPattern":
         """Read a pattern; `persistent://` may stand before all but expressions. Raises InvalidInput."""
         found = cls.named(text)
         if found.breadth is not Breadth.EXPRESSION:
@@ -71,7 +69,7 @@ class TopicPattern:
         return replace(found, expression=expressions.compiled(text.removeprefix(REGEX)))
 
     @classmethod
-    def named(cls, text: str) -> TopicPattern:
+    def named(cls, text: str) -> "TopicPattern":
         """Read a pattern, and compile nothing: enough to say who may use it; an expression matches no topic yet.
 
         Raises InvalidInput.

@@ -3,8 +3,6 @@
 Nothing here is opened or started; the daemon does that, and has all of it follow its settings by `Components.prepare`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What all topics of a daemon work with: stores, limits, a disk to spill to, traces."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -4,8 +4,6 @@ It is asked about a topic that does not exist, as asking about one that does wou
 not tell the time (Jetty sends no Date unless told to), so there is no clock to compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from offloaderd.core.errors import Transient

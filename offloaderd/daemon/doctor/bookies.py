@@ -5,8 +5,6 @@ own TLS and credentials: nothing of anybody's is read. A bookie that once was th
 its cookie.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 
 from prometheus_client import CollectorRegistry

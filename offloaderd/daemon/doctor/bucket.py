@@ -4,8 +4,6 @@ The objects lie under `<prefix>offloaderd-doctor/<id>/` and are deleted whatever
 like that.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace

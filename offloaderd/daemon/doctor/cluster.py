@@ -3,8 +3,6 @@
 Nothing here writes. The access lists tell whether this daemon could, which it never does but should not be able to.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from offloaderd.bookkeeper.metadata import ledger as ledger_metadata

@@ -1,7 +1,5 @@
 """The whole examination: every group of checks, in the order in which they depend on each other; or the connections."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 

@@ -1,7 +1,5 @@
 """What a check finds, what checks share, and how a check is run: timed, bounded, and never ending the others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whose the places and the metadata are: another deployment in a place, and topics of which something is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -5,8 +5,6 @@ time is known to lie between the moments before and after its answer, no closer,
 seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -4,8 +4,6 @@ The probe is one ephemeral node `<metadata.root>/<cluster>/doctor-<id>`, which g
 nodes above it that were made for it are deleted again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence

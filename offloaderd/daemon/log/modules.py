@@ -1,7 +1,5 @@
 """Which modules log, and which levels they may have; nothing here changes any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path

@@ -4,8 +4,6 @@ ZooKeeper's client warns at each try to connect, some times a second while ZooKe
 session is suspended, lost and begun. A client that leaves in the middle of an answer is no error of the server.
 """
 
-from __future__ import annotations
-
 import logging
 
 QUIET_S = 60.0

@@ -6,8 +6,6 @@ for environments is not used, because it reads the process's own environment whe
 unknown names, and cannot say where a value came from.
 """
 
-from __future__ import annotations
-
 from offloaderd.daemon.settings.loading import Report, Row, check, describe, load, usable
 from offloaderd.daemon.settings.sections import Settings
 

@@ -5,8 +5,6 @@ half of it would hold for what is under way and half for what comes. What limits
 followed. `LIVE` is the list; docs/settings.md is generated with it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

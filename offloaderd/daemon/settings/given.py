@@ -4,8 +4,6 @@ Names that do not exist are mistakes here, with the nearest one that does. The v
 shown: a misspelt secret is still a secret.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

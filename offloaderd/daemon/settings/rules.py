@@ -4,8 +4,6 @@ A rule names every key it is about, so that it is not reported when one of them 
 settings' values in braces, by key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -7,8 +7,6 @@ configs/offloaderd.toml and docs/settings.md are generated from these fields. Si
 durations are seconds (`Seconds` reads "10min"); core/units.py reads both.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Settings that are allowed and work, and may still not be what somebody wants."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from offloaderd.access.roles import BARE, Grant

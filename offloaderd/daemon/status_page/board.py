@@ -4,8 +4,6 @@ Looking costs the daemon as good as nothing: statuses are taken at most every LO
 topics that are shown are completed by who owns them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From numbers over time to what an SVG drawing needs: lines as points, ticks, words; and which drawings pages have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a visitor wants to see: read from the query of the address, within bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -31,7 +29,7 @@ class Wanted:
     size: int = TOPICS_A_PAGE
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Wanted:
+    def of(cls, query: Mapping[str, str]) -> "Wanted":
         """Read a query; what is not said is as usual. Raises InvalidInput."""
         return cls(
             sort=_word("sort", query.get("sort", "lag"), SORTS),

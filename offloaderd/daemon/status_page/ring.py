@@ -1,7 +1,5 @@
 """The last hour in numbers, in memory of a fixed size. No I/O, no clock: whoever samples says when."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections import deque

@@ -3,8 +3,6 @@
 Rates are differences of the counters that the metrics keep anyway: nothing is counted for the page on the hot path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from prometheus_client import Counter

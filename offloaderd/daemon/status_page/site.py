@@ -4,8 +4,6 @@ Nothing comes from elsewhere, nothing is inline but the drawings, and every name
 whatever its producer likes. What is not printable is written as an escape, so that no name can pose as another.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from importlib.resources import files

@@ -4,8 +4,6 @@ Looking at the page is the call Status by another door. A browser sends a token 
 name is of no matter), a program as `authorization: Bearer TOKEN`; a certificate counts where http.tls is mutual.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from base64 import b64decode
 from typing import Any

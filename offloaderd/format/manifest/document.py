@@ -5,8 +5,6 @@ has passed `check`: blocks lie one after the other from the preamble to the end 
 are exactly what the blocks add up to.
 """
 
-from __future__ import annotations
-
 import struct
 
 import google_crc32c

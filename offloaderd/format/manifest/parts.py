@@ -3,8 +3,6 @@
 Records of open segments in the metadata store hold the same messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 

@@ -4,8 +4,6 @@ The rules are applied to what is written and to what is read, so a manifest that
 need nothing but the manifest; whether the data object is what it says is for checksums to tell.
 """
 
-from __future__ import annotations
-
 from uuid import UUID
 
 from offloaderd.core.entries import framed_bytes

@@ -4,8 +4,6 @@ A parser of protobuf makes an object of every field before anybody can look at o
 manifest of nothing else takes 85 times its size. Here each block is looked at before the next is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 

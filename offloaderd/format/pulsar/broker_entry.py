@@ -4,8 +4,6 @@ Whether an entry has it can only be told by looking: entries with and without it
 never fails; bytes that are no such head are simply the client's.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 

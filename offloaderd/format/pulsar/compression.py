@@ -4,8 +4,6 @@ No more memory is taken than the caller allows by `size`, and what comes out mus
 finishes a ZLIB stream, so its end is not looked for.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from enum import IntEnum

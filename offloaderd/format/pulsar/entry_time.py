@@ -9,8 +9,6 @@ other are one message, and a block's heads are read as that. It takes a third of
 is not as brokers and Pulsar's producers write it goes through `time_of`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -151,7 +149,7 @@ def read_heads(payloads: Sequence[bytes]) -> Heads | None:
         return None
 
 
-def _read_heads(payloads: Sequence[bytes], even: _Even | None) -> Heads | None:
+def _read_heads(payloads: Sequence[bytes], even: "_Even | None") -> Heads | None:
     """Read the heads of entries, which are `even` or not. Raises IndexError, DecodeError when they are no heads."""
     bodies: Iterable[bytes]
     if even is not None:

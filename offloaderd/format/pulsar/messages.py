@@ -12,8 +12,6 @@ taken apart is no error, for what producers store is theirs: it comes as one mes
 reason. Chunks of one message are joined by `Joiner` in the order of the topic.
 """
 
-from __future__ import annotations
-
 import base64
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator

@@ -10,8 +10,6 @@ recovers:
 - of what lies before that, they are given all but markers and messages of aborted transactions.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -140,7 +138,7 @@ class TransactionLog:
         while len(self._aborted) > ENDED_MAX and next(iter(self._aborted.values())) < before:
             _, self.forgotten = self._aborted.popitem(last=False)
 
-    def copy(self) -> TransactionLog:
+    def copy(self) -> "TransactionLog":
         """Return a log that knows the same."""
         other = TransactionLog()
         other._open, other._aborted, other.forgotten = self._open.copy(), self._aborted.copy(), self.forgotten

@@ -5,8 +5,6 @@ that are really there: a ledger whose declared size does not match them is refus
 gets a larger block of its own. Pulsar's writer cuts the ledger short in both cases and reports success.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ middle of a block has as `offset` its position less the length of a block header
 entry, and spares Pulsar's own reader most of its requests.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ For objects that a broker wrote: nothing has checksums, so header, entry ids, le
 check. A block may be 64 MiB and more; what is held of it is a piece and the begin of an entry.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.frames import FramedEntries

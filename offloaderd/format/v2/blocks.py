@@ -5,8 +5,6 @@ them Pulsar's own reader fails at the end of the object, or takes the next heade
 padding down to none is accepted.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ after the last one: a single byte more and Pulsar's reader fails. Groups are wri
 itself writes them in the order of a hash map, so any order is read.
 """
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Written and proven as anything that is rewritten (`rewrite.py`); then the two are exchanged in one transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from offloaderd.format.values import SegmentManifest

@@ -1,7 +1,5 @@
 """A topic's order to have its streaming segments rewritten as whole ledgers: one writer, what anybody asks in turn."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ old objects. Only then is the manifest put: it says what the object replaces, an
 passes may be exchanged for the old objects (`metadata/topic_map/conversion.py`, `metadata/topic_map/merging.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

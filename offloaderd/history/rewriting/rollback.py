@@ -10,8 +10,6 @@ ledger that cannot be read, or stored, stays as it is, is told, and is not tried
 The brokers' own metadata is theirs: nothing here writes below `/managed-ledgers`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
@@ -142,7 +140,7 @@ class Rollback:
         parts = -(-row.payload_bytes // cut_of(self._context).part_bytes)
         return row.segments + 2 * pieces + parts + len(("create", "complete", "index", "manifest")) + 5
 
-    def _of(self, offloader: OwnedTopic) -> _TopicRollback:
+    def _of(self, offloader: OwnedTopic) -> "_TopicRollback":
         work = self._topics.get(offloader.topic)
         if work is None:
             raise Transient(f"{offloader.topic} is being taken over", hint="try again in a moment")

@@ -5,8 +5,6 @@ checksums of their manifest. What seems damaged is read once more, for a bit can
 until it works; what is damaged or missing ends the reading, and names key and byte.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext

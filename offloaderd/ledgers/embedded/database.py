@@ -9,8 +9,6 @@ name the format; a newer version is refused, an older one would be migrated here
 The tables are in `schema.py`.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import sqlite3

@@ -1,7 +1,5 @@
 """A disk in the words of the error tree: what the operating system says of it, and the lock on a directory."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

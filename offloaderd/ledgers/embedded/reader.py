@@ -4,8 +4,6 @@ SQLite lets others read while one writes, so no lock is taken and nothing is cha
 last commit. The store has to lie on the same machine: its log is shared memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

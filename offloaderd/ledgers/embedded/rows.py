@@ -15,8 +15,6 @@ A row holds consecutive entries of one ledger: two columns of bytes and their ch
 The lengths have a check sum of their own because a length is asked for far more often than its payloads are.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from array import array
@@ -46,7 +44,7 @@ class Head:
     ledger_id: int
     first_entry_id: int
     bytes_before: int
-    lengths: array[int]
+    lengths: "array[int]"
 
     @property
     def last_entry_id(self) -> int:
@@ -135,7 +133,7 @@ def _head_crc32c(ledger_id: int, first_entry_id: int, bytes_before: int, lengths
     return int(google_crc32c.extend(google_crc32c.value(numbers), lengths))
 
 
-def _little_endian(lengths: array[int]) -> array[int]:
+def _little_endian(lengths: "array[int]") -> "array[int]":
     if sys.byteorder == "big":
         lengths.byteswap()
     return lengths

@@ -13,8 +13,6 @@
 Older releases made no `store` and no `births`: a file gets them when it is opened to be written.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 APPLICATION_ID: Final = int.from_bytes(b"OFLD")

@@ -10,8 +10,6 @@ its ledger open. A restart starts the age anew. Deleting makes a ledger invisibl
 transactions behind, and their space is used again (the file does not shrink).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -9,8 +9,6 @@ hand, and the token goes along only over the scheme that it was meant for. A tok
 so that it may be rotated. Failing is no reason to stop: the source goes on without, and one line of log says so.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 from pathlib import Path

@@ -8,8 +8,6 @@ session it stays what it was. Nothing is concluded from an absence before the se
 Metadata of closed ledgers is remembered without a watch: only its bookies can change, which shows when they fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -55,7 +53,7 @@ class _Followed:
     __slots__ = ("_watch", "changed", "changes", "fired", "known", "path", "task", "value")
 
     def __init__(
-        self, path: str, changed: Callable[[], None], watch: Callable[[_Followed], asyncio.Task[None]]
+        self, path: str, changed: Callable[[], None], watch: "Callable[[_Followed], asyncio.Task[None]]"
     ) -> None:
         self.path = path
         self.changed = changed

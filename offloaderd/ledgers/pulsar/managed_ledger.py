@@ -7,8 +7,6 @@ closed ledger after a crash: an entry that says nothing proves nothing. BookKeep
 state, last entry and length; this list has which ledgers are the topic's, and what Pulsar has offloaded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -130,7 +128,7 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
 
 
-def _ledger(info: LedgerInfo, previous: int | None, key: str, content: Content) -> ListedLedger:
+def _ledger(info: LedgerInfo, previous: int | None, key: str, content: "Content") -> ListedLedger:
     numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
     for name, number in numbers.items():
         if number < 0:
@@ -168,7 +166,7 @@ def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
     return {pair.key: pair.value for pair in pairs}
 
 
-def _corrupt(key: str, content: Content, expected: object, found: object) -> NoReturn:
+def _corrupt(key: str, content: "Content", expected: object, found: object) -> NoReturn:
     """A message is broken as a whole: the offset is where it begins."""
     raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)
 

@@ -3,8 +3,6 @@
 It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is read up to what its writer confirmed.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from functools import partial

@@ -5,8 +5,6 @@ does not call closed. A ledger that is not closed ends the list, whatever comes 
 be deleted is left out for good, since ids never come back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ bells hang their view is as old as the last poll and holds all the same: at a he
 that holds the bell answered something within the last twice `request_timeout_s`, or the bell would be broken.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

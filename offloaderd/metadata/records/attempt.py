@@ -5,8 +5,6 @@ with which blocks, and once it is sealed everything that its manifest will say. 
 decides every byte, so that two owners that hold the same upload can only write the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

@@ -27,8 +27,6 @@ segments alone. A release that does not know pieces refuses such a node by its f
 with fewer segments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, TypeAlias

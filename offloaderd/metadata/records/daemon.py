@@ -1,7 +1,5 @@
 """`daemons/<id>`: a daemon that is alive, and where it is reached. Ephemeral."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.format.pb.storage import records_pb2

@@ -1,7 +1,5 @@
 """`epoch`: the number of a topic's ownership. It only grows; the node's version is what commits are checked against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.format.pb.storage import records_pb2

@@ -4,8 +4,6 @@ It only rises, in the very transaction that takes a segment out of the map. It k
 for the context that knew has gone with the last of its segments.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from offloaderd.core.model import LedgerEnd, Position

@@ -9,8 +9,6 @@ two hashes say it, of which ids the segments have and of what the store tells of
 write no grant of such a ledger; they refuse to touch this one (`format`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +54,7 @@ class Summary:
     objects_sha256: bytes
 
     @classmethod
-    def of(cls, segments: Sequence[GrantedSegment]) -> Summary:
+    def of(cls, segments: Sequence[GrantedSegment]) -> "Summary":
         """Return what is said of segments, in their order."""
         objects = ([[one.key, one.size_bytes, one.etag] for one in segment.objects] for segment in segments)
         return cls(

@@ -5,8 +5,6 @@ ranges come when whoever is to offload it has split it. What is offloaded follow
 works on what, so that several may and an operator sees it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

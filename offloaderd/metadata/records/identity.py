@@ -6,8 +6,6 @@ the cause is gone, or an operator has accepted what was found. An acceptance is 
 differs from it is refused again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -122,16 +120,16 @@ class TopicIdentityRecord:
         """Whether an operator has accepted this piece of evidence."""
         return any((one.kind, one.evidence) == (kind, evidence) for one in self.accepted)
 
-    def refusing(self, refusal: Refusal) -> TopicIdentityRecord:
+    def refusing(self, refusal: Refusal) -> "TopicIdentityRecord":
         """Return it with a refusal in place of an earlier one of its kind, whose time it keeps."""
         since_ms = next((one.since_ms for one in self.refusals if one.kind == refusal.kind), refusal.since_ms)
         return replace(self, refusals=(*self.without(refusal.kind).refusals, replace(refusal, since_ms=since_ms)))
 
-    def without(self, kind: str) -> TopicIdentityRecord:
+    def without(self, kind: str) -> "TopicIdentityRecord":
         """Return it without the refusal of a kind."""
         return replace(self, refusals=tuple(one for one in self.refusals if one.kind != kind))
 
-    def accepting(self, acceptance: Acceptance) -> TopicIdentityRecord:
+    def accepting(self, acceptance: Acceptance) -> "TopicIdentityRecord":
         """Return it with an acceptance, and without the refusal that this lifts."""
         kept = tuple(one for one in self.refusals if (one.kind, one.evidence) != (acceptance.kind, acceptance.evidence))
         return replace(self, refusals=kept, accepted=(*self.accepted, acceptance)[-ACCEPTED_MAX:])

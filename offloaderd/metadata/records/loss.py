@@ -1,7 +1,5 @@
 """`losses/<ledger id>`: entries that were deleted before they were offloaded, so that no reader skips them unseen."""
 
-from __future__ import annotations
-
 from offloaderd.core.model import START, Loss, Position
 from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import records_pb2

@@ -1,7 +1,5 @@
 """`owner`: the one daemon that works on a topic. Ephemeral: it goes with the daemon's session."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.format.pb.storage import records_pb2

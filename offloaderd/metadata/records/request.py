@@ -3,8 +3,6 @@
 Written once, when it is asked; what became of it follows from the topic's map and policy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.core.model import Position

@@ -4,8 +4,6 @@ How far that is follows from the topic's map; the order says what it is about, s
 and which ledgers could not be rewritten, so that nobody tries them again and again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """`trash/<uuid>`: a segment whose objects are to be deleted, recorded before the first of them goes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from uuid import UUID
 

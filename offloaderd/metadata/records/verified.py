@@ -7,8 +7,6 @@ A node has room for so many segments one by one. Of a topic with more, sound seg
 looked at within an hour share one time, the earliest of theirs: the scrub goes through a map in order, so they are few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID

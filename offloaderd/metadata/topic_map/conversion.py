@@ -8,8 +8,6 @@ its front or at its end: what lies behind a ledger that has to stay goes from th
 ledgers cannot go. Ends, losses, marks and the floor do not change, and neither does how far the topic is offloaded.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ wiped or brought back from an old backup would have the last copy deleted. What 
 is compared with the map, and what the map says is there with the bucket.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from uuid import UUID

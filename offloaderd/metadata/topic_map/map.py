@@ -5,8 +5,6 @@ the transaction's steps and the map as it will be, so that the owner needs no se
 leave it again is in `removal.py`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -187,7 +185,7 @@ class TopicMap:
 
     def with_commit(
         self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd] = MappingProxyType({})
-    ) -> tuple[list[Step], TopicMap]:
+    ) -> "tuple[list[Step], TopicMap]":
         """Return the steps that write the segment into every ledger it touches, and the map afterwards.
 
         `ends` tells of closed ledgers; those that are offloaded to their end with this are marked so. Versions are
@@ -247,7 +245,7 @@ class TopicMap:
         ending, after = after.with_ends(ends)
         return [*steps, *ending], after
 
-    def with_ends(self, ends: Mapping[int, LedgerEnd]) -> tuple[list[Step], TopicMap]:
+    def with_ends(self, ends: Mapping[int, LedgerEnd]) -> "tuple[list[Step], TopicMap]":
         """Return the steps that mark ledgers as offloaded to their end, as far as they are, and the map afterwards."""
         steps: list[Step] = []
         contexts, known, base, base_version = dict(self.contexts), dict(self.ends), self.base, self.base_version
@@ -267,7 +265,7 @@ class TopicMap:
         after = replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
         return steps, replace(after, base=base, base_version=base_version)
 
-    def with_loss(self, loss: Loss) -> tuple[list[Step], TopicMap]:
+    def with_loss(self, loss: Loss) -> "tuple[list[Step], TopicMap]":
         """Return the steps that record a lost range, and the map afterwards; it takes in those that end within it.
 
         One of these that begins before it was noticed too early: the entries up to its begin are there after all.
@@ -287,7 +285,7 @@ class TopicMap:
         """Return where a loss is recorded."""
         return paths.loss(self.topic, self.loss_names.get(loss, loss_nodes.usual(loss)))
 
-    def in_pieces(self, ledger_id: int) -> tuple[list[Step], TopicMap]:
+    def in_pieces(self, ledger_id: int) -> "tuple[list[Step], TopicMap]":
         """Return the steps that put a ledger's context in pieces, if it is large, and the map afterwards."""
         steps, stored = pieces.in_pieces(self.contexts[ledger_id], paths.ledger(self.topic, ledger_id))
         return steps, replace(self, contexts=MappingProxyType({**self.contexts, ledger_id: stored}))

@@ -10,8 +10,6 @@ ledger may go: an owner that commits meanwhile finds its context changed, and lo
 marked deleted, and segments with a loss between or inside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

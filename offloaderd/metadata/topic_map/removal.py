@@ -7,8 +7,6 @@ it only leaves the map. A ledger's last segment takes its context
 along, mark and all; how the ledger ended stays in the floor for as long as the floor stands in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """How kazoo's client is made: which servers, how patient, by TLS or not, as whom, and who may touch what it creates."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

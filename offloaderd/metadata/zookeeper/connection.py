@@ -8,8 +8,6 @@ last: then the server may have ended it, though nobody can say. Should it turn o
 and a new one takes its place: what was called lost never comes back, and its ephemeral nodes go at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 `stop`; results come on threads of kazoo.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 

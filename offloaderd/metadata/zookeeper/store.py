@@ -7,8 +7,6 @@ Transient; a write that was and whose answer is missing is OutcomeUnknown. Reque
 the order of their calls, so a read that follows an unknown write shows whether it was carried out.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The files of a FilesystemStore: objects, their metadata, drafts. Blocking; every OSError is translated here."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -13,8 +13,6 @@ sees the old object or the new one, never a mixture.
 The work is done in threads; cancelling a call does not stop what has begun.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path

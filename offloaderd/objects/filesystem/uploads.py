@@ -4,8 +4,6 @@ A part's file carries its number and ETag in its name, so that one rename stores
 crash, the newer counts.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

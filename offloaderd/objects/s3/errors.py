@@ -6,8 +6,6 @@ outcome is unknown until somebody reads back: so it is for a lost answer, and fo
 about what was done.
 """
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
 from typing import NamedTuple

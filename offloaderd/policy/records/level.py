@@ -1,7 +1,5 @@
 """`policies/broker`, `policies/namespaces/<tenant>/<namespace>`: what holds for topics that say nothing themselves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.format.pb.storage import records_pb2

@@ -1,7 +1,5 @@
 """`selections/<pattern>`: a standing order to offload every topic that a pattern matches, now or later."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from offloaderd.core.errors import InvalidInput

@@ -3,8 +3,6 @@
 A policy is somebody's word on this very topic, or, with `selected_by`, follows from a pattern and goes where that goes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

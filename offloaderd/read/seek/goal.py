@@ -1,7 +1,5 @@
 """What a seek looks for, what it finds, and what that cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -9,8 +9,6 @@ part: manifests answer at once, and both tiers hold the same.
 As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: nothing is there yet.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace

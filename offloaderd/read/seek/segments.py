@@ -9,8 +9,6 @@ Manifests of older versions say nothing of that. Such segments, and such blocks,
 source: by the first entries of segments and of blocks, exact up to a disorder of `DISORDER_MS`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -8,8 +8,6 @@ written in that time. Entries without a time (or index) are passed over. Where `
 rest of their ledger: what a broker notes changes with its settings, and a broker that starts begins a new ledger.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence

@@ -8,8 +8,6 @@ Rules:
   fetched regardless.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -156,7 +154,7 @@ class LedgerObjects:
         async with self._table(segment) as table:
             return table.known
 
-    async def _fed(self, scan: BlockScan, window: _Window, table: LedgerTable) -> FramedEntries:
+    async def _fed(self, scan: BlockScan, window: "_Window", table: LedgerTable) -> FramedEntries:
         wanted = scan.wanted_at
         number = wanted // PIECE_BYTES
         piece = await window.piece(number)

@@ -7,8 +7,6 @@ Rules:
 - Blocks whose manifest has no chunks are read whole (FORMAT.md, section 4.5).
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial

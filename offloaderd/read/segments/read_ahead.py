@@ -1,7 +1,5 @@
 """How far ahead of its reader a sequential read fetches."""
 
-from __future__ import annotations
-
 WINDOW_BYTES_MIN = 256 * 1024
 """A read begins with this much, at least one block: about what one round trip to S3 costs anyway."""
 

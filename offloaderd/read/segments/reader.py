@@ -14,8 +14,6 @@ Rules:
 - Checking runs block by block with the loop let go in between; nothing here awaits for an entry.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence

@@ -5,8 +5,6 @@ readers of the format go by. A segment whose two tables disagree with each other
 read at all.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ settings always give the same object (architecture section 6, 4). Payloads are r
 copied once, into that part.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

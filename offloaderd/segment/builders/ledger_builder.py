@@ -6,8 +6,6 @@ the ledger (`v1.block_length`), so entries and bytes of the ledger have to be kn
 if they turn out to be others the object is refused, while Pulsar's writer would cut the ledger short.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

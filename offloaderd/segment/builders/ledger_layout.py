@@ -1,7 +1,5 @@
 """How a closed ledger is cut that is to lie in an object of its own (PIP-17), whoever writes it."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Each is one transaction under the epoch (see `fence.py`). What became of one who
 short by a cancellation, is decided by the segment's id: under one epoch nobody else writes the attempt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import UUID
 

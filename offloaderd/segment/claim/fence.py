@@ -3,8 +3,6 @@
 An answer that was lost is read back; never guessed (architecture section 6, 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 

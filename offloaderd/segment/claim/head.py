@@ -12,8 +12,6 @@ does not, an older head than the map is in order, and hides old metadata. What a
 meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ deletions and grants of the topic wherever they are decided (`metadata/identity.
 stops the offloading, with `stop`. What is offloaded is read as ever, a source that is refused is not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import structlog
@@ -30,7 +28,7 @@ log = structlog.get_logger(__name__)
 class TopicIdentity:
     """The refusals of one topic, under one claim. What was read last is kept for status; checks read it fresh."""
 
-    def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: TopicIdentity | None = None) -> None:
+    def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: "TopicIdentity | None" = None) -> None:
         """`before` is that of an earlier claim, whose refusals stand until they are read again."""
         self.refusals: tuple[Refusal, ...] = before.refusals if before is not None else ()
         """Those that stand, as of the last look."""

@@ -4,8 +4,6 @@ The map and the chain meet here: ends of ledgers are recorded as soon as all bef
 as they are noticed, so that a restart knows what a vanished ledger means.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ if everything that decides its bytes is known and where its objects lie is where
 up: its objects go to the trash list (see `upkeep/deletion.py`), and its entries begin the next attempt.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import structlog

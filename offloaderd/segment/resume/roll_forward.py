@@ -9,8 +9,6 @@ A record that is sealed is left to the usual way for as long as that needs no en
 spares reading them again from a source that may have them no more.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

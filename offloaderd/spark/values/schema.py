@@ -7,8 +7,6 @@ Pulsar describes values of its types AVRO and JSON alike, by an Avro schema. A t
 it: those that are given are used for the messages that were written with them, and the newest says what comes out.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from enum import StrEnum

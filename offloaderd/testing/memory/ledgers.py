@@ -1,7 +1,5 @@
 """The ledger store in memory: for tests and simulations; what it acknowledges survives nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Self

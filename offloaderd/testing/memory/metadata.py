@@ -7,8 +7,6 @@
 Every call yields to the loop once before it looks at the tree, so that callers interleave as they do with a server.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -44,14 +42,14 @@ class MemoryTree:
         self._session_count = 0
         self._watchers: set[_Watcher] = set()
 
-    def backup(self) -> MemoryTree:
+    def backup(self) -> "MemoryTree":
         """Return a tree with what a backup of a metadata store would bring back: all but what sessions own."""
         copy = MemoryTree()
         copy._nodes = {path: node for path, node in self._nodes.items() if not node.owner}
         copy._session_count = self._session_count
         return copy
 
-    def connect(self) -> MemoryMetadata:
+    def connect(self) -> "MemoryMetadata":
         """Return a store with a new session."""
         return MemoryMetadata(self)
 

@@ -1,7 +1,5 @@
 """An object store in memory, with S3's rules; for tests and simulations."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self

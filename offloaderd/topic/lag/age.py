@@ -5,8 +5,6 @@ its ledger was made; one that came while this daemon watched is as old as its fi
 the age is unknown, which is not 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from offloaderd.core.model import LedgerInfo, Position

@@ -1,7 +1,5 @@
 """How far a topic is behind: samples of its newest entry over time, compared with the offloaded position. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import NamedTuple
 

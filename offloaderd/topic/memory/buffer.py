@@ -6,8 +6,6 @@ inside a cut part; a topic with a ledger source may lose them after that under p
 until they are committed. Nothing here awaits: offers are answered at once.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 

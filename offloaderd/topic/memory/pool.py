@@ -7,8 +7,6 @@ memory for ever. So one at a time may overdraw the pool, by what it lacks, until
 awaits.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from offloaderd.core.aio.signal import Signal

@@ -8,8 +8,6 @@ what is pushed to a topic without a source overflows to disk.
 Only requests that are being tried again close the gate of `block`, as only these end by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ mistake of the pusher, and would wait in memory for good. A broker may push a le
 so the source is asked again, at once and at each of its changes, for a moment before a push is refused.
 """
 
-from __future__ import annotations
-
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import LedgerUnknown
 from offloaderd.core.model import Edge, EntryBatch

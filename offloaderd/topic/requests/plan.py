@@ -7,8 +7,6 @@ BookKeeper, not at least, and the open ledger stays however large it is. Thresho
 out of the sum (ManagedLedgerImpl.maybeOffload walks closed ledgers alone).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -56,7 +54,7 @@ class Wanted:
             return f"all but the newest {self.keep_bytes} bytes"
         return "everything"
 
-    def checked(self) -> Wanted:
+    def checked(self) -> "Wanted":
         """Return itself if it can be meant. Raises InvalidInput."""
         if self.to is not None and self.keep_bytes is not None:
             raise InvalidInput("a position and a size threshold exclude each other", hint="give one of them")

@@ -4,8 +4,6 @@ The record is written once. What became of the request follows from the topic's 
 the same answer, and an owner that crashes in between has nothing to tell.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple

@@ -18,8 +18,6 @@ pushes it again after a restart. Hence nothing is synced, and what a crash left 
 under a lock that tells whether its owner still lives. The work is done in threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -6,8 +6,6 @@ a topic; who offers waits for it. A limit or disk that is full, or a disk that f
 blocked then. A record that reads back wrong ends the topic's claim, and what was not durable is pushed again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from typing import NamedTuple

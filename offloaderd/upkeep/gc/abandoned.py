@@ -1,7 +1,5 @@
 """What topics that nobody works on leave: deletions that were decided, and open segments of disabled topics."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace

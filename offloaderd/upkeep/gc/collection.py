@@ -5,8 +5,6 @@ that stand alone are therefore left and reported; the worst that an abort could 
 begins its segment again.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field

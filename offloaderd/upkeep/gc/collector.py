@@ -10,8 +10,6 @@ the store's own clock), nothing that another cluster or program wrote, nothing t
 (see orphans.py), and right before an object is deleted it must still be the very one that was judged.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """How a collection goes, and its finds: one for each object or upload that nobody refers to, or that is missing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

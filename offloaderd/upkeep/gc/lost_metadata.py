@@ -3,8 +3,6 @@
 Only the first keys of each place are looked at, so that who is on call hears of it at once; a collection looks at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing

@@ -5,8 +5,6 @@ retention has deleted them. So a map that was lost, wiped or brought back from a
 delete the last copy of an entry: it raises an alarm, and a rebuild puts the segment back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple

@@ -8,8 +8,6 @@ Rules: a look is whole or fails. A node that cannot be read, a topic that is non
 know: all of them mean that something might be referred to which is not seen, so nobody may conclude anything.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 from uuid import UUID

@@ -4,8 +4,6 @@ The broker deletes its own copy on the strength of the answer, so the map alone 
 bytes have to be those that BookKeeper knows, and the objects are looked at again (`copy_check.py`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 from uuid import UUID
 

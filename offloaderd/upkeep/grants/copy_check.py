@@ -5,8 +5,6 @@ each other and with the map, and on request every block of the data is read and 
 must hold all entries of the ledger without a gap, and what was committed before and behind them must join on.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial

@@ -7,8 +7,6 @@ transaction that compares the grant's version, so a revocation that came first w
 once more right before it. For BookKeeper grants are published only.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Every change compares the node's version, so a revocation and the decision to delete cannot both win.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Whoever finds damage says so: the scrub, a verification, a broker's check, a rea
 since it compares the grant's version; so a daemon that only reads revokes as well, and a job without any daemon.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

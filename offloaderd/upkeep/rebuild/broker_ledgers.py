@@ -4,8 +4,6 @@ No object says that a broker refers to it: one that was left behind by a try tha
 found here may only fill what else would be a gap, and two copies of one ledger fill none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import aclosing
 

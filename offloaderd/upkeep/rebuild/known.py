@@ -1,7 +1,5 @@
 """What a rebuild knows of a segment, and what it has to say of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

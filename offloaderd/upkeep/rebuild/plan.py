@@ -5,8 +5,6 @@ there, the plan says so and is not to be carried out before somebody has decided
 manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

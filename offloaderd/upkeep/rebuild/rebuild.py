@@ -9,8 +9,6 @@ what would be a gap. What a bucket does not hold does not come back: policies an
 grants, the end of a ledger that was found out after its last segment, and a loss that was noticed after the last one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress

@@ -8,8 +8,6 @@ topic and is left out. A segment that was made of others names them (`metadata/t
 of its entries is superseded too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID

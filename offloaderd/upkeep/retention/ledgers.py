@@ -1,7 +1,5 @@
 """What has become of each ledger of a topic, put together from source, map and grants. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

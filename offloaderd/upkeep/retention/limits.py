@@ -1,7 +1,5 @@
 """How long a topic is kept by age and size, and since when somebody has said so."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import NamedTuple, cast
 

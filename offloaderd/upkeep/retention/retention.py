@@ -10,8 +10,6 @@ store's, and the younger one counts. Limits that somebody has written into the m
 whoever reaches it could have everything deleted in order, and an operator who mistypes a size would as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Looking at the blocks of a data object: is every byte what was written, and what its manifest says of it?"""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -3,8 +3,6 @@
 Index and data must agree with each other and with what was adopted; entries are checked by their framing.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES

@@ -8,8 +8,6 @@ is there is only noted. Daemons may be at work meanwhile: what looks half writte
 the end, and is a flaw only if it still is one.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence

@@ -1,7 +1,5 @@
 """What may be wrong with stored segments: one flaw is one thing, where it is, and what to do about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ stopped. What seems wrong is read once more before it counts, for a bit can flip
 it is told, counted, and the ledgers concerned are kept from being deleted at their source.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing

@@ -5,8 +5,6 @@ with what the manifest was written with, blocks with their checksums; of a commi
 the map. All flaws are found, not the first one only.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -49,7 +47,7 @@ class Target:
     losses: Sequence[Loss] = ()
 
     @classmethod
-    def of(cls, segment: CommittedSegment, topic: TopicName, cluster: str, losses: Sequence[Loss] = ()) -> Target:
+    def of(cls, segment: CommittedSegment, topic: TopicName, cluster: str, losses: Sequence[Loss] = ()) -> "Target":
         """Return a committed segment of a topic."""
         bucket, keys_ = segment.bucket, segment.keys
         return cls(bucket=bucket, keys=keys_, cluster=cluster, topic=topic, committed=segment, losses=losses)

@@ -1,7 +1,5 @@
 """Verifying the committed segments of one topic, for a daemon that is asked to: the map against the bucket."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`offloadctl reload` and `offloadctl log-level`: changing a daemon while it runs."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

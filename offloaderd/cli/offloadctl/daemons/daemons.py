@@ -1,7 +1,5 @@
 """`offloadctl daemons` and `offloadctl drain`: who works on what, and taking a daemon out of it."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 
 import click

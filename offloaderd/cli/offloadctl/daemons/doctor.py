@@ -1,7 +1,5 @@
 """`offloadctl doctor`: have a running daemon try everything that it needs."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 
 import click

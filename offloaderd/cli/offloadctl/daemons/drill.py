@@ -1,7 +1,5 @@
 """`offloadctl drill`: faults in front of the operator's own stores, and what becomes of each promise."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

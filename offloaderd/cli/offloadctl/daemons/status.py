@@ -1,7 +1,5 @@
 """`offloadctl status`: the daemon and its topics at a glance, or one topic in full."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

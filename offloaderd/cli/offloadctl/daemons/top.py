@@ -1,7 +1,5 @@
 """`offloadctl top`: the topics of a daemon, live on the terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """`offloadctl explain`: where one entry is, or why there is none."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import segments as segments_view

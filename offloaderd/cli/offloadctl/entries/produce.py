@@ -1,7 +1,5 @@
 """`offloadctl produce`: append the lines of a file to a topic of the daemon's own ledger store."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 

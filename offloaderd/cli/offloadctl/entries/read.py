@@ -1,7 +1,5 @@
 """`offloadctl read`: entries, wherever they are, on standard output."""
 
-from __future__ import annotations
-
 import sys
 from typing import Unpack
 

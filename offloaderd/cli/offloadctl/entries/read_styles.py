@@ -1,7 +1,5 @@
 """How `offloadctl read` writes entries and messages: text, hexadecimal, the bytes alone, JSON lines."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """`offloadctl seek`: where a time, a message or an entry is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import click

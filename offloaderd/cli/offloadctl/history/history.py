@@ -1,7 +1,5 @@
 """`offloadctl history`: what was in a topic's ledgers before its live edge, and how far it is offloaded."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

@@ -1,7 +1,5 @@
 """`offloadctl rollback`: what a stock broker could read, and rewriting the rest for it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """`offloadctl gc`: what lies in the bucket that nobody refers to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import aclosing
 

@@ -1,7 +1,5 @@
 """`offloadctl grants`: take back, or allow again, the permission to delete a ledger from its source."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

@@ -1,7 +1,5 @@
 """`offloadctl identity`: whose data these are, and an operator's word where that is in doubt."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

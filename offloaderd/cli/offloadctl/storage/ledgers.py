@@ -1,7 +1,5 @@
 """`offloadctl ledgers`: what has become of each ledger of a topic, and deleting them from the tier."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

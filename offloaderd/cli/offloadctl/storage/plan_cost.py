@@ -1,7 +1,5 @@
 """`offloadctl plan-cost`: what segment size and age cost in requests and money, against rates measured or given."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

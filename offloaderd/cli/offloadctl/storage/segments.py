@@ -1,7 +1,5 @@
 """`offloadctl segments`: what is stored where."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli.options import common as options

@@ -1,7 +1,5 @@
 """`offloadctl verify`: a topic's committed segments against the bucket, looked at by the daemon."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 
 import click

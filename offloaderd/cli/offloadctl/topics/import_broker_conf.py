@@ -1,7 +1,5 @@
 """`offloadctl import-broker-conf`: what a broker's configuration says of offloading, taken over as far as it goes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

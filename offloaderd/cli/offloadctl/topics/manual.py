@@ -3,8 +3,6 @@
 `topics offload` and `topics offload-status` (offload.py) ask the same calls and show the same answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 

@@ -1,7 +1,5 @@
 """`offloadctl topics offload` and `offload-status`, as in pulsar-admin, with what really became of it."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

@@ -1,7 +1,5 @@
 """`offloadctl topics pause` and `resume`: a topic stands still until somebody says otherwise."""
 
-from __future__ import annotations
-
 import click
 
 from offloaderd.cli import show

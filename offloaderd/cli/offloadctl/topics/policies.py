@@ -4,8 +4,6 @@ Each value has our own spelling, in which a bare number is bytes or seconds, and
 unit that is in its name. All that is wrong with a command line is told at once.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

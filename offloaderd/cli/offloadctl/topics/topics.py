@@ -1,7 +1,5 @@
 """`offloadctl topics`: which topics there are, and which of them are offloaded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
