@@ -319,8 +319,10 @@ class TopicOffloader:
 
     async def _one_segment(self, choice: Begin | Resume) -> bool:
         """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
-        resumed = choice.attempt if isinstance(choice, Resume) else None
-        attempt = resumed or await self.attempts.assigned(choice, lambda: self.policy)
+        if isinstance(choice, Resume):
+            attempt = choice.attempt
+        else:
+            attempt = await self.attempts.assigned(choice, lambda: self.policy)
         work = self.attempts.work(attempt, self.feed.position, self.policy)
         written = await self.writer.run(work, self.feed, LiveStop(), self._facts)
         if written is None:
