@@ -16,7 +16,7 @@ import pytest
 from offloaderd.client import Trust
 from offloaderd.core.model import TopicName
 from tests.authority import Authority, token
-from tests.integration.processes import DaemonProcess, Site
+from tests.integration.processes import CLOCK, DaemonProcess, Site
 
 if TYPE_CHECKING:
     from tests.authority import Pair
@@ -99,6 +99,10 @@ async def test_who_may_do_what_from_the_command_line_and_nothing_tells_a_secret(
         code, said = await ctl("status", OFFLOADCTL_TOKEN=stale)
         assert (code, "the token has expired" in said) == (7, True)
         spoken += [(await daemon.http(path, https))[1] for path in ("/metrics", "/readyz", "/metrics/topics")]
+        bearer = f"Authorization: Bearer {token(SECRET, 'alice')}"
+        async with asyncio.timeout(30):  # the page shows statuses that may be some seconds older than the topic
+            while "orders" not in (await daemon.http("/status.json", https, bearer))[1]:
+                await CLOCK.sleep(0.05)
         for name, code in (("alice", 200), ("bob", 403)):
             for path in ("/status", "/status.json"):
                 answer = await daemon.http(path, https, f"Authorization: Bearer {token(SECRET, name)}")
