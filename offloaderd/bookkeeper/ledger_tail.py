@@ -305,7 +305,7 @@ class LedgerTail:
         try:
             position = await self._asker.broker.last_confirmed(self._topic)
         except OffloaderError as error:
-            log.debug("source.broker_not_asked", topic=str(self._topic), error=str(error))
+            log.debug("source.broker_query_failed", topic=str(self._topic), error=str(error))
             return
         if position is None or position.ledger_id <= self.ledger_id:
             self.overtaken = None

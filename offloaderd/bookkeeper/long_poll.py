@@ -168,7 +168,7 @@ class LongPoll:
             self._end(LastAnswer.SILENCE)
 
     def _broken(self, error: BaseException) -> None:
-        log.debug("source.bell_broken", bookie=self._bookie_id, ledger_id=self.ledger_id, error=str(error))
+        log.debug("source.long_poll_failed", bookie=self._bookie_id, ledger_id=self.ledger_id, error=str(error))
         self._end(LastAnswer.BROKEN)
 
     def _end(self, last_answer: LastAnswer) -> None:

@@ -82,10 +82,10 @@ async def run(
         try:
             await daemon.run()
         except asyncio.CancelledError:
-            if not daemon.cut_short:
+            if not daemon.stop_forced:
                 raise
             daemon.exit_code = 1
-            log.warning("daemon.cut_short", hint="open segments are taken up at the next start")
+            log.warning("daemon.stop_forced", hint="open segments are taken up at the next start")
         except BaseExceptionGroup as errors:
             crash = first_of(errors)
             if isinstance(crash, OffloaderError) or not isinstance(crash, Exception):
@@ -105,7 +105,7 @@ def stop_signals(daemon: "Daemon") -> Iterator[None]:
             log.info("daemon.stop_requested", signal=name)
             daemon.stop(f"received {name}")
         elif main is not None:
-            daemon.cut_short = True
+            daemon.stop_forced = True
             main.cancel()
 
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -142,7 +142,7 @@ class Daemon:
         self._levels = LogLevels(settings.log, self._clock, self.metrics)
         self.health = Health(self._clock.wall_ms)
         self.stopping = asyncio.Event()
-        self.cut_short = False
+        self.stop_forced = False
         self.exit_code = 0
         self._why_stopping = ""
         self._site: StatusSite | None = None

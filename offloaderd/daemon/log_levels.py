@@ -92,7 +92,7 @@ class LogLevels:
             while True:
                 now_s = self._clock.monotonic()
                 for name in [name for name, one in self._raised.items() if one.until_s <= now_s]:
-                    log.warning("log.level_fell_back", module=name, level=self._raised.pop(name).level)
+                    log.warning("log.level_reset", module=name, level=self._raised.pop(name).level)
                     self._apply()
                 ends = [one.until_s - now_s for one in self._raised.values()]
                 await self._changed.wait_at_most(self._clock, min(ends, default=SECONDS_MAX))

@@ -185,7 +185,7 @@ class Spread:
         """Release a topic to the daemon that it belongs to; take it back when that one does not come for it."""
         options, started_s = self.placement.options, self._clock.monotonic()
         target = self._first(topic)
-        log.info("topic.leaving", topic=str(topic), to=target)
+        log.info("topic.handover_started", topic=str(topic), to=target)
         try:
             supervisor.stop()
             if not self.placement.me.impaired:
@@ -203,7 +203,9 @@ class Spread:
                 log.info("topic.moved", topic=str(topic), to=owner.daemon_id, epoch=owner.epoch, gap_s=gap_s)
                 return
             self._metrics.ownership_moves.labels(outcome="returned").inc()
-            log.warning("topic.returned", topic=str(topic), hint=f"daemon {target} did not take it: look at its log")
+            log.warning(
+                "topic.handover_failed", topic=str(topic), hint=f"daemon {target} did not take it: look at its log"
+            )
             self._cooldown_until[target] = self._clock.monotonic() + options.keep_s
             self._keep(topic)
         finally:

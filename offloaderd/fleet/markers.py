@@ -34,5 +34,5 @@ async def mark_places(context: OffloadContext, daemon_id: str) -> None:
             break
         if whose:
             others += 1
-            log.error("place.of_another", place=str(place), found=whose, hint=marker.HINT)
+            log.error("place.foreign", place=str(place), found=whose, hint=marker.HINT)
     context.upload_context.metrics.identity_places_refused.set(others)

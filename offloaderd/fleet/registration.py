@@ -184,7 +184,7 @@ class Registration:
                 self._written = None
                 self._wanted.notify()
             except Transient as error:
-                log.debug("daemon.unseen", error=str(error))
+                log.debug("daemon.registration_unknown", error=str(error))
 
     async def _rewrite(self) -> bool:
         """Write what has changed and tell everybody; False when there is no node of ours to write to.
@@ -211,5 +211,5 @@ class Registration:
                 continue
             self._written = node
             self._told.notify()
-            log.info("daemon.told", draining=node.draining, impaired=node.impaired)
+            log.info("daemon.registration_updated", draining=node.draining, impaired=node.impaired)
             return True

@@ -101,7 +101,7 @@ async def sure(read: Callable[[], Awaitable[T]], given: Callable[[], T] | None =
     try:
         return await read() if given is None else given()
     except CorruptData as error:
-        log.warning("data.read_again", error=str(error))
+        log.warning("data.read_retried", error=str(error))
     return await read()
 
 

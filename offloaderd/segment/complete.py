@@ -179,7 +179,7 @@ def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> b
     seal, holds = attempt.seal, (builder.end, builder.entries)
     if seal is not None and (seal.end, seal.entries) != holds:
         log.error(
-            "segment.sealed_again",
+            "segment.resealed",
             topic=str(topic),
             segment_id=str(attempt.segment_id),
             sealed=str(seal.end),

@@ -128,6 +128,6 @@ class Pasts:
             except CorruptData:
                 described = None
             if described is None:
-                log.warning("segment.past_unknown", topic=str(topic_map.topic), key=key)
+                log.warning("segment.prefix_totals_unknown", topic=str(topic_map.topic), key=key)
             self._behind[before.segment_id] = None if described is None else past_behind(described)
         return past_of(topic_map, begin, infos, self._behind[before.segment_id])

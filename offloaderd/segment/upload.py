@@ -315,7 +315,7 @@ class SegmentUpload:
             except SegmentFailed as error:
                 if tries == PUTS_MAX:
                     raise
-                log.warning("upload.put_again", key=key, error=str(error), tries=tries)
+                log.warning("upload.put_retried", key=key, error=str(error), tries=tries)
             else:
                 break
         self._up.metrics.verified_bytes.inc(len(data))

@@ -220,7 +220,7 @@ class _OneSegment:
         """Count and tell that an earlier owner's attempt is brought to its end."""
         self._metrics.segments_continued.inc()
         log.info(
-            "segment.continued",
+            "segment.resumed",
             topic=str(self._topic),
             segment_id=str(self._attempt.segment_id),
             parts=self._upload.stored_count,

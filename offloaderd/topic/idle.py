@@ -255,7 +255,7 @@ class IdleTopics:
             task = self._group.create_task(listening, name=f"source of {supervisor.topic}")
             self._listening[supervisor] = sleeper, task
         supervisor.suspend(sleeper, topic.map)
-        log.debug("topic.asleep", topic=str(supervisor.topic), due_s=round(sleeper.due_s - now_s, 1))
+        log.debug("topic.suspended", topic=str(supervisor.topic), due_s=round(sleeper.due_s - now_s, 1))
 
     async def _watch(self, session: Session) -> None:
         """Wake all topics whose claims end with a session."""

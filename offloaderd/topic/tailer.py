@@ -331,7 +331,7 @@ class Tailer:
             range=f"{pushed}..{dropped[-1].last}",
             entries=entries,
             after=str(gap.after),
-            hint="the source deleted what was between before it was offloaded, see topic.entries_maybe_lost",
+            hint="the source deleted what was between before it was offloaded, see topic.entries_possibly_lost",
         )
 
     def _leave_to_pusher(self, edge: Position) -> bool:

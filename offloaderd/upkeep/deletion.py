@@ -65,7 +65,7 @@ async def empty_trash(
     names = await store.children(paths.trash(topic))
     waiting.set(len(names))
     if names and (why := await deletion_refused(store, topic)):
-        log.error("trash.left", topic=str(topic), segments=len(names), why=why, hint=_HINT)
+        log.error("trash.blocked", topic=str(topic), segments=len(names), why=why, hint=_HINT)
         return Emptied(0, len(names), kept=len(names))
     for name in _due(names, dues_s, now_s):
         try:
@@ -79,11 +79,11 @@ async def empty_trash(
         try:
             record = trash_record.decode(node.value, path=path)
         except CorruptData as error:
-            log.error("trash.left", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
+            log.error("trash.blocked", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
             left += 1
             continue
         if why := reason_to_leave(record, current(), context.places):
-            log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1
             held += holds(current(), record)
             continue
@@ -92,7 +92,7 @@ async def empty_trash(
             continue
         bucket, keys = _place(context, record)
         if why := await last_copy(context.upload_context.objects, current(), bucket, keys):
-            log.error("trash.left", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1
             kept += 1
             continue
@@ -100,7 +100,7 @@ async def empty_trash(
         try:
             await store.delete(path)
         except NotFound:
-            log.debug("trash.gone", path=path)
+            log.debug("trash.already_deleted", path=path)
         log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
         context.upload_context.metrics.trash_emptied.inc()
         waiting.dec()

@@ -219,7 +219,7 @@ async def test_what_retention_deleted_is_told_to_everybody(site: Site, written: 
         _, metrics = await daemon.http("/metrics")
         assert 'offloaderd_source_losses_total{kind="possible"} 1.0' in metrics
         log = [json.loads(line) for line in daemon.said().splitlines()]
-        (line,) = [line for line in log if line["event"] == "topic.entries_maybe_lost"]
+        (line,) = [line for line in log if line["event"] == "topic.entries_possibly_lost"]
         assert line["range"] == f"after {last} and before {begin}"
 
 

@@ -146,7 +146,7 @@ async def test_two_deployments_at_one_place_leave_each_other_alone(site: Site, t
         await opened(client, TOPIC, 1)
         first = (await shown(site, ours, "identity", "show"))["deployment"]
         async with DaemonProcess(second) as theirs, theirs.client() as other:
-            await theirs.logged('"place.of_another"')
+            await theirs.logged('"place.foreign"')
             assert first in theirs.said()
             await other.enable(THEIRS)
             await append_to(other, THEIRS, entries(COUNT, THEIRS))

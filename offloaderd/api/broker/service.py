@@ -238,7 +238,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """Let go of a ledger that Pulsar's list has no more. Raises InvalidInput, InvalidConfig, Transient, Denied."""
         topic, ledger_id, object_id = named(request.ledger)
         if await self._listed(topic, ledger_id):
-            log.info("ledger.kept", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
+            log.info("ledger.delete_refused", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
             return broker_pb2.DeleteLedgerResponse(outcome="kept")
         if request.ledger.bucket:
             return broker_pb2.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))

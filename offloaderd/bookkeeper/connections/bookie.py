@@ -131,7 +131,7 @@ class Bookie:
     def forgive(self) -> None:
         """Forget its failures: they had another reason, or are over."""
         if self._failures:
-            log.info("bookie.answers_again", bookie=self.bookie_id, failures=self._failures)
+            log.info("bookie.recovered", bookie=self.bookie_id, failures=self._failures)
         self._failures = 0
 
     async def ask(self, wire: Wire, window: Window, make: Callable[[BookieConnection], tuple[Key, bytes]]) -> Answer:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
+from offloaderd.core.renamed import EVENTS
 from offloaderd.daemon.log.modules import AUDIT, LIBRARIES, SIGNERS
 from offloaderd.daemon.log.noise import Noise
 
@@ -30,6 +31,7 @@ SECRET_KEYS = frozenset({
 """Compared without case, dashes and underscores."""
 
 DEPTH_MAX = 6
+OLD_EVENTS = {new: old for old, new in EVENTS.items()}
 _own: set[str] = set()  # modules that have a level of their own, as set here
 
 
@@ -76,6 +78,7 @@ def quieted(level: int = logging.WARNING) -> None:
     """
     if not structlog.is_configured():
         structlog.configure(
+            processors=[name_old_event, *structlog.get_config()["processors"]],
             wrapper_class=structlog.make_filtering_bound_logger(level),
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         )
@@ -98,6 +101,13 @@ def set_levels(level: str, modules: Mapping[str, str]) -> None:
     _own.clear()
     _own.update(modules)
     logging.getLogger(AUDIT).setLevel(logging.INFO)
+
+
+def name_old_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add the old name of an event that was renamed, as `event_was`."""
+    if (old := OLD_EVENTS.get(event["event"])) is not None:
+        event["event_was"] = old
+    return event
 
 
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -127,6 +137,7 @@ def _shared() -> list[Processor]:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.stdlib.ExtraAdder(),
+        name_old_event,
         mask_secrets,
     ]
 

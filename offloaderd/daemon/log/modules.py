@@ -5,17 +5,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.renamed import LOG_MODULES
 
 PACKAGE = Path(__file__).parents[2]
-MOVED = {
-    "config": "daemon.settings",
-    "doctor": "daemon.doctor",
-    "offload": "topic",
-    "pages": "daemon.status_page",
-    "rpc": "api",
-}
-"""Packages by the names of the release before: taken for one release. `offload` was split
-into five; most of its lines come from topic."""
 LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
@@ -40,7 +32,7 @@ def known_module(name: str) -> str:
     if parts[0] in LIBRARIES and all(part.isidentifier() for part in parts):
         return name
     parts = parts if parts[0] == PACKAGE.name else [PACKAGE.name, *parts]
-    parts = [PACKAGE.name, *MOVED.get(parts[1], parts[1]).split("."), *parts[2:]] if len(parts) > 1 else parts
+    parts = [PACKAGE.name, *LOG_MODULES.get(parts[1], parts[1]).split("."), *parts[2:]] if len(parts) > 1 else parts
     path = PACKAGE.parent.joinpath(*parts)
     if all(part.isidentifier() for part in parts) and (path.is_dir() or path.with_suffix(".py").is_file()):
         return ".".join(parts)

@@ -307,7 +307,7 @@ class _TopicRollback:
         self._tries.counts[ledger_id] += 1
         await self._offloader.record.reload()
         if ledger_id not in self._left():
-            log.info("rollback.ledger_gone", topic=str(self._topic), ledger_id=ledger_id, error=str(error))
+            log.info("rollback.ledger_dropped", topic=str(self._topic), ledger_id=ledger_id, error=str(error))
             return
         if isinstance(error, SegmentFailed) and self._tries.counts[ledger_id] < TRIES_MAX:
             log.warning("rollback.ledger_retried", topic=str(self._topic), ledger_id=ledger_id, error=str(error))

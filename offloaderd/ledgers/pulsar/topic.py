@@ -148,7 +148,7 @@ class Topic:
     def vanished(self, ledger_id: int) -> None:
         """Leave a deleted ledger out from now on."""
         if ledger_id not in self._gone:
-            log.info("source.ledger_gone", topic=str(self.name), ledger_id=ledger_id)
+            log.info("source.ledger_deleted", topic=str(self.name), ledger_id=ledger_id)
         self._gone.add(ledger_id)
         self._tails.pop(ledger_id, None)
 

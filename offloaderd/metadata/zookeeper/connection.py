@@ -147,7 +147,7 @@ class Connection(Generic[C]):
             self._cancel_timer()
             self._lose_session()
             if detail != "EXPIRED_SESSION":
-                log.error("metadata.client_died", servers=self._servers, state=detail)
+                log.error("metadata.client_failed", servers=self._servers, state=detail)
                 asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._replace_client, generation)
 
     def _connected(self, session_id: str) -> None:

@@ -117,7 +117,7 @@ class Clients:
                 return
             self._current = made
             before.replaced = True
-            log.info("credentials.read_again", where=self._where)
+            log.info("credentials.reloaded", where=self._where)
             await before.close_if_idle()
 
     def _renewal_due(self) -> bool:

@@ -260,7 +260,7 @@ class TopicRecord:
             )
         else:
             log.warning(
-                "topic.entries_maybe_lost",
+                "topic.entries_possibly_lost",
                 topic=str(self.map.topic),
                 range=str(loss),
                 reason="a ledger that was open when it was last seen, or that nobody saw, is gone from the source",

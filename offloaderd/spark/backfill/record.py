@@ -191,7 +191,7 @@ class JobRecord:
         try:
             await race(say(), self._clock.sleep(LET_GO_S))
         except OffloaderError as error:
-            log.debug("backfill.plan_left", topic=str(self.claim.topic), error=str(error))
+            log.debug("backfill.plan_not_released", topic=str(self.claim.topic), error=str(error))
 
     def _held(self) -> HistoryPlan:
         return held(self.plan, self._me, self._clock.wall_ms())
@@ -302,7 +302,7 @@ class JobRecord:
             except Fenced:
                 raise
             except Conflict as error:
-                log.info("backfill.read_again", topic=str(self.claim.topic), error=str(error))
+                log.info("backfill.change_retried", topic=str(self.claim.topic), error=str(error))
                 await self._record.reload()
                 plan_for_job(self._record.map)
                 await change()

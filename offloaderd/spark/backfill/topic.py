@@ -96,7 +96,7 @@ class TopicBackfill:
                 ready = found.status is AttemptStatus.OFFLOADED
                 item = _Item(found.begin, record.end_of(found.begin), (attempts, found), ready=ready)
                 self._items[item.begin] = item
-                log.info("backfill.taken_up", topic=str(self._topic), begin=str(item.begin), ready=ready)
+                log.info("backfill.segment_resumed", topic=str(self._topic), begin=str(item.begin), ready=ready)
             self._told()
             await self._work()
             for item in self._items.values():
@@ -201,7 +201,7 @@ class TopicBackfill:
         item.tries, item.last_error = item.tries + 1, written.error
         self._retries += 1
         log.warning(
-            "backfill.segment_hindered",
+            "backfill.segment_failed",
             topic=str(self._topic),
             begin=str(item.begin),
             outcome=str(written.outcome),

@@ -143,7 +143,7 @@ class TopicConversion:
                 continue
             item.recorded, item.again = (attempts, found), True
             item.ready = found.status is AttemptStatus.OFFLOADED
-            log.info("conversion.taken_up", topic=str(self._topic), begin=str(found.begin), ready=item.ready)
+            log.info("conversion.resumed", topic=str(self._topic), begin=str(found.begin), ready=item.ready)
 
     async def _dispatch(self, group: asyncio.TaskGroup) -> None:
         for item in self._items:
@@ -163,7 +163,7 @@ class TopicConversion:
                 if await self._is_ready(item, written):
                     break
                 error = written.error
-                log.warning("conversion.hindered", topic=str(self._topic), begin=str(item.goal.begin), error=error)
+                log.warning("conversion.write_failed", topic=str(self._topic), begin=str(item.goal.begin), error=error)
                 if written.outcome is Outcome.BROKEN:
                     await self._give_up(item, error)
                 await backoff.wait(Transient(error))

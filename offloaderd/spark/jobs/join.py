@@ -114,4 +114,4 @@ class Joiner:
         try:
             await self._context.upload_context.objects.at(attempt.bucket).delete([attempt.keys.draft])
         except OffloaderError as error:
-            log.debug("backfill.draft_left", key=attempt.keys.draft, error=str(error))
+            log.debug("backfill.draft_not_deleted", key=attempt.keys.draft, error=str(error))

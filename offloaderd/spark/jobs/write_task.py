@@ -216,4 +216,4 @@ async def _alone(
             if not session.lost.is_set():
                 await store.delete(path)
         except OffloaderError as error:  # it goes with the session
-            log.debug("backfill.writer_left", path=path, error=str(error))
+            log.debug("backfill.writer_not_deleted", path=path, error=str(error))

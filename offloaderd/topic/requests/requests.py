@@ -143,7 +143,7 @@ class ByHand:
             reason=plan.reason,
         )
         await record(self._context.metadata, topic.topic, topic.map, asked)
-        log.info("offload.asked", topic=str(topic.topic), wanted=asked.wanted, target=str(plan.target), by=by)
+        log.info("offload.requested", topic=str(topic.topic), wanted=asked.wanted, target=str(plan.target), by=by)
         if plan.target is not None:
             await topic.request_roll(plan.target)
         return asked, plan

@@ -112,7 +112,7 @@ class SpillArea:
         """Lock the directory and throw away what an earlier daemon left. Raises InvalidConfig."""
         left = await asyncio.to_thread(self._open)
         if left:
-            log.info("spill.thrown_away", directory=str(self.directory), files=left)
+            log.info("spill.discarded", directory=str(self.directory), files=left)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -353,8 +353,8 @@ class Grants:
         try:
             await offloader.record.fence.settle([Delete(path)], recorded)
         except NotFound:
-            log.debug("grant.gone", path=path)
-        log.info("grant.forgotten", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
+            log.debug("grant.already_deleted", path=path)
+        log.info("grant.deleted", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
 
     def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
         """Count and tell why a ledger may not be deleted from its source."""

@@ -82,9 +82,9 @@ async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
             folder = await store.get(paths.GRANTS_CHANGED)
             await store.replace(paths.GRANTS_CHANGED, folder.value, folder.version)
     except Conflict:
-        log.debug("grants.told_already", topic=str(topic))
+        log.debug("grants.already_notified", topic=str(topic))
     except OffloaderError as error:
-        log.warning("grants.owner_not_told", topic=str(topic), error=str(error))
+        log.warning("grants.owner_not_notified", topic=str(topic), error=str(error))
 
 
 async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) -> bool:

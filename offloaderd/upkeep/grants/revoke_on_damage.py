@@ -54,10 +54,10 @@ class GrantRevoker:
             try:
                 await grant_records.revoke(self._store, topic, ledger_id, reason=reason, now_ms=now_ms, damaged=True)
             except Conflict as error:
-                log.warning("ledger.not_kept", topic=str(topic), ledger_id=ledger_id, error=str(error))
+                log.warning("grant.not_revoked", topic=str(topic), ledger_id=ledger_id, error=str(error))
             else:
                 self._metrics.damaged_copies.inc()
-                log.error("ledger.kept_for_damage", topic=str(topic), ledger_id=ledger_id, reason=reason)
+                log.error("grant.revoked_for_damage", topic=str(topic), ledger_id=ledger_id, reason=reason)
 
     def found(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
         """Have `run` keep the ledgers of a segment that seems damaged, or to lack an object; waits for nothing."""
@@ -87,7 +87,7 @@ class GrantRevoker:
                     self._waiting[key], unanswered = (segment, error), failed
                 except OffloaderError as failed:
                     self._told.pop(key, None)  # whoever finds it again has it looked into again
-                    log.warning("damage.not_looked_into", topic=str(key[0]), error=str(failed))
+                    log.warning("damage.not_inspected", topic=str(key[0]), error=str(failed))
 
     async def _look_into(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
         """Keep a segment's ledgers if the map still has it, and what is said to be missing is. Raises as the stores."""

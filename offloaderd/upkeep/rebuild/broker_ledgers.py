@@ -56,7 +56,7 @@ async def _known(
         except BucketMissing:
             raise
         except (CorruptData, NotFound) as error:
-            log.warning("rebuild.broker_object_left_out", key=one.keys.data, error=str(error))
+            log.warning("rebuild.broker_object_skipped", key=one.keys.data, error=str(error))
             return None
 
     return [one for one in await each(list(batch), look) if one is not None]

@@ -125,7 +125,7 @@ def _believes(offloader: TopicOffloader, listed: Collection[int] | None) -> bool
     """Say whether the absence of ledgers from a list, or of the topic (None), tells that they were deleted."""
     believed = offloader.source_check.believes(listed)
     if not believed:
-        log.warning("retention.list_not_believed", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+        log.warning("retention.list_implausible", topic=str(offloader.topic), hint=_NOT_BELIEVED)
     return believed
 
 

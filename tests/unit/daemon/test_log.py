@@ -204,16 +204,32 @@ def test_the_last_configuration_holds() -> None:
     assert [event["event"] for event in lines(second)] == ["three"]
 
 
+def test_a_renamed_event_has_its_old_name_as_well() -> None:
+    """An alert on the old text still fires; other events, and those of libraries, have no further field."""
+    stream = io.StringIO()
+    log.configure("info", "json", stream)
+    structlog.get_logger("offloaderd.x").error("trash.blocked", topic="t")
+    structlog.get_logger("offloaderd.x").info("topic.claimed")
+    logging.getLogger("offloaderd.y").warning("%d left", 3)
+    assert [(one["event"], one.get("event_was")) for one in lines(stream)] == [
+        ("trash.blocked", "trash.left"),
+        ("topic.claimed", None),
+        ("3 left", None),
+    ]
+
+
 def test_inside_of_another_program_warnings_alone_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A query of Spark says nothing of its sessions; who has said what to log is not overruled."""
     structlog.reset_defaults()
     log.quieted()
     structlog.get_logger("a").info("metadata.session_started")
     structlog.get_logger("a").warning("metadata.session_lost")
+    structlog.get_logger("a").warning("upload.put_retried")
     said = capsys.readouterr()
     assert said.out == ""
     assert "session_lost" in said.err
     assert "session_started" not in said.err
+    assert "upload.put_again" in said.err
     structlog.reset_defaults()
     log.configure("info")
     before = structlog.get_config()

@@ -404,7 +404,7 @@ async def test_a_daemon_marks_its_places_and_says_who_else_is_there() -> None:
                 while await marker.read(rig.store.at("b"), "seg/", "test") is None:
                     await turn()
                 await until(partial(_others_are, rig, refused))
-        told = [one["found"] for one in logs if one["event"] == "place.of_another"]
+        told = [one["found"] for one in logs if one["event"] == "place.foreign"]
         assert [str(UUID(int=8)) in one for one in told] == [True] * refused
 
 

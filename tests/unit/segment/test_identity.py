@@ -144,7 +144,7 @@ async def test_the_trash_goes_after_an_operator_has_accepted(monkeypatch: pytest
     with capture_logs() as logs:
         async with rig.engine("two") as engine:
             await offloader_of(engine)
-            await until(lambda: any(one["event"] == "trash.left" for one in logs))
+            await until(lambda: any(one["event"] == "trash.blocked" for one in logs))
             await _accept(rig, "by hand", kind)
             while await rig.leftovers():
                 await turn()

@@ -48,7 +48,7 @@ async def test_what_retention_deleted_is_reported_and_the_stream_goes_on() -> No
         async with rig.engine() as engine:
             await offloader_of(engine)
     assert await lost_ranges(rig) == [("after 1:4 and before 4:0", 0)]
-    assert [line["range"] for line in logs if line["event"] == "topic.entries_maybe_lost"] == [
+    assert [line["range"] for line in logs if line["event"] == "topic.entries_possibly_lost"] == [
         "after 1:4 and before 4:0"
     ]
     kept = [position for position, _ in await rig.committed()]

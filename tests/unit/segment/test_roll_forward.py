@@ -264,7 +264,7 @@ async def test_a_finished_segment_on_the_trash_list_stays_until_others_hold_its_
     await owned.offloader.record.reload()
     with capture_logs() as logs:
         assert await owned.empty_trash() == 1
-    assert "which no other segment holds" in next(one["why"] for one in logs if one["event"] == "trash.left")
+    assert "which no other segment holds" in next(one["why"] for one in logs if one["event"] == "trash.blocked")
     assert len(await rig.leftovers()) == 3
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
