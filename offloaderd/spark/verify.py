@@ -4,42 +4,32 @@ The same looks as `offloaderd verify --against-map`, over as many machines as th
 for each flaw, and one for each segment that has none. What is found damaged the driver has kept at its source.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.spark.errors import brief, from_spark
-from offloaderd.spark.scan.options import parse
-from offloaderd.spark.scan.stores import HeldStores
+from offloaderd.spark.scan.options import SourceOptions, parse
+from offloaderd.spark.scan.snapshot import Snapshot
+from offloaderd.spark.scan.stores import HeldStores, Stores
 from offloaderd.spark.source.offsets import look
-from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper
+from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
+from offloaderd.upkeep.rebuild.known import Known
 from offloaderd.upkeep.verify.cluster import between
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 from offloaderd.upkeep.verify.topic import look_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.settings import ObjectsSettings
-    from offloaderd.spark.scan.options import SourceOptions
-    from offloaderd.spark.scan.snapshot import Snapshot
-    from offloaderd.spark.scan.stores import Stores
-    from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
-    from offloaderd.upkeep.rebuild.known import Known
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments holds up no others."""

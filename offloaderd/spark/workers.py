@@ -8,9 +8,8 @@ to be started: seconds for imports that are made here once, and a page of traces
 Only what starts no threads is loaded here, which a process that forks must not have: not pyarrow, nor pandas.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from socket import socket
 
 import pyspark.sql.datasource
 import pyspark.worker  # noqa: F401 - as the others, for the workers
@@ -18,10 +17,6 @@ from pyspark import daemon
 
 import offloaderd.objects.s3.store
 import offloaderd.read.segments.reader  # noqa: F401 - as above
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from socket import socket
 
 GONE = 1
 """What tells Spark's loop that this worker has no more to do."""

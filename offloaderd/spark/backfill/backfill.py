@@ -11,37 +11,33 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.daemon.settings import Settings
 from offloaderd.history.plan import left_of
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.nodes import node
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.store import enabled_topics
 from offloaderd.spark.backfill.eligible import enabled_map, plan_for_job, prospect
-from offloaderd.spark.backfill.plan import aim_of, plan_topic
+from offloaderd.spark.backfill.plan import TopicPlan, aim_of, plan_topic
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.topic import TopicBackfill
 from offloaderd.spark.jobs.job import PATIENCE_S, AlreadyDone, BackfillFailed, Driver, Progress
 from offloaderd.spark.jobs.lease import check_free, claimed
 from offloaderd.spark.jobs.run import SparkRunner
-from offloaderd.spark.jobs.stores import Share, open_stores
+from offloaderd.spark.jobs.stores import Share, Stores, open_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pyspark.sql import SparkSession
-
-    from offloaderd.core.model import OffloadMethod, TopicName
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.spark.backfill.plan import TopicPlan
-    from offloaderd.spark.jobs.stores import Stores
 
 TOPICS_AT_A_TIME = 16
 """Topics whose history is worked on side by side; their segments share the places of executors."""

@@ -5,30 +5,22 @@ topic whose ledgers go as a whole has no plan, since its daemon takes them one b
 all of its closed ledgers before the newest, behind what is offloaded.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import NotFound
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import LedgerInfo, OffloadMethod, TopicName
 from offloaderd.history.plan import brokers_have, extent_of
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.records import topic as policy_record
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Origin
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Aim
+from offloaderd.spark.jobs.job import Aim, AlreadyDone, BackfillFailed, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

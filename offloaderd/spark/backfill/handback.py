@@ -7,31 +7,23 @@ claim, names the daemon as its worker. The topic's owner follows the plan, and g
 split, into whole ledgers where the job had split it so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.model import Loss
-from offloaderd.history.plan import left_of
+from offloaderd.core.model import Loss, OffloadMethod, TopicName
+from offloaderd.history.plan import Left, left_of
 from offloaderd.ledgers.chain import Run
-from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.spark.backfill.eligible import enabled_map, plan_for_job
 from offloaderd.spark.backfill.plan import aim_of
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.jobs import lease as backfill_lease
 from offloaderd.spark.jobs.job import PATIENCE_S, BackfillFailed
+from offloaderd.spark.jobs.stores import Stores
 from offloaderd.upkeep.gc.abandoned import only_here
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import OffloadMethod, TopicName
-    from offloaderd.history.plan import Left
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.spark.jobs.stores import Stores
 
 log = structlog.get_logger(__name__)
 

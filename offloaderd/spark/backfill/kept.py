@@ -4,16 +4,10 @@ The source may delete a ledger once an executor has written it and before its tu
 gap that reaches over the segment; what is lost ends where the segment begins, and nothing is if that is what follows.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from offloaderd.core.model import START, Loss, Position
+from offloaderd.history.record import HistoryRecord
 from offloaderd.ledgers.chain import Run
-
-if TYPE_CHECKING:
-    from offloaderd.history.record import HistoryRecord
-    from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.records.attempt import Attempt
 
 
 class Kept:

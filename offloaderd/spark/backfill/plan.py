@@ -1,35 +1,25 @@
 """What a backfill would do and cost, before anything is written: segments, bytes, requests; what finding out took."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from offloaderd.api.services.history import first_left
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import NotFound
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.format.v2 import blocks as v2
 from offloaderd.history.boundaries import Split, segment_bytes_for
 from offloaderd.history.plan import Left, extent_of, left_of
 from offloaderd.metadata import history
-from offloaderd.metadata.records.history import RangeState
-from offloaderd.policy.cost import GIB, Requests
+from offloaderd.metadata.records.history import HistoryPlan, HistoryRange, RangeState
+from offloaderd.policy.cost import GIB, Prices, Requests
+from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.spark.backfill.eligible import no_such_topic, prospect
+from offloaderd.spark.backfill.eligible import Prospect, no_such_topic, prospect
 from offloaderd.spark.backfill.split import split_history
 from offloaderd.spark.jobs.job import Aim, BackfillFailed, Origin
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.records.history import HistoryPlan, HistoryRange
-    from offloaderd.policy.cost import Prices
-    from offloaderd.segment.builders.builder import SegmentLayout
-    from offloaderd.spark.backfill.eligible import Prospect
-    from offloaderd.spark.jobs.stores import Stores
+from offloaderd.spark.jobs.stores import Stores
 
 PUTS_PER_SEGMENT = 5
 """Beside the parts: the upload is created and completed, the index is put, the manifest twice."""

@@ -4,27 +4,33 @@ All of it goes one after the other, since who writes a node has to know its vers
 well, so that the topic's owner takes it in.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from offloaderd.core.aio.signal import race
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
-from offloaderd.core.model import Loss, Position
+from offloaderd.core.model import LedgerInfo, Loss, Position
 from offloaderd.core.retry import until_answered
+from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import layout_in_history
+from offloaderd.ledgers.chain import Run
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.attempt import AttemptStatus
-from offloaderd.metadata.records.history import Worker
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
@@ -34,23 +40,8 @@ from offloaderd.spark.backfill.kept import Kept
 from offloaderd.spark.backfill.split import split_history
 from offloaderd.spark.backfill.takeover import HOLD_S, held
 from offloaderd.spark.jobs.attempts import attempts_of
-from offloaderd.spark.jobs.job import BackfillFailed
+from offloaderd.spark.jobs.job import Aim, BackfillFailed
 from offloaderd.spark.jobs.join import Joiner
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from offloaderd.core.model import LedgerInfo
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.ledgers.chain import Run
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.places import Place
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Aim
 
 T = TypeVar("T")
 
@@ -90,7 +81,7 @@ class JobRecord:
     @classmethod
     async def open(
         cls, context: OffloadContext, source: LedgerSource, claim: Claim, *, me: str, patience_s: float
-    ) -> JobRecord:
+    ) -> "JobRecord":
         """Read the topic as it is under the claim."""
         topic_map = await until_answered(
             context.upload_context.clock, lambda: catalog.load(context.metadata, claim.topic)

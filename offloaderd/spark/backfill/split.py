@@ -1,20 +1,13 @@
 """Into what a job splits a history: segments of about a size, or whole ledgers."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import TYPE_CHECKING
-
-from offloaderd.core.model import OffloadMethod, Position
+from offloaderd.core.model import LedgerInfo, OffloadMethod, Position, TopicName
 from offloaderd.history.boundaries import GUESSED_BYTES, Split, Splitter
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.history import HistoryRange
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Aim
+from offloaderd.segment.context import OffloadContext
+from offloaderd.spark.jobs.job import Aim
 
 
 async def split_history(

@@ -7,35 +7,25 @@ begins behind the boundary. The attempt that the daemon had begun moves to those
 same upload: whatever the daemon may still send is what the job sends as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import Conflict, Fenced, NotFound, Transient
+from offloaderd.core.model import Position
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.port import Create, Delete, Replace
+from offloaderd.metadata.port import Create, Delete, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
-from offloaderd.metadata.records.history import Worker
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.segment.claim.fence import Fence
-from offloaderd.spark.backfill.eligible import prospect
-from offloaderd.spark.jobs.job import Origin
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import Position
-    from offloaderd.metadata.port import Step
-    from offloaderd.metadata.records.history import HistoryPlan
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.backfill.eligible import Prospect
-    from offloaderd.spark.jobs.job import Aim
+from offloaderd.segment.claim.fence import Claim, Fence
+from offloaderd.segment.context import OffloadContext
+from offloaderd.spark.backfill.eligible import Prospect, prospect
+from offloaderd.spark.jobs.job import Aim, Origin
 
 log = structlog.get_logger(__name__)
 

@@ -6,37 +6,29 @@ committed is always asked of the ledgers' chain, never of the ranges: where the 
 recorded first, and where a segment came out shorter than planned another one is made for the rest.
 """
 
-from __future__ import annotations
-
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Fenced, Transient, first_of
-from offloaderd.core.model import Loss, Position
+from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.plan import left_of
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.history import RangeState
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.spark.backfill.eligible import prospect
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.takeover import take_up
-from offloaderd.spark.jobs.job import BackfillFailed, Outcome, Progress, SegmentTask, Written
+from offloaderd.spark.jobs.job import Aim, BackfillFailed, Driver, Outcome, Progress, SegmentTask, Written
 from offloaderd.spark.jobs.lease import as_driver
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Aim, Driver
 
 log = structlog.get_logger(__name__)
 

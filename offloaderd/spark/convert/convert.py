@@ -6,10 +6,8 @@
 A run may be broken off at any time, by whatever: the next one goes on. Executors are this process or Spark's.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import OffloaderError
@@ -19,25 +17,28 @@ from offloaderd.history.rewriting.rewrite import cut_of
 from offloaderd.history.rewriting.stored_feed import PIECE_BYTES
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.store import enabled_topics
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.spark.convert.topic import TopicConversion
 from offloaderd.spark.jobs.attempts import attempts_of
-from offloaderd.spark.jobs.job import PATIENCE_S
+from offloaderd.spark.jobs.job import PATIENCE_S, Written
 from offloaderd.spark.jobs.lease import claimed
-from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Target, Wish, outlook
+from offloaderd.spark.jobs.rewrite_job import (
+    ConversionFailed,
+    Driver,
+    Outlook,
+    Progress,
+    RewriteTask,
+    Target,
+    Wish,
+    outlook,
+)
 from offloaderd.spark.jobs.rewrite_task import rewrite_segment
 from offloaderd.spark.jobs.stores import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.policy.resolver import PolicyResolver
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Written
-    from offloaderd.spark.jobs.rewrite_job import Driver, Outlook, Progress, RewriteTask
 
 TOPICS_AT_A_TIME = 8
 SLOTS_HERE = 2

@@ -6,27 +6,29 @@ was begun, and gives up what is not wanted any more. The topic's owner may chang
 names the version of every context that it writes, so it is either of the map as it is, or refused and looked at again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Fenced, Transient, first_of
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.rewriting.rewrite import exchange, look_up
 from offloaderd.history.rewriting.stored_feed import Unreadable
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Replace
-from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.merging import Goal
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import head_of
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.resume import resume as recovery
 from offloaderd.segment.upload import SegmentFailed
@@ -34,16 +36,7 @@ from offloaderd.spark.jobs.attempts import attempts_of
 from offloaderd.spark.jobs.job import Outcome, Written
 from offloaderd.spark.jobs.join import stored, verified
 from offloaderd.spark.jobs.lease import as_driver
-from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Progress, RewriteTask, outlook
-
-if TYPE_CHECKING:
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.metadata.topic_map.merging import Goal
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.rewrite_job import Driver, Wish
+from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Driver, Progress, RewriteTask, Wish, outlook
 
 log = structlog.get_logger(__name__)
 

@@ -4,20 +4,16 @@ A target has one record of all positions, that of the newest commit. Where every
 only the positions that it moved, from where and to where: from the newest record any of them can be found back.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pyspark.sql.types import DataType, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.spark.export.schema import widened
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 VERSION = 2
 """Version 1 also had the files of the round."""
@@ -36,7 +32,7 @@ class Commit:
     staging: str = ""
     rows: int = 0
 
-    def is_same(self, other: Commit) -> bool:
+    def is_same(self, other: "Commit") -> bool:
         """Say whether it is the same commit, whatever its source has gained since."""
         return (self.number, self.staging) == (other.number, other.staging)
 
@@ -44,7 +40,7 @@ class Commit:
         """Return the record."""
         return json.dumps({"version": VERSION, **{name: getattr(self, name) for name in self.__slots__}}, indent=1)
 
-    def encode_move(self, last: Commit) -> str:
+    def encode_move(self, last: "Commit") -> str:
         """Return what a commit has changed since the one before it."""
         moved = {
             name: [last.positions.get(name), at]
@@ -54,7 +50,7 @@ class Commit:
         step = {"version": VERSION, "number": self.number, "staging": self.staging, "rows": self.rows, "moved": moved}
         return json.dumps(step)
 
-    def checked(self, source: Mapping[str, str], target: str) -> Commit:
+    def checked(self, source: Mapping[str, str], target: str) -> "Commit":
         """Return itself if it is of this source, which may have gained fields since. Raises InvalidConfig."""
         if self.source == source:
             return self

@@ -9,26 +9,26 @@ without a time are in `day=__HIVE_DEFAULT_PARTITION__`, of a table in the partit
 into `round_bytes` of segments, and is committed with the positions up to which it goes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Observation, functions
+from pyspark.sql import Observation, SparkSession, functions
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.read_options import Transactions
 from offloaderd.daemon.log.log import quieted
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import VALUE
+from offloaderd.spark.export.commit import VALUE, Commit, ExportTarget
 from offloaderd.spark.export.folder import ExportFolder
+from offloaderd.spark.export.iceberg import IcebergTable
 from offloaderd.spark.export.iceberg import opened as open_table
 from offloaderd.spark.files import check_scheme
-from offloaderd.spark.scan.options import Start, parse
+from offloaderd.spark.scan.options import SourceOptions, Start, parse
 from offloaderd.spark.scan.positions import position
 from offloaderd.spark.scan.snapshot import check_topics
 from offloaderd.spark.scan.stores import HeldStores
@@ -36,15 +36,6 @@ from offloaderd.spark.session import check_libraries
 from offloaderd.spark.source.admission import Step, advance
 from offloaderd.spark.source.offsets import furthest, look
 from offloaderd.spark.source.source import FORMAT, register
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pyspark.sql import SparkSession
-
-    from offloaderd.spark.export.commit import Commit, ExportTarget
-    from offloaderd.spark.export.iceberg import IcebergTable
-    from offloaderd.spark.scan.options import SourceOptions
 
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB

@@ -13,12 +13,15 @@ exports was first: the other is told so, and what it wrote is deleted with the n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export.commit import DIGITS, Commit, Move, decode, decode_move
@@ -27,13 +30,9 @@ from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 COMMIT = "offloaderd.commit"
 """Property of the table: the record of the last commit; of a snapshot: what its commit has moved."""

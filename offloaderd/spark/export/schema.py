@@ -3,16 +3,11 @@
 In a table a column is known by an id, and somebody may have given it another name since.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from offloaderd.core.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def widened(old: DataType, new: DataType, at: str = "value") -> DataType:

@@ -1,20 +1,14 @@
 """What the jobs of a topic have recorded before its first byte, and neither committed nor given up."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import paths
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.claim.attempt_log import AttemptLog
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.segment.claim.head import HeadKeeper
-    from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.claim.fence import Claim
+from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.context import OffloadContext
 
 
 async def attempts_of(

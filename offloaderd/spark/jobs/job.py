@@ -1,22 +1,16 @@
 """What driver and executors of a backfill tell each other: plain values, small enough for any number of them."""
 
-from __future__ import annotations
-
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+from uuid import UUID
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import HistoryOrder, OffloadMethod
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.objects.places import Place
-    from offloaderd.segment.claim.fence import Claim
+from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
+from offloaderd.objects.places import Place
+from offloaderd.segment.claim.fence import Claim
 
 PATIENCE_S = 300.0
 """How long one request may fail before the executor gives its segment back, to be gone on with elsewhere."""

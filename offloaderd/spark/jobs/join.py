@@ -5,32 +5,26 @@ own begin. Here, in the order of the topic, what lay before is added: the entrie
 is recorded in the attempt before the manifest is put, so that a deposed driver puts the same bytes as the next one.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.core.model import TopicName
 from offloaderd.format.manifest import document as manifest
+from offloaderd.format.values import SegmentManifest
+from offloaderd.history.record import HistoryRecord
 from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt, Seal
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.whole import apart
+from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.complete import put_manifest
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.history.record import HistoryRecord
-    from offloaderd.metadata.records.attempt import Attempt, Seal
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 

@@ -5,26 +5,20 @@ write of the driver and of its executors checks the version of the former. A dri
 comes back changes nothing. The holder's node only spares two drivers the trouble of deposing each other.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.segment.claim.fence import Claim
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.port import MetadataStore, Step
 
 TRIES = 10
 

@@ -4,21 +4,15 @@ Whoever drives the job, now or after a crash, commits what is marked, in its tur
 and gives it up if need be.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from offloaderd.metadata.records.attempt import AttemptStatus
-
-if TYPE_CHECKING:
-    from offloaderd.format.values import SegmentManifest
-    from offloaderd.history.rewriting.rewrite import SameEntries
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.objects.keys import ObjectKind
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.committer import VerifiedSegment
-    from offloaderd.segment.feed import Gap
+from offloaderd.format.values import SegmentManifest
+from offloaderd.history.rewriting.rewrite import SameEntries
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.committer import VerifiedSegment
+from offloaderd.segment.feed import Gap
 
 
 class MarkStored:

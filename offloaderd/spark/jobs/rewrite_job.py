@@ -1,29 +1,22 @@
 """What driver and executors of a conversion tell each other, and what may be asked of one."""
 
-from __future__ import annotations
-
+import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+from uuid import UUID
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map import conversion, merging
 from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.segment.builders.builder import LEDGERS_MAX
-from offloaderd.spark.jobs.job import PATIENCE_S
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Collection
-    from uuid import UUID
-
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.segment.claim.fence import Claim
-    from offloaderd.spark.jobs.job import Written
+from offloaderd.segment.claim.fence import Claim
+from offloaderd.spark.jobs.job import PATIENCE_S, Written
 
 
 class ConversionFailed(OffloaderError):

@@ -4,28 +4,21 @@ It exchanges nothing. When the proof is done it marks the attempt as offloaded, 
 after a crash, may exchange it for what it was made of. Every write checks the driver's claim.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from offloaderd.core.aio.signal import race
 from offloaderd.core.retry import until_answered
 from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, look_up
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
+from offloaderd.spark.jobs.job import Written
 from offloaderd.spark.jobs.mark_stored import MarkStored
-from offloaderd.spark.jobs.rewrite_job import goal_at
+from offloaderd.spark.jobs.rewrite_job import RewriteTask, goal_at
 from offloaderd.spark.jobs.write_task import carried_out, out_of_patience
-
-if TYPE_CHECKING:
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.claim.attempt_log import AttemptLog
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.job import Written
-    from offloaderd.spark.jobs.rewrite_job import RewriteTask
 
 
 async def rewrite_segment(context: OffloadContext, task: RewriteTask) -> Written:

@@ -8,15 +8,18 @@ that is the order in which they are committed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.log import log
+from offloaderd.daemon.settings import Settings
+from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.errors import gist
 from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
 from offloaderd.spark.jobs.rewrite_job import RewriteTask
@@ -25,13 +28,7 @@ from offloaderd.spark.jobs.stores import Share, open_context, open_stores
 from offloaderd.spark.jobs.write_task import write_segment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
-    from typing import Self
-
     from pyspark.sql import SparkSession
-
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.segment.context import OffloadContext
 
 Task: TypeAlias = SegmentTask | RewriteTask
 

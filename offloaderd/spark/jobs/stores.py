@@ -4,32 +4,26 @@ Limits hold over all executors together: each is given its share of what bookies
 amount of memory for parts on their way, whatever the size of its segment.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
 from offloaderd.core.limits import ByteBudget, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
 from offloaderd.core.retry import until_answered
 from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.reader import EmbeddedReader
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.memory.pool import BufferPool
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.segment.context import OffloadContext
 
 PARTS_HELD = 8
 """Parts for which an executor has memory: those on their way, and the one that is being read."""
@@ -44,7 +38,7 @@ class Share:
     source_requests_per_s: float = 0
     upload_bytes_per_s: float = 0
 
-    def in_slots(self, slots: int) -> Share:
+    def in_slots(self, slots: int) -> "Share":
         """Return the same for so many executors."""
         return replace(self, slots=slots)
 

@@ -6,27 +6,31 @@ whoever drives the job, now or after a crash, can commit it in its turn. Every w
 executor at a time writes a segment.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import structlog
 
 from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
-from offloaderd.core.model import START, Position
+from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
+from offloaderd.format.values import LedgerPart
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import edge_at, ledgers_of
 from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.metadata.port import MetadataStore, Session
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import known_ends
-from offloaderd.segment.committer import Assignment, Surroundings
+from offloaderd.segment.committer import Assignment, FindManifest, Surroundings, VerifiedSegment
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.segment.stop import OnGap, RangeStop
@@ -34,20 +38,7 @@ from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
 from offloaderd.spark.jobs.mark_stored import MarkStored
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
-
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.format.values import LedgerPart
-    from offloaderd.ledgers.port import LedgerSource
-    from offloaderd.metadata.port import MetadataStore, Session
-    from offloaderd.metadata.records.attempt import Attempt
-    from offloaderd.segment.committer import FindManifest, VerifiedSegment
-    from offloaderd.segment.context import OffloadContext
-    from offloaderd.spark.jobs.rewrite_job import RewriteTask
+from offloaderd.spark.jobs.rewrite_job import RewriteTask
 
 log = structlog.get_logger(__name__)
 

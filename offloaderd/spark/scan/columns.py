@@ -1,31 +1,23 @@
 """Entries or messages turned into Arrow batches, with the columns that a query gave (`schema.py`)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
+from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import read_heads, time_of
-from offloaderd.format.pulsar.messages import MessageState
-from offloaderd.spark.scan.messages import BatchRows
+from offloaderd.format.pulsar.messages import Message, MessageState
+from offloaderd.spark.scan.messages import BatchRows, Row
 from offloaderd.spark.scan.share import Condition, Unread
 from offloaderd.spark.values.decode import ValueDecoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql.types import StructType
-
-    from offloaderd.core.model import EntryBatch, Position, TopicName
-    from offloaderd.format.pulsar.messages import Message
-    from offloaderd.spark.scan.messages import Row
-    from offloaderd.spark.values.schema import ValueSchema
+from offloaderd.spark.values.schema import ValueSchema
 
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""

@@ -4,22 +4,16 @@ A broker's index (PIP-17) says at which entries reading can begin, not how many 
 in proportion, which shares an object out evenly enough, and each entry to exactly one share.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.port import SegmentStore
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.spark.scan.query import Extent
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.port import SegmentStore
 
 MIB = 1024 * 1024
 READ_AHEAD_BYTES = 8 * MIB

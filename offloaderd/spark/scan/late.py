@@ -8,24 +8,21 @@ names and the bucket lacks. A map that is not known is no answer either: then th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import BucketMissing, MapUnknown, NotFound, OffloaderError
-from offloaderd.core.model import Position
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.port import SegmentStore
+from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.scan.origin import unpacked
-from offloaderd.spark.scan.share import Condition, broken, parts_of
+from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-
-    from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.read.segments.read_ahead import ReadAhead
-    from offloaderd.read.segments.reader import SegmentReader
-    from offloaderd.spark.scan.share import BrokenSegment, Part
     from offloaderd.spark.scan.snapshot import Snapshot
 
     Current = Callable[[TopicName], Awaitable[Snapshot | None]]

@@ -7,18 +7,18 @@ whatever a query is about. Chunks are joined as by the daemon's ReadMessages: al
 missing and none twice.
 """
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
-from offloaderd.core.model import Position
+from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.read_options import Transactions
 from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.format.pulsar.messages import (
     CONTENT_BYTES_MAX,
+    Chunk,
     Joiner,
     Message,
     MessageState,
@@ -27,19 +27,12 @@ from offloaderd.format.pulsar.messages import (
     decode_entry,
 )
 from offloaderd.format.pulsar.transactions import TransactionState
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.spark.scan.extents import extents_of
 from offloaderd.spark.scan.late import LateReader, Run
-from offloaderd.spark.scan.share import BrokenSegment, Condition, broken
+from offloaderd.spark.scan.query import Extent
+from offloaderd.spark.scan.share import BrokenSegment, Condition, Piece, broken
 from offloaderd.spark.scan.transactions import OutcomeUnknown, PieceOutcomes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.format.pulsar.messages import Chunk
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.spark.scan.query import Extent
-    from offloaderd.spark.scan.share import Piece
 
 ROWS_MAX = 10_000
 BYTES_MAX = 4 * 1024 * 1024

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
@@ -21,22 +22,17 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
-from offloaderd.daemon.settings import check
+from offloaderd.daemon.settings import Settings, check
 from offloaderd.spark.scan.origin import Metadata, packed
 from offloaderd.spark.scan.positions import parsed
 from offloaderd.spark.scan.query import Wanted, to_ms
 from offloaderd.spark.scan.schema import checked_schema, full_schema
 from offloaderd.spark.scan.share import EVERYTHING, Condition, Task
 from offloaderd.spark.values.decode import ValueDecoder
-from offloaderd.spark.values.schema import read_schema
+from offloaderd.spark.values.schema import ValueSchema, read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from pyspark.sql.types import StructType
-
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.spark.values.schema import ValueSchema
 
 T = TypeVar("T")
 

@@ -6,33 +6,23 @@ tables of a segment are asked for only when a query wants a part of it, to leave
 of many such segments the tasks find out themselves.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import BucketMissing, CorruptData, EntriesDeleted, InvalidInput, NotFound
-from offloaderd.core.model import LEDGER_ID_MAX, Position
+from offloaderd.core.model import LEDGER_ID_MAX, Position, TopicName
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.extents import extents_of, segment_reader
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
-from offloaderd.spark.scan.query import Span
-from offloaderd.spark.scan.share import Missing, Piece, Unread, parts_of
-from offloaderd.spark.scan.snapshot import holes_within
+from offloaderd.spark.scan.options import SourceOptions
+from offloaderd.spark.scan.query import Span, Wanted
+from offloaderd.spark.scan.share import Condition, Hole, Missing, Piece, Share, Unread, parts_of
+from offloaderd.spark.scan.snapshot import Snapshot, holes_within
+from offloaderd.spark.scan.stores import Stores
 from offloaderd.spark.scan.transactions import with_held
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.segments.reader import SegmentReader
-    from offloaderd.spark.scan.options import SourceOptions
-    from offloaderd.spark.scan.query import Wanted
-    from offloaderd.spark.scan.share import Condition, Hole, Share
-    from offloaderd.spark.scan.snapshot import Snapshot
-    from offloaderd.spark.scan.stores import Stores
 
 TABLES_MAX = 1024
 """Segments that the planning looks into; each is two small requests."""

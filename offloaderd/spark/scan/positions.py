@@ -3,15 +3,10 @@
 `7:41@1760000000000`, or `7:41` where nobody knows. By the time a topic that was made again is told from the one before.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NOTHING = Position(-1, -1)
 """Before the first entry of a topic."""

@@ -5,24 +5,17 @@ which blocks need not be read, since Spark evaluates them again; so every bound 
 too narrow.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import datasource as spark
 
-from offloaderd.format.pulsar.entry_time import time_of
-from offloaderd.spark.scan.share import parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offloaderd.core.model import EntryBatch, Position
-    from offloaderd.format.pulsar.entry_time import Survey
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.spark.scan.share import Part
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.format.pulsar.entry_time import Survey, time_of
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.spark.scan.share import Part, parts_of
 
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -53,7 +46,7 @@ class Span:
     high: int | None = None
     among: frozenset[int] | None = None
 
-    def narrowed(self, low: int | None = None, high: int | None = None, among: Iterable[int] | None = None) -> Span:
+    def narrowed(self, low: int | None = None, high: int | None = None, among: Iterable[int] | None = None) -> "Span":
         """Return the numbers that are in both."""
         least = max((one for one in (self.low, low) if one is not None), default=None)
         most = min((one for one in (self.high, high) if one is not None), default=None)
@@ -86,7 +79,7 @@ class Wanted:
     times: Span = field(default_factory=Span)
     topics: frozenset[str] | None = None
 
-    def narrowed(self, filters: Iterable[spark.Filter]) -> Wanted:
+    def narrowed(self, filters: Iterable[spark.Filter]) -> "Wanted":
         """Return what is left when a query has these filters as well; those that tell nothing of blocks are passed."""
         found = self
         for one in filters:

@@ -9,36 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
-from offloaderd.core.model import Position
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
+from offloaderd.core.model import EntryBatch, Position
 from offloaderd.daemon.log.log import quieted
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
 from offloaderd.spark.scan.extents import extents_of, segment_reader
 from offloaderd.spark.scan.late import LateReader, Run, asked
 from offloaderd.spark.scan.messages import Messages
-from offloaderd.spark.scan.query import Extent
-from offloaderd.spark.scan.share import Missing, Part
+from offloaderd.spark.scan.query import Extent, Wanted
+from offloaderd.spark.scan.share import Condition, Missing, Part, Piece, Share, Task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
-
-    from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.model import EntryBatch
-    from offloaderd.read.segments.reader import SegmentReader
-    from offloaderd.spark.scan.query import Wanted
-    from offloaderd.spark.scan.share import Condition, Piece, Share, Task
 
 T = TypeVar("T")
 

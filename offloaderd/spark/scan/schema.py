@@ -10,10 +10,6 @@
 A table may be given fewer columns (`schema()`), which is cheaper: what nobody asked for is not decoded.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -27,10 +23,8 @@ from pyspark.sql.types import (
 )
 
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.spark.values.schema import ValueSchema
 from offloaderd.spark.values.types import kind_of
-
-if TYPE_CHECKING:
-    from offloaderd.spark.values.schema import ValueSchema
 
 ENTRY_COLUMNS: dict[str, DataType] = {
     "topic": StringType(),

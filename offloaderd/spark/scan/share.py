@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Transactions
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.spark.values.schema import ValueSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql.types import StructType
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.objects.settings import ObjectsSettings
-    from offloaderd.spark.values.schema import ValueSchema
 
 
 class Condition(StrEnum):

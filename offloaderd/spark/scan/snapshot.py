@@ -4,35 +4,28 @@ Whatever is known to be missing is part of it: ranges that were lost, history th
 bucket without its ZooKeeper, what its manifests say against each other.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import InvalidInput, NotFound
-from offloaderd.core.model import START, Position
+from offloaderd.core.model import START, Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store
 from offloaderd.daemon.stores import sites as sites_of
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.port import ObjectReader
+from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.origin import Metadata
 from offloaderd.spark.scan.share import Condition, Hole
+from offloaderd.spark.scan.stores import Stores
 from offloaderd.upkeep.rebuild import rebuild
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from offloaderd.core.model import TopicName
-    from offloaderd.core.names.patterns import TopicPattern
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectReader
-    from offloaderd.spark.scan.options import SourceOptions
-    from offloaderd.spark.scan.stores import Stores
-    from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.stored import Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,20 @@ A session of ZooKeeper for each look would be three for each step of a stream. W
 next does not go on with what may be broken.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
+from offloaderd.daemon.settings import Settings
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects import bucket
+from offloaderd.objects.port import SegmentStore
+from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.origin import Metadata
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from typing import Self
-
-    from offloaderd.daemon.settings import Settings
-    from offloaderd.metadata.port import MetadataStore
-    from offloaderd.objects.port import SegmentStore
-    from offloaderd.spark.scan.options import SourceOptions
 
 T = TypeVar("T")
 

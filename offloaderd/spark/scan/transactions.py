@@ -8,28 +8,24 @@ find there is not guessed.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
-from offloaderd.core.model import START, Position
-from offloaderd.format.pulsar.transactions import TransactionLog, TransactionState, mention_of
+from offloaderd.core.model import START, EntryBatch, Position, TopicName
+from offloaderd.format.pulsar.transactions import TransactionId, TransactionLog, TransactionState, mention_of
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.consumer import look_back_from
 from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
-from offloaderd.spark.scan.share import Unread, broken
+from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.spark.scan.late import LateReader
+from offloaderd.spark.scan.share import Piece, Unread, broken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.format.pulsar.transactions import TransactionId
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.segments.reader import SegmentReader
-    from offloaderd.spark.scan.late import LateReader
-    from offloaderd.spark.scan.share import Piece
     from offloaderd.spark.scan.snapshot import Snapshot
 
 LOOK_BACK_BYTES = 32 * 1024 * 1024

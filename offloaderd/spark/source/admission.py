@@ -4,25 +4,18 @@ Positions are exact, so a step may end inside a segment. Where the room is not e
 a task, topics take turns: a step begins behind the topic that was served last.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import ceil
-from typing import TYPE_CHECKING
 
 from offloaderd.core.model import Position
-from offloaderd.spark.scan.positions import position
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.spark.scan.positions import Offset, position
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source.offsets import begin, furthest, in_history, written
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.spark.scan.positions import Offset
-    from offloaderd.spark.scan.query import Wanted
-    from offloaderd.spark.scan.snapshot import Snapshot
 
 PART_BYTES = 16 * 1024 * 1024
 """What a topic is given at least, if the room has it: less would cost more requests than it reads."""

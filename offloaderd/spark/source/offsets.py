@@ -5,31 +5,23 @@ its oldest entry. A step from one offset to another has the same entries however
 segments hold them by then.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import Position, TopicName
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.extents import segment_reader
+from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.plan import shares
-from offloaderd.spark.scan.positions import NOTHING, following, parsed, position
-from offloaderd.spark.scan.share import Condition, Hole
+from offloaderd.spark.scan.positions import NOTHING, Offset, following, parsed, position
+from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.share import Condition, Hole, Share
 from offloaderd.spark.scan.snapshot import Snapshot
+from offloaderd.spark.scan.stores import Stores
 from offloaderd.spark.scan.transactions import with_held
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from offloaderd.read.outcomes import KnownOutcomes
-    from offloaderd.spark.scan.options import SourceOptions
-    from offloaderd.spark.scan.positions import Offset
-    from offloaderd.spark.scan.query import Wanted
-    from offloaderd.spark.scan.share import Share
-    from offloaderd.spark.scan.stores import Stores
 
 LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
 

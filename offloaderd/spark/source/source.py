@@ -15,6 +15,7 @@ imported by every Python that Spark starts, so what only the planning needs is i
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -23,8 +24,6 @@ from offloaderd.core.errors import InvalidConfig
 from offloaderd.spark.errors import brief
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceStreamReader, Filter

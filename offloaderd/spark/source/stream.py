@@ -8,29 +8,25 @@ for it before it goes on behind it. What is deleted before the stream got to it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.errors import brief
-from offloaderd.spark.scan.options import Start
-from offloaderd.spark.scan.positions import NOTHING
+from offloaderd.spark.scan.options import SourceOptions, Start
+from offloaderd.spark.scan.positions import NOTHING, Offset
 from offloaderd.spark.scan.read import ShareReader, rows
+from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.source.admission import Step, advance
 from offloaderd.spark.source.offsets import begin, furthest, look, plan_step, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-    from offloaderd.spark.scan.options import SourceOptions
-    from offloaderd.spark.scan.positions import Offset
-    from offloaderd.spark.scan.snapshot import Snapshot
 
 
 class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

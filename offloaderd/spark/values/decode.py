@@ -1,21 +1,16 @@
 """Values of messages by their schema: from bytes to what Arrow takes for the column's type. Pure."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fastavro
 import pyarrow as pa
 
-from offloaderd.spark.values.schema import Encoding
+from offloaderd.format.pulsar.messages import Message
+from offloaderd.spark.values.schema import Encoding, ValueSchema
 from offloaderd.spark.values.types import kind_of
-
-if TYPE_CHECKING:
-    from offloaderd.format.pulsar.messages import Message
-    from offloaderd.spark.values.schema import ValueSchema
 
 
 class MalformedValue(ValueError):

@@ -14,21 +14,16 @@ Everything is nullable, as in all tables of Spark that are read from outside. Ot
 without a field have no type there, and are told by where they stand.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
+from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import types as spark
 
 from offloaderd.core.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from offloaderd.spark.values.schema import Avro
+from offloaderd.spark.values.schema import Avro
 
 DECIMAL_DIGITS_MAX = 38
 MICROS = {"millis": 1000, "micros": 1}
