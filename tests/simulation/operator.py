@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
@@ -51,16 +52,33 @@ class Operator:
         """Look what is refused of a topic, and do what the refusal says. Others than these kinds end by themselves.
 
         A list that shares nothing with what is offloaded is believed: retention at the source has taken all of it
-        while nobody offloaded. Old metadata are believed only if the source still has all that lies beyond them.
+        while nobody offloaded. So is what was found of a ledger that the source no longer has: it cannot be compared
+        again. Old metadata are believed only if the source still has all that lies beyond them.
         """
         for one in self._refusals(topic):
-            if one.kind == RefusalKind.UNKNOWN_SOURCE:
+            if one.kind == RefusalKind.UNKNOWN_SOURCE or self._outlived(topic, one):
                 await self._accept(topic, one)
             elif one.kind in OF_METADATA:
                 if self._world.oracle.can_be_repeated(topic) and self._rng.random() < 0.5:
                     await self._accept(topic, one)
                 else:
                     await self._rebuild(topic)
+
+    def _outlived(self, topic: TopicName, refusal: Refusal) -> bool:
+        """Tell whether a refusal is about a ledger that the source no longer has."""
+        if refusal.kind not in {RefusalKind.LEDGER_REPLACED, RefusalKind.LEDGER_SHORTER}:
+            return False
+        gone = {one.ledger_id for one in self._world.ledgers.topics[topic] if one.deleted}
+        return not gone.isdisjoint(map(int, re.findall(r"ledger (\d+)", refusal.evidence)))
+
+    def _lost_with_old_metadata(self, topic: TopicName) -> None:
+        """Note what old or rebuilt metadata cannot know: revoked grants, and what grants had deleted.
+
+        `follow` takes the latter for the broker's doing. In production no source has both.
+        """
+        world = self._world
+        world.revoked = {one for one in world.revoked if one[0] != topic}
+        world.marked.update((topic, one.ledger_id) for one in world.ledgers.topics[topic] if one.deleted)
 
     def refuses_old_metadata(self, topic: TopicName) -> bool:
         """Say whether a topic waits for a word on metadata that went back."""
@@ -73,6 +91,8 @@ class Operator:
 
     async def _accept(self, topic: TopicName, refusal: Refusal) -> None:
         """Do as `offloadctl identity accept`."""
+        if refusal.kind in OF_METADATA:
+            self._lost_with_old_metadata(topic)
         record, version = await identity.load(self.metadata, topic)
         accepted = Acceptance(kind=refusal.kind, evidence=refusal.evidence, by="operator", at_ms=1)
         value = identity_record.encode(record.accepting(accepted))
@@ -89,9 +109,7 @@ class Operator:
         world.trace("user", f"rebuilds {topic.local}")
         world.faults.count("rebuilt a topic")
         world.oracle.rebuilding.add(topic)
-        world.revoked = {one for one in world.revoked if one[0] != topic}  # what a rebuild cannot know, rebuild.py
-        # Nor what grants had deleted: `follow` takes it for the broker's doing. In production no source has both.
-        world.marked.update((topic, one.ledger_id) for one in world.ledgers.topics[topic] if one.deleted)
+        self._lost_with_old_metadata(topic)
         world.tree.remove(paths.topic(topic))
         found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
         plan = self._decided(found, topic)

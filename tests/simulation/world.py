@@ -10,7 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from offloaderd.core.errors import Conflict, CorruptData, EntriesLost, EntriesMissing, NotFound, OffloaderError
+from offloaderd.core.errors import (
+    Conflict,
+    CorruptData,
+    EntriesLost,
+    EntriesMissing,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.core.model import Position, TierRetention, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
@@ -400,8 +408,8 @@ class World:
             try:
                 await daemon.collect(grace_s=0.0)
                 return
-            except Conflict:
-                await daemon.clock.sleep(0.5)  # the scheduled one is under way
+            except (Conflict, Transient):
+                await daemon.clock.sleep(0.5)  # the scheduled one is under way, or a map changes while it is read
             except CorruptData as error:
                 if keys.MARKERS not in error.key:
                     raise

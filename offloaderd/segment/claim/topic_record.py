@@ -128,8 +128,9 @@ class TopicRecord:
 
     def _check_boundary(self, segment: CommittedSegment) -> None:
         """Raise HistoryTorn for a live segment that begins in history, or certainly leaves something out behind it."""
-        plan = self.map.history
-        if plan is None or any(one.begin >= plan.live_begin for one in self.map.segments):
+        plan, offloaded = self.map.history, self.map.offloaded
+        # Not the segments: retention may have removed the first live one since.
+        if plan is None or (offloaded is not None and offloaded >= plan.live_begin):
             return
         boundary = self.chain.end_of(plan.boundary)
         skipped = segment.begin.ledger_id > plan.boundary and boundary is not None and boundary.entries > 0

@@ -42,7 +42,7 @@ from offloaderd.upkeep.verify.topic import Between, TopicVerifier
 from tests.unit.history.test_history import checked, map_of, plan_of, rig_with, until_done
 from tests.unit.read.test_plan import segment
 from tests.unit.rigs.owned import Owned
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -313,6 +313,26 @@ async def test_a_live_segment_that_begins_in_history_is_refused() -> None:
     with pytest.raises(HistoryGap):
         await record.commit(segment(7, (4, 0, 0)), {})
     assert (await map_of(rig)).segments == ()
+
+
+async def test_the_second_live_segment_follows_one_that_retention_has_removed() -> None:
+    """It begins in the middle of the first live ledger, and no live segment is in the map any more."""
+    rig = await rig_with(100)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_done(topic)
+        end = await topic.request_roll()
+        assert end is not None
+        await until_offloaded(topic, end)
+    owned = await Owned.claim(rig)
+    record = owned.offloader.record
+    for one in record.map.segments:
+        assert await record.remove_oldest(one, "age")
+    assert (record.map.segments, record.map.floor) == ((), end)
+    following = segment(7, (end.ledger_id, end.entry_id + 1, end.entry_id + 3))
+    await record.begin(replace(attempt_at(owned, following.begin), segment_id=following.segment_id))
+    await record.commit(following, {})
+    assert [one.range for one in (await map_of(rig)).segments] == [following.range]
 
 
 async def test_a_plan_that_somebody_has_changed_fences_history() -> None:
