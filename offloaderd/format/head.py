@@ -68,7 +68,7 @@ class HeadSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicHead:
-    """How far a topic is by its newest commit. `history` is the newest segment of a history that is not done.
+    """How far a topic is by its newest commit. `history` is the newest segment of its history.
 
     `deployment_id` is empty where it is not known; `epoch` is that of the owner that commits.
     """

@@ -94,7 +94,7 @@ class HeadKeeper:
         """Put the head of the map that a commit makes. Raises IdentityRefused, Fenced."""
         await self.check(before, segment.segment_id)
         newest, self._seen = after.segments[-1], after.offloaded
-        history = after.history_end if after.unfinished is not None else None
+        history = after.history_end  # of one that is done as well: metadata from before its end do not know of it
         value = TopicHead(
             managed_ledger=self._topic.managed_ledger,
             cluster=self._context.cluster,

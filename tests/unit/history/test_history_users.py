@@ -13,6 +13,7 @@ import pytest
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient, Unsound
 from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position, TierRetention
 from offloaderd.fleet.hot_tier import HotBuffers
+from offloaderd.format import head as head_format
 from offloaderd.history.boundaries import Split
 from offloaderd.history.plan import left_of
 from offloaderd.history.record import HistoryRecord
@@ -24,6 +25,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.history import HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
+from offloaderd.objects import keys
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -333,6 +335,22 @@ async def test_the_second_live_segment_follows_one_that_retention_has_removed() 
     await record.begin(replace(attempt_at(owned, following.begin), segment_id=following.segment_id))
     await record.commit(following, {})
     assert [one.range for one in (await map_of(rig)).segments] == [following.range]
+
+
+async def test_the_head_names_the_newest_segment_of_a_history_that_is_done() -> None:
+    """Metadata from before its end know nothing of it: without the head they would record its entries as lost."""
+    rig = await rig_with(100)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.map.history is not None and topic.map.history.done_ms > 0)
+        end = await topic.request_roll()
+        assert end is not None
+        await until_offloaded(topic, end)
+    key = keys.head("seg/", "test", TOPIC.managed_ledger)
+    head = head_format.decode_head(await rig.store.get(key), key=key)
+    assert head.newest is not None
+    assert head.history is not None
+    assert (head.newest.end, head.history.end) == (end, Position(2, 29))
 
 
 async def test_a_plan_that_somebody_has_changed_fences_history() -> None:
