@@ -80,7 +80,8 @@ def metrics_page() -> str:
         "",
         "Generated from the code by `make docs`. Served on `/metrics`; those with a `topic` label "
         "alone on `/metrics/topics`. Besides these there are the usual `process_*` and `python_gc_*`. A label's values "
-        "are given where the set is closed.",
+        "are given where the set is closed. Those that were renamed are exposed under [their old names]"
+        "(upgrade.md#names-that-changed-in-this-release) as well.",
         "",
         "| metric | type | labels | what it is and what to do |",
         "|---|---|---|---|",

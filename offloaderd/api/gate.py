@@ -220,7 +220,7 @@ class Gate:
         self._running: set[Caller] = set()
         self._shares: Counter[tuple[str, str]] = Counter()
         for of in ("calls", "readers"):
-            metrics.grpc_identity_most.labels(of=of).set_function(partial(self._most, of))
+            metrics.grpc_identity_highest.labels(of=of).set_function(partial(self._most, of))
 
     def follow(self, limits: Limits, authentication: Authentication | None) -> None:
         """Let callers in by other rules from now on; running calls that these forbid are cut."""

@@ -59,3 +59,16 @@ LOG_MODULES = {
 }
 """Packages in `log.levels` and `offloadctl log-level`. `offload` was split into five; most of its lines come from
 topic."""
+
+METRICS = {
+    "offloaderd_topics_asleep": "offloaderd_topics_suspended",
+    "offloaderd_segments_continued_total": "offloaderd_segments_resumed_total",
+    "offloaderd_trash_left": "offloaderd_trash_blocked",
+    "offloaderd_history_left_entries": "offloaderd_history_remaining_entries",
+    "offloaderd_history_left_bytes": "offloaderd_history_remaining_bytes",
+    "offloaderd_rollback_left_ledgers": "offloaderd_rollback_remaining_ledgers",
+    "offloaderd_grpc_identity_most": "offloaderd_grpc_identity_highest",
+    "offloaderd_selection_expressions_most": "offloaderd_selection_expressions_highest",
+    "offloaderd_metadata_open": "offloaderd_metadata_world_writable",
+}
+"""Metrics: exposed under both names, the old one marked as deprecated in its help text."""

@@ -182,7 +182,7 @@ class Daemon:
         """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
         settings = self._settings
         self.metrics.set_build(__version__, "")
-        self.metrics.metadata_open.set(is_metadata_open(settings))
+        self.metrics.metadata_world_writable.set(is_metadata_open(settings))
         self.metrics.buffer_limit_bytes.set(settings.memory.buffer_bytes)
         self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
         self.health.listen(self.metrics.show_health)

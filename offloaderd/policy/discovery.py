@@ -124,7 +124,7 @@ class Discovery:
         if self._metrics is not None:
             self._metrics.selections_unapplied.set(len(unapplied))
             counts = selection.expressions(said.selections)
-            self._metrics.selection_expressions_most.set(max(counts.values(), default=0))
+            self._metrics.selection_expressions_highest.set(max(counts.values(), default=0))
 
     async def _listed(self) -> set[TopicName]:
         """Return what the source shows; a part of it that does not answer is left out until it does."""

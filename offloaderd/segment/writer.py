@@ -218,7 +218,7 @@ class _OneSegment:
 
     def _resumed(self) -> None:
         """Count and tell that an earlier owner's attempt is brought to its end."""
-        self._metrics.segments_continued.inc()
+        self._metrics.segments_resumed.inc()
         log.info(
             "segment.resumed",
             topic=str(self._topic),

@@ -32,7 +32,7 @@ class Reporter:
         """Set every gauge once."""
         metrics, statuses = self._metrics, self._statuses()
         metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
-        metrics.topics_asleep.set(sum(status.asleep for status in statuses))
+        metrics.topics_suspended.set(sum(status.asleep for status in statuses))
         metrics.topics_paused.set(sum(1 for status in statuses if status.paused_ms))
         metrics.buffer_bytes.set(self._context.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._context.pool.overdrawn_bytes)
@@ -96,8 +96,8 @@ class Reporter:
     def _report_history(self, topic: str, history: HistoryStatus | None) -> None:
         """Show what is left of a topic's history; nothing when there is none, or it is done."""
         metrics = self._metrics
-        metrics.history_left_entries.labels(topic=topic).set(history.left_entries if history is not None else 0)
-        metrics.history_left_bytes.labels(topic=topic).set(history.left_bytes if history is not None else 0)
+        metrics.history_remaining_entries.labels(topic=topic).set(history.left_entries if history is not None else 0)
+        metrics.history_remaining_bytes.labels(topic=topic).set(history.left_bytes if history is not None else 0)
         metrics.history_waiting.labels(topic=topic).set(1 if history is not None and history.live_waits else 0)
 
     def forget(self, topic: TopicName) -> None:

@@ -189,7 +189,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                 log.warning("trash.retried", topic=topic, error=str(error))
                 await backoff.wait(error)
             else:
-                context.upload_context.metrics.trash_left.labels(topic=topic).set(done.left)
+                context.upload_context.metrics.trash_blocked.labels(topic=topic).set(done.left)
                 if done.kept and not done.held:
                     with offloader.rest.until(context.upload_context.clock.monotonic() + KEPT_S):
                         await offloader.changed.wait_at_most(context.upload_context.clock, KEPT_S)

@@ -98,7 +98,7 @@ async def test_a_killed_daemon_costs_no_part_twice(site: Site) -> None:
         sent = await metric(two, "offloaderd_upload_bytes_total")
         kept = await metric(two, 'offloaderd_upload_parts_total{outcome="kept"}')
         again = await metric(two, 'offloaderd_upload_parts_total{outcome="replaced"}')
-        assert await metric(two, "offloaderd_segments_continued_total") == 1
+        assert await metric(two, "offloaderd_segments_resumed_total") == 1
     found = await audit(site, [TOPIC])
     assert found.problems == []
     (size,) = {found.object_bytes}

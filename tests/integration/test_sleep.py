@@ -96,7 +96,7 @@ async def test_an_entry_after_a_silence_is_offloaded_and_nobody_notices_the_slee
             assert now.segments_committed >= 1
             assert now.looked_age_s < 30
             await CLOCK.sleep(5.5)  # as long as gauges take
-            assert await count(daemon, "offloaderd_topics_asleep") == 1
+            assert await count(daemon, "offloaderd_topics_suspended") == 1
             assert await count(daemon, "offloaderd_ownership_topics") == 1
             assert await count(daemon, "offloaderd_lag_entries", topic=str(name)) == 0
             assert await count(daemon, "offloaderd_remote_segments", topic=str(name)) == now.segments_committed

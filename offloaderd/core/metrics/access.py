@@ -38,7 +38,7 @@ class AccessMetrics(Families):
         grpc_method=OPEN,
     ).named("grpc_server_handling_seconds")
     grpc_calls = gauge("Calls being served, probes apart. Near grpc.calls_max: new ones are refused soon.")
-    grpc_identity_most = gauge(
+    grpc_identity_highest = gauge(
         "Calls, and reads among them, of the one identity that holds most of them. Near access.identity_calls_max or "
         "identity_readers_max: it is refused soon, and the rest is for others.",
         of=("calls", "readers"),
@@ -67,7 +67,7 @@ class AccessMetrics(Families):
     tls_expires_timestamp_seconds = gauge(
         "When the daemon's certificate ends (tls.cert_file); 0 without TLS. Page a week before."
     )
-    metadata_open = gauge(
+    metadata_world_writable = gauge(
         "1 while whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them: "
         "metadata.acl is open, and ZooKeeper is not on this machine alone."
     )

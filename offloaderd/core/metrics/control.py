@@ -26,7 +26,7 @@ class ControlMetrics(Families):
         "not taken any more. Topics that they selected go on, new ones are not enabled; `offloadctl topics list` says"
         " why. Not 0: enable another pattern, then disable the old one."
     )
-    selection_expressions_most = gauge(
+    selection_expressions_highest = gauge(
         "Expressions (re:) of the namespace, or tenant, that has most; every daemon holds each against its topics. At"
         ' offloaderd_grpc_limit{limit="namespace_expressions"}: further ones are refused.'
     )

@@ -6,11 +6,13 @@ from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 class HistoryMetrics(Families):
     """The part of the metrics that is about topics that had entries before they were enabled."""
 
-    history_left_entries = topic_gauge(
+    history_remaining_entries = topic_gauge(
         "Entries of the topic's history that are not offloaded yet, by its plan; they count as lag as well. Not 0 and"
         " not falling: offloadctl history status TOPIC says who is to offload them and what hinders them."
     )
-    history_left_bytes = topic_gauge("Payload bytes of the topic's history that are not offloaded yet, by its plan.")
+    history_remaining_bytes = topic_gauge(
+        "Payload bytes of the topic's history that are not offloaded yet, by its plan."
+    )
     history_waiting = topic_gauge(
         "1 while the topic's new entries wait until its history is offloaded (order history-first, history left to a "
         "job). The source alone has them: run the job, or set the order to alongside."

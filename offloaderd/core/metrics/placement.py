@@ -13,8 +13,8 @@ class PlacementMetrics(Families):
     """The part of the metrics that is about daemons and their topics."""
 
     ownership_topics = gauge("Topics that this daemon owns now.")
-    topics_asleep = gauge(
-        "Topics that this daemon owns and has put down, since nothing happens to them (offload.sleep_after_s)."
+    topics_suspended = gauge(
+        "Topics that this daemon owns and has suspended because they are idle (offload.suspend_after_s)."
     )
     topic_wakes = counter(
         "Topics that were taken up again, by what woke them. source: there is something new. due: a duty, or an hour "

@@ -7,8 +7,8 @@ from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS
 class ContinueMetrics(Families):
     """The part of the metrics that is about taking over open segments."""
 
-    segments_continued = counter(
-        "Open segments of an earlier owner that were gone on with. Against ownership changes: how often it works."
+    segments_resumed = counter(
+        "Open segments of an earlier owner that were resumed. Against ownership changes: how often it works."
     )
     recovery_seconds = histogram(
         "From owning a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the source or "

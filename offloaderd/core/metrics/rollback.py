@@ -18,4 +18,6 @@ class RollbackMetrics(Families):
         "Look when it grows: offloadctl rollback plan TOPIC names them.",
         reason=FAILURE_REASONS,
     )
-    rollback_left_ledgers = topic_gauge("Ledgers that are still to be rewritten by the topic's order; 0 without one.")
+    rollback_remaining_ledgers = topic_gauge(
+        "Ledgers that are still to be rewritten by the topic's order; 0 without one."
+    )

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from offloaderd.core.renamed import METRICS
+
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import CollectorRegistry
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """One set for requests and the like, 5 ms to 60 s, so that panels and alerts compare like with like."""
@@ -55,6 +58,11 @@ S3_CODES = frozenset({
 S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
 
 
+_TOTAL = "_total"
+OLD_METRICS = {new.removesuffix(_TOTAL): old.removesuffix(_TOTAL) for old, new in METRICS.items()}
+"""Old names of families by the new ones; a counter's family has no `_total`, its samples have."""
+
+
 class Documented(NamedTuple):
     """What the documentation says of a metric; a label without values takes any."""
 
@@ -65,7 +73,7 @@ class Documented(NamedTuple):
 
 
 class View(Collector):
-    """A registry seen through a choice of families."""
+    """A registry seen through a choice of families, those that were renamed under both names."""
 
     def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
         self._registry = registry
@@ -77,3 +85,13 @@ class View(Collector):
         for family in self._registry.collect():
             if self._topics is None or self._topics == (family.name in self._by_topic):
                 yield family
+                if (old := OLD_METRICS.get(family.name)) is not None:
+                    yield _under(old, family)
+
+
+def _under(old: str, family: Metric) -> Metric:
+    """Return a family with the same samples under its old name."""
+    ending = _TOTAL if family.type == "counter" else ""
+    copy = Metric(old, f"Deprecated: now {family.name}{ending}.", family.type)
+    copy.samples = [sample._replace(name=old + sample.name.removeprefix(family.name)) for sample in family.samples]
+    return copy

@@ -222,7 +222,7 @@ class _TopicRollback:
     async def _turn(self, left: Attempt | None) -> None:
         """Do what comes next: end what is not wanted, rewrite a ledger, or wait for an order. Raises Fenced."""
         rows = self._left()
-        self._metrics.rollback_left_ledgers.labels(topic=str(self._topic)).set(len(rows))
+        self._metrics.rollback_remaining_ledgers.labels(topic=str(self._topic)).set(len(rows))
         if left is not None and (reason := self._unwanted(left, rows)):
             await recovery.abandon(self._attempts, left, reason, self._metrics)
             return

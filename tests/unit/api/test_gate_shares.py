@@ -65,11 +65,11 @@ def test_one_reader_does_not_take_the_brokers_places() -> None:
                 opened(spark, site, "spark", READ, 1)
             assert "access.identity_readers_max" in refused.value.hint
             opened(brokers, site, "broker", READ_LEDGER, 4)
-            assert sample(metrics, "offloaderd_grpc_identity_most", {"of": "readers"}) == 4
+            assert sample(metrics, "offloaderd_grpc_identity_highest", {"of": "readers"}) == 4
             assert sample(metrics, "offloaderd_grpc_refused_total", {"reason": "identity_readers"}) == 1
         with ExitStack() as spark:
             opened(spark, site, "spark", READ, 4)
-    assert sample(metrics, "offloaderd_grpc_identity_most", {"of": "readers"}) == 0
+    assert sample(metrics, "offloaderd_grpc_identity_highest", {"of": "readers"}) == 0
     assert not site._shares
 
 

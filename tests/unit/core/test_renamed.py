@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
-from offloaderd.core.renamed import EVENTS, LOG_MODULES
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.renamed import EVENTS, LOG_MODULES, METRICS
 
 ROOT = Path(__file__).resolve().parents[3]
-TABLES = {"log event": EVENTS, "log module": LOG_MODULES}
+TABLES = {"log event": EVENTS, "log module": LOG_MODULES, "metric": METRICS}
 SOURCE = "".join(path.read_text() for path in (ROOT / "offloaderd").rglob("*.py") if path.stem != "renamed")
 
 
@@ -32,3 +34,33 @@ def test_only_the_new_events_are_logged() -> None:
     """Each new name is an event of the package, and none of the old ones is."""
     assert not [new for new in EVENTS.values() if f'"{new}"' not in SOURCE]
     assert not [old for old in EVENTS if f'"{old}"' in SOURCE]
+
+
+def test_a_renamed_metric_is_exposed_under_both_names() -> None:
+    """The same samples with the same labels, and a help text that leads to the new name; by topic and on all pages."""
+    metrics = Metrics()
+    metrics.segments_resumed.inc(3)
+    metrics.trash_blocked.labels(topic="t").set(2)
+    metrics.grpc_identity_highest.labels(of="calls").set(4)
+    text = generate_latest(metrics.view()).decode()
+    for line in (
+        "offloaderd_segments_resumed_total 3.0",
+        "offloaderd_segments_continued_total 3.0",
+        "# HELP offloaderd_segments_continued_total Deprecated: now offloaderd_segments_resumed_total.",
+        "# TYPE offloaderd_segments_continued_total counter",
+        'offloaderd_trash_left{topic="t"} 2.0',
+        'offloaderd_grpc_identity_most{of="calls"} 4.0',
+    ):
+        assert line in text.splitlines()
+    by_topic = generate_latest(metrics.view(topics=True)).decode()
+    assert "offloaderd_trash_left{" in by_topic
+    assert "segments_continued" not in by_topic
+
+
+def test_every_old_metric_is_exposed_once_and_every_new_one_exists() -> None:
+    """No metric of the present has an old name."""
+    exposed = re.findall(r"(?m)^# TYPE (\S+)", generate_latest(Metrics().view()).decode())
+    documented = {metric.name for metric in Metrics().documented()}
+    assert [exposed.count(name) for name in (*METRICS, *METRICS.values())] == [1] * 2 * len(METRICS)
+    assert documented >= set(METRICS.values())
+    assert not documented & METRICS.keys()

@@ -32,7 +32,7 @@ async def test_an_open_zookeeper_elsewhere_is_shown(servers: str, shown: int, tm
         while not daemon.health.view.why:
             await SystemClock().sleep(0.01)
         daemon.stop("that is all")
-    assert daemon.metrics.registry.get_sample_value("offloaderd_metadata_open") == shown
+    assert daemon.metrics.registry.get_sample_value("offloaderd_metadata_world_writable") == shown
 
 
 def test_memory_in_use_is_that_of_all_budgets(tmp_path: Path) -> None:

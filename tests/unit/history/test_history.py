@@ -191,8 +191,8 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         def shown(name: str) -> float | None:
             return rig.metrics.registry.get_sample_value(f"offloaderd_{name}", {"topic": str(TOPIC)})
 
-        assert shown("history_left_entries") == 180
-        assert shown("history_left_bytes") == 18_000
+        assert shown("history_remaining_entries") == 180
+        assert shown("history_remaining_bytes") == 18_000
         assert shown("history_waiting") == 1
         await engine.enable(TOPIC, TopicPolicy(enabled=True, history_order=HistoryOrder.ALONGSIDE))
         await until(lambda: not waits(topic.map, topic.policy))

@@ -80,4 +80,4 @@ async def test_an_expression_is_compiled_once_and_counted(monkeypatch: pytest.Mo
             discovery._stale = True
             await discovery.look()
         assert compiled == first
-        assert one.metrics.registry.get_sample_value("offloaderd_selection_expressions_most") == 2
+        assert one.metrics.registry.get_sample_value("offloaderd_selection_expressions_highest") == 2

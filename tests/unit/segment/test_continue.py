@@ -151,7 +151,7 @@ async def test_parts_that_were_stored_and_not_recorded_are_not_sent_again() -> N
     await finish(rig, store)
     assert store.sent_again == 0
     assert rig.metrics.upload_parts.labels(outcome="kept")._value.get() >= 3
-    assert rig.metrics.segments_continued._value.get() == 1
+    assert rig.metrics.segments_resumed._value.get() == 1
 
 
 async def test_etags_that_are_no_md5_have_unrecorded_parts_sent_again() -> None:

@@ -206,7 +206,7 @@ async def test_a_restart_goes_on_with_a_ledger(monkeypatch: pytest.MonkeyPatch) 
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)
         await until_offloaded(topic, everything[2999][0])
-    assert rig.metrics.segments_continued._value.get() == 1
+    assert rig.metrics.segments_resumed._value.get() == 1
     assert await rig.committed() == everything[:3000]
     assert await rig.leftovers() == []
 

@@ -99,7 +99,7 @@ async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_
     for number, name in enumerate(TOPICS):
         assert [payload for _, payload in await rig.committed(name)] == payloads(ENTRIES, seed=number)
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
-    assert rig.metrics.segments_continued._value.get() == len(TOPICS)
+    assert rig.metrics.segments_resumed._value.get() == len(TOPICS)
 
 
 async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
