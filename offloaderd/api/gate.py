@@ -14,12 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from grpc import aio
-
-from offloaderd.access.callers import bearer_text, of_certificate
-from offloaderd.access.rate import CallRate, network_of
+from offloaderd.access.callers import CallRate, bearer_text, network_of, of_certificate
 from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, Where, shown
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.api.roles_needed import NEEDS, READS, Need, range_of
@@ -28,8 +25,6 @@ from offloaderd.core.errors import Denied, InvalidInput, Throttled, Unauthentica
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
-
-Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 
 NAMED_MAX = 20
 """So many topics of one call are kept for the audit log."""

@@ -6,9 +6,11 @@ certificate is the present one; connections that are open keep theirs.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib import import_module
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -19,37 +21,25 @@ from offloaderd.access.watched import Watched
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.protocol.v1 import (
-    admin_pb2,
     admin_pb2_grpc,
-    broker_pb2,
     broker_pb2_grpc,
-    control_pb2,
     control_pb2_grpc,
-    doctor_pb2,
     doctor_pb2_grpc,
-    history_pb2,
     history_pb2_grpc,
-    identity_pb2,
     identity_pb2_grpc,
-    inspect_pb2,
     inspect_pb2_grpc,
-    ledgers_pb2,
     ledgers_pb2_grpc,
-    offload_pb2,
     offload_pb2_grpc,
-    placement_pb2,
     placement_pb2_grpc,
-    policy_pb2,
     policy_pb2_grpc,
-    read_pb2,
     read_pb2_grpc,
-    retention_pb2,
     retention_pb2_grpc,
-    rollback_pb2,
     rollback_pb2_grpc,
-    upkeep_pb2,
     upkeep_pb2_grpc,
 )
+
+PROTOCOL = "offloaderd.protocol.v1"
+"""Package of the generated modules."""
 
 FRAME_BYTES = 1024 * 1024
 """A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""
@@ -133,28 +123,15 @@ class RpcServer:
         return self
 
     def _register(self) -> None:
-        services = self._services
-        offload_pb2_grpc.add_OffloadServiceServicer_to_server(services.offload, self._server)
-        read_pb2_grpc.add_ReadServiceServicer_to_server(services.read, self._server)
-        broker_pb2_grpc.add_BrokerServiceServicer_to_server(services.broker, self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
-        doctor_pb2_grpc.add_DoctorServiceServicer_to_server(services.doctor, self._server)
-        upkeep_pb2_grpc.add_UpkeepServiceServicer_to_server(services.upkeep, self._server)
-        placement_pb2_grpc.add_PlacementServiceServicer_to_server(services.placement, self._server)
-        retention_pb2_grpc.add_RetentionServiceServicer_to_server(services.retention, self._server)
-        inspect_pb2_grpc.add_InspectServiceServicer_to_server(services.inspect, self._server)
-        history_pb2_grpc.add_HistoryServiceServicer_to_server(services.history, self._server)
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(services.policy, self._server)
-        rollback_pb2_grpc.add_RollbackServiceServicer_to_server(services.rollback, self._server)
-        identity_pb2_grpc.add_IdentityServiceServicer_to_server(services.identity, self._server)
-        files = [offload_pb2, read_pb2, admin_pb2, doctor_pb2, upkeep_pb2, placement_pb2, retention_pb2, inspect_pb2]
-        control_pb2_grpc.add_ControlServiceServicer_to_server(services.control, self._server)
-        files += [policy_pb2, history_pb2, rollback_pb2, control_pb2, broker_pb2, identity_pb2]
-        if services.ledgers is not None:
-            ledgers_pb2_grpc.add_LedgerServiceServicer_to_server(services.ledgers, self._server)
-            files.append(ledgers_pb2)
+        """Add each service of `Services`; the field NAME is that of `NAME.proto` with its one service."""
+        for field in fields(self._services):
+            if (servicer := getattr(self._services, field.name)) is not None:
+                found = descriptor_pool.Default().FindFileByName(f"offloaderd/v1/{field.name}.proto")
+                (name,) = found.services_by_name
+                stubs = import_module(f"{PROTOCOL}.{field.name}_pb2_grpc")
+                getattr(stubs, f"add_{name}Servicer_to_server")(servicer, self._server)
+                self._names.append(found.services_by_name[name].full_name)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._names = [service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()]
         shown = [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, self._server)
 

@@ -12,11 +12,14 @@ from dataclasses import replace
 
 import structlog
 
+from offloaderd import __version__
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OutcomeUnknown, Transient
 from offloaderd.core.retry import Backoff
+from offloaderd.fleet import processes
+from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore, Replace
 from offloaderd.metadata.records import daemon as daemon_record
@@ -25,6 +28,8 @@ from offloaderd.metadata.records.daemon import DaemonNode
 log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S = 0.5
+PATIENCE_SESSIONS = 1.5
+"""A former run's node goes with its session; somewhat longer than one lasts, and it is another daemon's."""
 
 
 def nobody(_: DaemonNode) -> bool:
@@ -213,3 +218,34 @@ class Registration:
             self._told.notify()
             log.info("daemon.registration_updated", draining=node.draining, impaired=node.impaired)
             return True
+
+
+def registration_of(
+    daemon_id: str, engine: Engine, metadata: MetadataStore, clock: Clock, *, session_timeout_s: float
+) -> Registration:
+    """Return a daemon's registration; its address is still to come.
+
+    A former run that was killed is known by its process: what its session holds is taken without waiting for its end.
+    """
+    node = DaemonNode(
+        daemon_id=daemon_id,
+        address="",
+        version=__version__,
+        started_ms=clock.wall_ms(),
+        process=processes.mark(),
+    )
+
+    def ended(other: DaemonNode) -> bool:
+        if processes.has_ended(other.process):
+            engine.inherit(other.session_id)
+            return True
+        return False
+
+    return Registration(
+        metadata,
+        node,
+        clock=clock,
+        patience_s=session_timeout_s * PATIENCE_SESSIONS,
+        changed=engine.placement.become,
+        ended=ended,
+    )

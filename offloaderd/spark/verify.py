@@ -26,7 +26,7 @@ from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores, Stores
 from offloaderd.spark.source.offsets import look
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
-from offloaderd.upkeep.rebuild.known import Known
+from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.verify.cluster import between
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 from offloaderd.upkeep.verify.topic import look_at

@@ -28,9 +28,8 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.ports import Maps
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import broker_object
-from offloaderd.upkeep.verify.blocks import entries_of
 from offloaderd.upkeep.verify.flaws import RESTORE, Flaw, Kind, corrupt, noted
-from offloaderd.upkeep.verify.segment import Tables, Target, load_manifest
+from offloaderd.upkeep.verify.segment import Tables, Target, entries_of, load_manifest
 
 BUCKET_S = 8.0
 """How long the bucket may take. Callers wait for half a minute, and an answer without a look is better than none."""

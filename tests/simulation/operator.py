@@ -12,7 +12,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from tests.simulation.bucket import BucketClient
 from tests.simulation.daemon import SITES
 from tests.simulation.loop import Process

@@ -9,7 +9,7 @@ from offloaderd.core.model import START
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,30 +1,27 @@
 """AdminService's calls about offloading by hand: ask for it, see what it would come to, and what became of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from offloaderd.api.admin.topics import TopicCalls, exists
+from offloaderd.api.context import Context
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import InvalidInput, NotFound, Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.request import Asked
 from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.protocol.conversion import to_position
-from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests import requests
 from offloaderd.topic.requests.plan import Plan, Take, Wanted
 from offloaderd.topic.requests.requests import Fate, Outcome, fate_of
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
 
 HEARTBEAT_S = 1.0
 """A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
@@ -37,8 +34,19 @@ PLANNED, UNKNOWN = "planned", "unknown"
 """Outcomes that no request has: of a dry run, and where nobody asked and another daemon works on the topic."""
 
 
-class ManualCalls(TopicCalls):
-    """The part of AdminService that is about offloading by hand."""
+class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
+    """The calls of AdminService about offloading on request. `source` None: the daemon has no ledger source."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        metadata: MetadataStore,
+        source: LedgerSource | None,
+    ) -> None:
+        self._engine = engine
+        self._metadata = metadata
+        self._source = source
 
     async def Offload(
         self, request: admin_pb2.OffloadRequest, context: Context
@@ -180,6 +188,15 @@ class ManualCalls(TopicCalls):
             if self._source is None or not await exists(self._source, topic):
                 hint = "`offloadctl topics list` shows what there is"
                 raise NotFound(f"unknown topic {topic}", hint=hint) from None
+
+
+async def exists(source: LedgerSource, topic: TopicName) -> bool:
+    """Whether the source knows the topic, without listing the others."""
+    try:
+        await source.ledgers(topic)
+    except NotFound:
+        return False
+    return True
 
 
 async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) -> None:

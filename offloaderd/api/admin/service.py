@@ -4,17 +4,28 @@ Everything that it answers about a topic that another daemon owns, or that is di
 It raises OffloaderError; the server's interceptor turns that into a status.
 """
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from offloaderd.api.admin.messages import DAMAGED_MAX, committed_segment, lost_range, open_segment, topic_status
+from offloaderd.api.admin.messages import (
+    DAMAGED_MAX,
+    checked_policy,
+    checked_prefix,
+    committed_segment,
+    lost_range,
+    open_segment,
+    selection,
+    topic_status,
+)
 from offloaderd.api.admin.requests import ManualCalls
 from offloaderd.api.away import away, metadata_trouble
+from offloaderd.api.context import Context
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.ledgers.port import LedgerSource
@@ -23,13 +34,13 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.rules import Surroundings
+from offloaderd.policy.store import selections, topic_policies
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.admin_pb2_grpc import _ServicerContext as Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,9 @@ class DaemonSnapshot:
     memory_used_bytes: int = 0
     memory_budget_bytes: int = 0
 
+
+COUNTED_TOPICS_MAX = 1000
+"""Ledgers and entries are counted in lists of at most so many topics: each costs the source several requests."""
 
 METADATA = "metadata"
 """Name of the dependency that the metadata store is."""
@@ -66,9 +80,95 @@ class AdminService(ManualCalls):
         lost: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
         """`lost` says that the metadata has lost what the bucket holds; empty: nothing tells of it."""
-        super().__init__(engine=engine, metadata=metadata, source=source, places=places)
+        super().__init__(engine=engine, metadata=metadata, source=source)
+        self._places = places
         self._snapshot = snapshot
         self._lost = lost
+
+    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
+        """Return the topics that have a policy or that the ledger source knows, in name order."""
+        prefix = checked_prefix(request.prefix)
+        tenant, namespace = (*prefix, None, None)[:2]
+        failure = await metadata_trouble(self._metadata)
+        if failure:
+            rows = [
+                admin_pb2.TopicSummary(topic=str(one.topic), enabled=True, owner=one.owner)
+                for one in self._engine.statuses()
+                if (one.topic.tenant, one.topic.namespace)[: len(prefix)] == prefix
+            ]
+            return admin_pb2.ListTopicsResponse(topics=rows, metadata_error=failure)
+        policies = await topic_policies(self._metadata)
+        known: set[TopicName] = set()
+        if self._source is not None:
+            known.update(await self._source.topics(tenant=tenant, namespace=namespace))
+        topics = sorted(
+            topic for topic in policies.keys() | known if (topic.tenant, topic.namespace)[: len(prefix)] == prefix
+        )
+
+        async def summary(topic: TopicName) -> admin_pb2.TopicSummary:
+            found = policies.get(topic)
+            policy = found if isinstance(found, TopicPolicy) else TopicPolicy(enabled=False)
+            found_owner = await self._engine.owner_of(topic) if policy.active else None
+            owner = found_owner.daemon_id if found_owner is not None else ""
+            row = admin_pb2.TopicSummary(
+                topic=str(topic),
+                enabled=policy.enabled,
+                owner=owner,
+                selected_by=policy.selected_by if policy.enabled else "",
+                partitioned=policy.partitioned,
+                placement=self._engine.placed(topic, owner) if policy.active else "",
+                paused_ms=policy.paused.since_ms if policy.paused is not None else 0,
+            )
+            if len(topics) <= COUNTED_TOPICS_MAX:
+                row.ledgers, row.entries = await self._confirmed(topic) if topic in known else (0, 0)
+            return row
+
+        return admin_pb2.ListTopicsResponse(topics=await each(topics, summary))
+
+    async def ListSelections(
+        self, request: admin_pb2.ListSelectionsRequest, context: Context
+    ) -> admin_pb2.ListSelectionsResponse:
+        """Return the selections in the order of their patterns, each with how many topics it has enabled."""
+        failure = await metadata_trouble(self._metadata)
+        if failure:
+            raise Transient(f"the metadata store is away: {failure}", hint="it alone has the patterns")
+        found = await selections(self._metadata)
+        counts: Counter[str] = Counter()
+        if found:
+            policies = (await topic_policies(self._metadata)).values()
+            counts.update(one.selected_by for one in policies if isinstance(one, TopicPolicy) and one.enabled)
+        rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in sorted(found)]
+        return admin_pb2.ListSelectionsResponse(selections=rows)
+
+    async def EnableTopic(
+        self, request: admin_pb2.EnableTopicRequest, context: Context
+    ) -> admin_pb2.EnableTopicResponse:
+        """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""
+        pattern = TopicPattern.parse(request.topic)
+        policy = checked_policy(request, Surroundings(places=self._places, has_source=self._source is not None))
+        changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
+        return filled(admin_pb2.EnableTopicResponse, pattern=pattern.text, topics=changes)
+
+    async def DisableTopic(
+        self, request: admin_pb2.DisableTopicRequest, context: Context
+    ) -> admin_pb2.DisableTopicResponse:
+        """Complete the open segments and stop offloading; what was offloaded stays readable."""
+        pattern = TopicPattern.named(request.topic)  # one that is not taken any more can be taken back
+        changes = await self._engine.deselect(pattern, dry_run=request.dry_run)
+        return filled(admin_pb2.DisableTopicResponse, pattern=pattern.text, topics=changes)
+
+    async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
+        """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""
+        if self._source is None:
+            return 0, 0
+        try:
+            ledgers = await self._source.ledgers(topic)
+            entries = sum(ledger.entries for ledger in ledgers if ledger.closed)
+            if ledgers and not ledgers[-1].closed:
+                entries += (await self._source.confirmed(topic, ledgers[-1].ledger_id)).last_entry_id + 1
+        except NotFound:
+            return 0, 0
+        return len(ledgers), entries
 
     async def ListSegments(
         self, request: admin_pb2.ListSegmentsRequest, context: Context

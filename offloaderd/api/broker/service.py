@@ -15,11 +15,11 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import structlog
-from grpc import aio
 
 from offloaderd.api.admin.requests import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.api.broker.shadows import ShadowSources
 from offloaderd.api.broker.topics import BrokerTopics
+from offloaderd.api.context import Context
 from offloaderd.api.read.service import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.services.retention import checked_ledger
 from offloaderd.core.errors import (
@@ -62,8 +62,6 @@ from offloaderd.upkeep.grants.closed_ledger import (
     needs_push,
 )
 from offloaderd.upkeep.retention.retention import Retention
-
-Context = aio.ServicerContext[object, object]
 
 log = structlog.get_logger(__name__)
 

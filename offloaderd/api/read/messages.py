@@ -1,14 +1,23 @@
-"""Messages out of batches of entries, for ReadMessages.
+"""Messages out of batches of entries, for ReadMessages, and the memory that they take in all reads together.
 
-An answer holds about 1 MiB of messages. What would be larger than an answer may be is not unpacked or joined: it comes
-as it is stored, with the reason, and without its bytes where even that is too large.
+An answer holds about 1 MiB of messages. What would exceed the largest answer is not unpacked or joined: it is sent as
+it is stored, with the reason, and without its bytes where even those are too large.
+
+A read that unpacks an entry waits for its turn, and holds nothing that others wait for. Chunks that wait for the rest
+of their message have a budget of their own, since the wait has no known end: without room the read is refused and
+delays no other. A client that takes no answers, or reads chunks without end, holds its memory as long as it likes. So
+one identity gets no more while less than as much remains for others, and at most half of the room for chunks.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
 
-from offloaderd.api.read.memory import Unpacking
+from offloaderd.core.errors import Throttled
 from offloaderd.core.frames import Entries
+from offloaderd.core.limits import ByteBudget
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Tier
 from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry, unpacked_bytes
@@ -16,6 +25,55 @@ from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
 from offloaderd.protocol.conversion import TIERS, to_position
 from offloaderd.protocol.v1 import read_pb2
 from offloaderd.read.consumer import ConsumerView
+
+UNPACK_BYTES = 64 * 1024 * 1024
+
+
+class Unpacking:
+    """Two budgets, half of `limit_bytes` each. A `holder` is whose read it is; None: nobody can say."""
+
+    def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
+        self._unpacked = ByteBudget(limit_bytes - limit_bytes // 2)
+        self._waiting = ByteBudget(limit_bytes // 2)
+        self._waiting_of: Counter[str] = Counter()
+        metrics.memory_used_bytes.labels(pool="unpack").set_function(lambda: self.used_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What is held at this moment."""
+        return self._unpacked.used_bytes + self._waiting.used_bytes
+
+    @asynccontextmanager
+    async def room(self, size_bytes: int, holder: str | None = None) -> AsyncIterator[None]:
+        """Hold room for what is unpacked, once it is there."""
+        async with self._unpacked.held(size_bytes, holder):
+            yield
+
+    def wait(self, before_bytes: int, now_bytes: int, holder: str | None = None) -> None:
+        """Count what the chunks of one read hold now, and held before. Raises Throttled when there is no room."""
+        more_bytes = now_bytes - before_bytes
+        if more_bytes <= 0:
+            self._waiting.release(-more_bytes)
+        else:
+            self._take(more_bytes, holder)
+        if holder is not None and more_bytes:
+            self._waiting_of[holder] += more_bytes
+            if not self._waiting_of[holder]:
+                del self._waiting_of[holder]
+
+    def _take(self, more_bytes: int, holder: str | None) -> None:
+        limit_bytes = self._waiting.limit_bytes
+        if holder is not None and self._waiting_of[holder] + more_bytes > limit_bytes // 2:
+            whose, limit_bytes = "this caller may have", limit_bytes // 2
+        elif self._waiting.take_now(more_bytes):
+            return
+        else:
+            whose = "there are"
+        raise Throttled(
+            f"chunks of messages that wait for the rest take all {limit_bytes} bytes {whose}",
+            hint="try again later, read without them (as entries), or raise memory.unpack_bytes",
+        )
+
 
 MIB = 1024 * 1024
 ANSWER_BYTES = MIB

@@ -7,11 +7,9 @@ the read pauses with what it has fetched ahead, which the block cache bounds. A 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 
-from grpc import aio
-
+from offloaderd.api.context import Context
 from offloaderd.api.gate import share_of_caller
-from offloaderd.api.read.memory import UNPACK_BYTES, Unpacking
-from offloaderd.api.read.messages import MessageReader
+from offloaderd.api.read.messages import UNPACK_BYTES, MessageReader, Unpacking
 from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.frames import Entries
 from offloaderd.core.metrics.metrics import Metrics
@@ -26,8 +24,6 @@ from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.seek.goal import Answered, Sought
 from offloaderd.read.seek.seek import seek
-
-Context = aio.ServicerContext[object, object]
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
 """Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""

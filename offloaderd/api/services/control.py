@@ -1,10 +1,8 @@
 """ControlService: what is changed while a daemon runs: settings, log levels, topics that stand still."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from offloaderd.api.context import Context
 from offloaderd.core.clock import Clock
 from offloaderd.core.model import TopicName
 from offloaderd.format.parsing import filled
@@ -12,9 +10,6 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import pausing
 from offloaderd.policy.records.topic import Paused
 from offloaderd.protocol.v1 import control_pb2, control_pb2_grpc
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.control_pb2_grpc import _ServicerContext as Context
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):

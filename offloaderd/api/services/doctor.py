@@ -1,17 +1,12 @@
 """DoctorService: the daemon examines what it depends on, with its own settings, from its own place in the network."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
+from offloaderd.api.context import Context
 from offloaderd.core.errors import Conflict
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.doctor_pb2_grpc import _ServicerContext as Context
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):

@@ -1,10 +1,8 @@
 """HistoryService: into which segments a topic's history would be split, and how far it is offloaded."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
+from offloaderd.api.context import Context
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import Position, TopicName
 from offloaderd.fleet.engine import Engine
@@ -17,9 +15,6 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import history_pb2, history_pb2_grpc
 from offloaderd.segment.roll import RollPolicy
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.history_pb2_grpc import _ServicerContext as Context
 
 RANGES_MAX = 10_000
 """Ranges that one answer may have."""

@@ -1,13 +1,11 @@
 """IdentityService: which deployment this is, what is refused, and an operator's word that it is right after all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
+from offloaderd.api.context import Context
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.core.refusals import RefusalKind
@@ -20,9 +18,6 @@ from offloaderd.objects import marker
 from offloaderd.objects.places import Place
 from offloaderd.protocol.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 from offloaderd.segment.context import OffloadContext
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.identity_pb2_grpc import _ServicerContext as Context
 
 log = structlog.get_logger(__name__)
 

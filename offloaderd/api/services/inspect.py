@@ -1,13 +1,11 @@
 """InspectService: where an entry is, and whether a topic's segments are what was written."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from offloaderd.api.away import metadata_trouble, needed
+from offloaderd.api.context import Context
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName
@@ -23,10 +21,6 @@ from offloaderd.read.reader import TopicReader
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, Place
 from offloaderd.upkeep.verify.flaws import Level
 from offloaderd.upkeep.verify.topic import Between, SegmentReport, TopicVerifier
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.inspect_pb2_grpc import _ServicerContext as Context
-
 
 SOURCE_S = 4.0
 """How long the ledger source may take to tell of a topic; it is asked twice."""

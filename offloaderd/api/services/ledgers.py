@@ -6,14 +6,11 @@ back by gRPC's flow control.
 
 from collections.abc import AsyncIterator
 
-from grpc import aio
-
+from offloaderd.api.context import Context
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import LedgerStore
 from offloaderd.protocol.conversion import checked_payloads, to_position
 from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc
-
-Context = aio.ServicerContext[object, object]
 
 
 class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):

@@ -1,13 +1,11 @@
 """PlacementService: which daemons there are, which topics belong where, and draining on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
 
 from offloaderd.api.admin.requests import changed_or_heartbeat
+from offloaderd.api.context import Context
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.engine import Engine
@@ -16,9 +14,6 @@ from offloaderd.fleet.registration import Registration
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.protocol.v1 import placement_pb2, placement_pb2_grpc
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.placement_pb2_grpc import _ServicerContext as Context
 
 STANDINGS = ("working", "impaired", "draining")
 TURN_TOPICS = 500

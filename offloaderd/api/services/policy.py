@@ -3,15 +3,13 @@
 What is to be said is checked together with what it inherits, and every mistake is told; only then is anything stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
 from offloaderd.api.admin.messages import given_policies, origins, policies_message
+from offloaderd.api.context import Context
 from offloaderd.core.errors import CorruptData, InvalidInput, OffloaderError
 from offloaderd.core.model import OffloadMethod, Retained, TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern
@@ -25,9 +23,6 @@ from offloaderd.policy.records.topic import TopicPolicy, own
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
 from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.policy_pb2_grpc import _ServicerContext as Context
 
 Retention = Callable[[str, str], Awaitable[Retained]]
 """Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""

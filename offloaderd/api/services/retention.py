@@ -1,12 +1,10 @@
 """RetentionService: what has become of a topic's ledgers, and what may be deleted, here and at the source."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from offloaderd.api.away import ANSWERS_S, away, metadata_trouble
+from offloaderd.api.context import Context
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName
@@ -18,9 +16,6 @@ from offloaderd.protocol.v1 import retention_pb2, retention_pb2_grpc
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
 from offloaderd.upkeep.retention.retention import Retention
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.retention_pb2_grpc import _ServicerContext as Context
 
 LEDGERS_MAX = 10_000
 """Ledgers that one request may name."""

@@ -1,10 +1,8 @@
 """RollbackService: what a stock broker could read of a topic, and having the rest rewritten for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
 
+from offloaderd.api.context import Context
 from offloaderd.api.services.retention import checked_ledger
 from offloaderd.core.errors import InvalidInput, NotFound, TopicNotFound
 from offloaderd.core.model import OffloadMethod, TopicName
@@ -21,9 +19,6 @@ from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import Namespace
 from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.rollback_pb2_grpc import _ServicerContext as Context
 
 FOLLOW_S = 1.0
 """Longest pause between two messages of progress."""

@@ -1,21 +1,16 @@
 """UpkeepService: the collection of garbage, on demand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 from uuid import UUID
 
+from offloaderd.api.context import Context
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Find
-
-if TYPE_CHECKING:
-    from offloaderd.protocol.v1.upkeep_pb2_grpc import _ServicerContext as Context
 
 
 class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):

@@ -36,7 +36,7 @@ from offloaderd.daemon.status_page.board import Board
 from offloaderd.daemon.stores import Ledgers, sites
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
-from offloaderd.fleet.presence import registration_of
+from offloaderd.fleet.registration import registration_of
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader

@@ -19,7 +19,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc.orphans import WRITER
-from offloaderd.upkeep.rebuild.known import Known
+from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 log = structlog.get_logger(__name__)

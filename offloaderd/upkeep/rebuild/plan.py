@@ -1,25 +1,88 @@
-"""What a topic's map has to be, from its manifests alone. Pure.
+"""The plan of a topic's map, made of its manifests alone. Pure.
 
-Nothing is chosen silently: where the manifests contradict each other, overlap or lack entries that were certainly
-there, the plan says so and is not to be carried out before somebody has decided. What nobody can tell from the
-manifests (whether an empty ledger lay between two segments, what was before the first one) is said, and no obstacle.
+Nothing is chosen silently. Manifests that contradict each other, overlap, or lack entries that existed block the plan
+until an operator decides. What manifests cannot show (an empty ledger between two segments, what came before the first
+one) is reported and blocks nothing.
+
+One overlap is no contradiction: a rollback (`history/rewriting/rollback.py`) writes a ledger as an object of its own,
+which supersedes the slices of that ledger in streaming segments. Its manifest is written after all of its data, and the
+replaced segments are deleted only afterwards. A segment keeps the slices that nothing supersedes. An object whose slice
+would leave a hole cannot have been part of the topic and is left out. A merged segment names the segments that it was
+made of (`metadata/topic_map/merging.py`), and supersedes their entries.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import LedgerEnd, Loss, Position, TopicName, lost_up_to
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
-from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
-from offloaderd.upkeep.rebuild.superseded import merged, place_of, superseded
+
+
+class Failure(StrEnum):
+    """Kinds of problems with the objects in the bucket."""
+
+    UNREADABLE = "unreadable"
+    """A manifest that cannot be read, so the entries of its segment are unknown."""
+    INCOMPLETE = "incomplete"
+    """A segment with a manifest whose data or index is missing, or not as long as the manifest says."""
+    OVERLAP = "overlap"
+    """Two segments that hold the same entries."""
+    GAP = "gap"
+    """Entries that existed between two segments, and are in neither."""
+    CONTRADICTION = "contradiction"
+    """Manifests that disagree about one ledger."""
+    DOUBT = "doubt"
+    """Two segments between which entries may have existed: no manifest shows it."""
+    FRONT = "front"
+    """Entries before the first segment are not in the bucket: deleted by retention, or lost."""
+    ORPHAN = "orphan"
+    """Objects of a segment that was never finished, or whose manifest is lost."""
+    SUPERSEDED = "superseded"
+    """Slices of streaming segments that are in objects of whole ledgers as well."""
+    FOREIGN = "foreign"
+    """A segment of another cluster."""
+
+
+BLOCKING = frozenset({Failure.UNREADABLE, Failure.INCOMPLETE, Failure.OVERLAP, Failure.GAP, Failure.CONTRADICTION})
+"""Kinds that keep a topic from being written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem for an operator to know or to decide. Without a topic it concerns all topics."""
+
+    kind: Failure
+    text: str
+    topic: TopicName | None = None
+    segments: tuple[UUID, ...] = ()
+    what_to_do: str = ""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether nothing may be written before an operator decides."""
+        return self.kind in BLOCKING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A manifest without its blocks. `closed`: number of entries of each closed ledger; `replaces`: its sources."""
+
+    topic: TopicName
+    segment: CommittedSegment
+    epoch: int
+    losses: tuple[Loss, ...] = ()
+    ends: tuple[tuple[int, LedgerEnd], ...] = ()
+    closed: Mapping[int, int] = field(default_factory=dict)
+    replaces: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,3 +335,95 @@ def _contexts(
         known = LedgerContext(segments=tuple(found), end=end if whole else None, created_ms=created.get(ledger_id))
         contexts[ledger_id] = pieces.of_segments(paths.ledger(topic, ledger_id), known)
     return contexts
+
+
+def superseded(
+    known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
+) -> tuple[list[Known], list[Known]]:
+    """Take out of streaming segments what lies in objects of whole ledgers; returns what is left, and what is not.
+
+    A preferred segment keeps all of its slices. Of two objects of one ledger none supersedes anything.
+    """
+    wholes: dict[int, list[Known]] = {}
+    for one in known:
+        if one.segment.method is OffloadMethod.LEDGER_BASED:
+            wholes.setdefault(one.segment.begin.ledger_id, []).append(one)
+    sole = {ledger_id: found[0] for ledger_id, found in wholes.items() if len(found) == 1}
+    kept: list[Known] = []
+    replaced: list[Known] = []
+    left_out: set[UUID] = set()
+    for one in known:
+        segment = one.segment
+        gone = {part.ledger_id for part in segment.slices} & sole.keys()
+        if segment.method is OffloadMethod.LEDGER_BASED or segment.segment_id in prefer or not gone:
+            kept.append(one)
+            continue
+        rest = _run_without(segment, gone)
+        held = {part.ledger_id for part in rest}
+        left_out |= {sole[ledger_id].segment.segment_id for ledger_id in gone & held}
+        if rest:
+            kept.append(replace(one, segment=replace(segment, slices=rest)))
+        else:
+            replaced.append(one)
+        if gone - held:
+            problems.append(_replaced(segment, sorted(gone - held), sole))
+    return sorted((one for one in kept if one.segment.segment_id not in left_out), key=place_of), replaced
+
+
+def merged(
+    known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
+) -> tuple[list[Known], list[Known]]:
+    """Take out of segments what was made of them; returns what is left, and what is not. A preferred one stays."""
+    makers: dict[UUID, list[CommittedSegment]] = {}
+    for one in known:
+        for replaced_id in one.replaces if one.segment.method is OffloadMethod.STREAMING else ():
+            makers.setdefault(replaced_id, []).append(one.segment)
+    kept: list[Known] = []
+    replaced: list[Known] = []
+    for one in known:
+        segment, made = one.segment, makers.get(one.segment.segment_id, [])
+        gone = {part.ledger_id for part in segment.slices if any(_holds(other, part) for other in made)}
+        rest = _run_without(segment, gone)
+        if segment.segment_id in prefer or len(rest) == len(segment.slices):
+            kept.append(one)
+            continue
+        if rest:
+            kept.append(replace(one, segment=replace(segment, slices=rest)))
+        else:
+            replaced.append(one)
+        text = f"segment {segment.segment_id} ({segment.range}) holds entries that were put into another"
+        ids = (segment.segment_id, *(other.segment_id for other in made))
+        todo = "nothing: the other was made of it; --prefer the segment to keep it as it is"
+        problems.append(Problem(kind=Failure.SUPERSEDED, text=text, segments=ids, what_to_do=todo))
+    return sorted(kept, key=place_of), replaced
+
+
+def _holds(segment: CommittedSegment, part: LedgerSlice) -> bool:
+    """Whether all entries of a slice lie in a segment."""
+    return segment.holds(part.range.begin) and segment.holds(part.range.end)
+
+
+def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[LedgerSlice, ...]:
+    """Return what is left of a segment from whose front and end ledgers are taken as long as they are in `gone`."""
+    slices = list(segment.slices)
+    while slices and slices[0].ledger_id in gone:
+        slices.pop(0)
+    while slices and slices[-1].ledger_id in gone:
+        slices.pop()
+    return tuple(slices)
+
+
+def _replaced(segment: CommittedSegment, ledgers: Sequence[int], sole: Mapping[int, Known]) -> Problem:
+    objects = tuple(sole[ledger_id].segment.segment_id for ledger_id in ledgers)
+    return Problem(
+        kind=Failure.SUPERSEDED,
+        text=f"segment {segment.segment_id} ({segment.range}) holds entries of ledgers that have objects of their own: "
+        + ", ".join(f"{ledger_id} in {one}" for ledger_id, one in zip(ledgers, objects, strict=True)),
+        segments=(segment.segment_id, *objects),
+        what_to_do="nothing: the objects are what they were rewritten as; --prefer the segment to keep its slices",
+    )
+
+
+def place_of(one: Known) -> tuple[Position, Position, UUID]:
+    """Return what segments are put in order by."""
+    return one.segment.begin, one.segment.end, one.segment.segment_id

@@ -48,8 +48,7 @@ from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.rebuild import broker_ledgers
-from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
-from offloaderd.upkeep.rebuild.plan import TopicPlan, plan_topic
+from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, TopicPlan, plan_topic
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 BATCH = 256

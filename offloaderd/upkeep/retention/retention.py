@@ -1,23 +1,26 @@
-"""How long the tier keeps a topic: marks what the source has deleted, and takes the oldest segments out of the map.
+"""Tier retention: marks ledgers that the source has deleted, and removes the oldest segments from the map.
 
-Rules. A segment goes when all its ledgers are marked deleted, whoever marked them; a topic whose retention is limited
-also loses its oldest segments by age or size. Always the oldest segment first, so that what is left is in one piece.
-Of a limited topic the newest segment stays, and so does whatever the source still has: the tier never holds less than
-the source, so that a grant which the source has not used yet stays true. A ledger counts as deleted at the source only
-if the list of whoever keeps it, read fresh, goes on behind it or is gone as a whole, for as long as the lag says. What
-cannot be read, or contradicts what is known, deletes nothing. Ages are told by two clocks, this machine's and the
-store's, and the younger one counts. Limits that somebody has written into the metadata store hold after the same lag:
-whoever reaches it could have everything deleted in order, and an operator who mistypes a size would as well.
+- A segment is removed when all its ledgers are marked deleted, by the source or by an operator. A topic with limited
+  retention also loses its oldest segments by age or size. The oldest is always first, so that no hole appears.
+- A limited topic keeps its newest segment and every ledger that the source still has. So the tier never holds less than
+  the source, and a grant that the source has not used yet stays true.
+- A ledger counts as deleted at the source only while the source's list, read fresh, has later ledgers without it, or
+  has no such topic, for the whole lag. A list that cannot be read or contradicts the map deletes nothing.
+- An age is measured by two clocks, this machine's and the store's; the younger age counts.
+- Limits from a policy in the metadata store hold only after the same lag. Otherwise everybody with access to the store,
+  or an operator who mistypes a size, could have all segments deleted at once.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple, cast
 
 import structlog
 
 from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TierRetention, TopicName
 from offloaderd.ledgers.port import LedgerRegister
@@ -26,14 +29,62 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
+from offloaderd.policy.merge import Effective, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.records import deleted_by_us
-from offloaderd.upkeep.retention.limits import Limits, Standing, limits_of
 from offloaderd.upkeep.settings import RetentionSettings
 
 log = structlog.get_logger(__name__)
+
+
+class Limits(NamedTuple):
+    """Retention of a topic; None is no limit."""
+
+    kind: TierRetention = TierRetention.KEEP
+    age_s: float | None = None
+    size_bytes: int | None = None
+
+
+def limits_of(effective: Effective) -> Limits:
+    """Return the retention that a policy gives a topic."""
+    values = effective.values
+    return Limits(cast("TierRetention", values.retention), values.retention_age_s, values.retention_bytes)
+
+
+def tighter(now: Limits, before: Limits) -> bool:
+    """Whether `now` may delete a segment that `before` keeps."""
+    if now.kind is not TierRetention.LIMITED:
+        return False
+    if before.kind is not TierRetention.LIMITED:
+        return True
+    pairs = ((now.age_s, before.age_s), (now.size_bytes, before.size_bytes))
+    return any(one is not None and (other is None or one < other) for one, other in pairs)
+
+
+class Standing:
+    """Since when each topic has had its present limits, as this daemon has seen it; limits of settings hold at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: dict[TopicName, tuple[Limits, float]] = {}
+
+    def note(self, topic: TopicName, effective: Effective) -> None:
+        """Record a topic's present limits; tighter ones begin to stand now."""
+        now_s, limits, said_at = self._clock.monotonic(), limits_of(effective), effective.said_at("retention")
+        before, since_s = self._since.get(topic, (Limits(), now_s))
+        if said_at.origin in {Origin.SETTINGS, Origin.DEFAULT}:
+            since_s = -inf
+        elif tighter(limits, before):
+            since_s = now_s
+            log.info("retention.limits_changed", topic=str(topic), said_at=str(said_at), **limits._asdict())
+        self._since[topic] = limits, since_s
+
+    def left_s(self, topic: TopicName, lag_s: float) -> float:
+        """Return in how many seconds a topic's limits will have stood for `lag_s`; 0 or less: they have."""
+        limits, since_s = self._since.get(topic, (Limits(), -inf))
+        return since_s + lag_s - self._clock.monotonic() if limits.kind is TierRetention.LIMITED else 0.0
 
 
 _NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"

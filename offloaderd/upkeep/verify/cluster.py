@@ -27,8 +27,7 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc.references import look
-from offloaderd.upkeep.rebuild.known import Failure, Known, Problem
-from offloaderd.upkeep.rebuild.plan import plan_topic
+from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, plan_topic
 from offloaderd.upkeep.rebuild.rebuild import known_of
 from offloaderd.upkeep.stored import Counts, Site
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, unreachable

@@ -9,7 +9,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.ports import Maps
-from offloaderd.upkeep.rebuild.known import Known
+from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.rebuild.rebuild import known_of
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import between

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.access import rate
-from offloaderd.access.rate import CallRate, network_of
+from offloaderd.access import callers
+from offloaderd.access.callers import CallRate, network_of
 from offloaderd.testing.clock import FakeClock
 
 
@@ -30,7 +30,7 @@ def test_who_counts_as_one(peer: str, network: str) -> None:
 
 async def test_a_flood_of_names_gives_nobody_a_new_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names beyond the bound share a bucket of their kind: who has spent theirs gets no second, others keep theirs."""
-    monkeypatch.setattr(rate, "NAMES_MAX", 10)
+    monkeypatch.setattr(callers, "BUCKETS_MAX", 10)
     clock = FakeClock()
     rates = CallRate(2, clock)
     assert [rates.take("stranger", "mallory") for _ in range(3)] == [True, True, False]

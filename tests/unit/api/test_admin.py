@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.api.admin import topics as admin_topics
+from offloaderd.api.admin import service as admin_service
 from offloaderd.api.admin.service import AdminService, DaemonSnapshot
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound
@@ -391,7 +391,7 @@ async def test_selections_are_listed_with_what_they_enabled(room: Room) -> None:
 
 async def test_a_long_list_is_not_counted(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting asks the source for every topic, so a list above the limit leaves it out."""
-    monkeypatch.setattr(admin_topics, "COUNTED_TOPICS_MAX", 1)
+    monkeypatch.setattr(admin_service, "COUNTED_TOPICS_MAX", 1)
     await enable(room.store, OTHER)
     rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(), CONTEXT)).topics
     assert [one.HasField("entries") for one in rows] == [False, False]

@@ -34,10 +34,9 @@ from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import has_successor
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.retention.ledgers import deletion_plan
-from offloaderd.upkeep.retention.limits import Limits
-from offloaderd.upkeep.retention.retention import over_limit
+from offloaderd.upkeep.retention.retention import Limits, over_limit
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.flaws import Level
 from offloaderd.upkeep.verify.topic import Between, TopicVerifier

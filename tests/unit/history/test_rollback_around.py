@@ -18,7 +18,7 @@ from offloaderd.upkeep.gc.findings import Find
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.settings import GrantSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Verifier, Wish

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.gc.findings import Kind, Verdict
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.verify.cluster import Verifier, Wish
 from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import sealed

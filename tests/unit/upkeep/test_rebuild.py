@@ -20,7 +20,7 @@ from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.stored import Site
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (

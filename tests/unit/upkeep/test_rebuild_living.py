@@ -15,7 +15,7 @@ from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.known import Failure
+from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 

@@ -22,8 +22,14 @@ from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep.deletion import empty_trash, keep_trash_empty
-from offloaderd.upkeep.retention.limits import Limits, limits_of
-from offloaderd.upkeep.retention.retention import Retention, checked_marks, missing_ledgers, over_limit
+from offloaderd.upkeep.retention.retention import (
+    Limits,
+    Retention,
+    checked_marks,
+    limits_of,
+    missing_ledgers,
+    over_limit,
+)
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.patience import PATIENCE_S
 from tests.unit.metadata.segments import made

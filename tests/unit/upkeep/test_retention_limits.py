@@ -6,7 +6,7 @@ from offloaderd.core.model import TierRetention, TopicName
 from offloaderd.policy.merge import Effective, Level, Origin, effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.clock import FakeClock
-from offloaderd.upkeep.retention.limits import Standing
+from offloaderd.upkeep.retention.retention import Standing
 
 TOPIC = TopicName.parse("orders")
 LAG_S = 100.0
