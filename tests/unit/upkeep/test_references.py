@@ -189,7 +189,7 @@ def test_every_node_of_a_topic_is_known() -> None:
     made = set()
     for name, make in inspect.getmembers(paths, inspect.isfunction):
         parameters = list(inspect.signature(make).parameters.values())
-        if name == "folders" or not parameters or parameters[0].name != "name" or parameters[0].annotation in {str, "str"}:
+        if name == "folders" or not parameters or parameters[0].name != "name" or parameters[0].annotation is str:
             continue
         path = make(TOPIC, *(["1"] * (len(parameters) - 1)))
         if path.startswith(f"{folder}/"):
