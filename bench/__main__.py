@@ -144,13 +144,13 @@ def _about(arguments: Sequence[str] | None, s3: str | None, size: Scale, seconds
     return [
         f"`{command}`: a {'quick' if size.quick else 'full'} run of {size.runs} "
         f"round{'s' if size.runs > 1 else ''} in {seconds / 60:.0f} minutes. {machine.describe()}; client, daemon and "
-        f"all servers share the cores. {load:.1f} other processes wanted a core in the minute before.",
+        f"all servers share the cores. The load average of the minute before was {load:.1f}.",
         f"S3 server: {s3 or 'SeaweedFS'}. "
         + (
             "So little is moved that what happens once weighs heavily: read a full run."
             if size.quick
-            else "Each figure and its reference took turns. Goals are for the median; a figure without one has none. "
-            "[speed.md](speed.md) says what the figures mean, and why goals are missed."
+            else "Each figure was measured in turns with its reference. Goals are for the median; some figures have "
+            "none. [speed.md](speed.md) says what the figures mean, and why goals are missed."
         ),
     ]
 

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # How far behind is a topic?
 #
-# A worked example: write to a topic while it is offloaded, ask Spark what is in the bucket, and draw it. Every cell
-# below is run by the tests on a real ZooKeeper, S3 server and daemon, and the output and the picture are those of
-# such a run; `make notebook` makes this page from [notebook.py](notebook.py), which editors with cells (Jupyter, VS
-# Code) open as it is.
+# A worked example: write to a topic while it is offloaded, query it in the bucket with Spark, and draw the result. The
+# tests run every cell below on a real ZooKeeper, S3 server and daemon; the output and the picture come from such a run.
+# `make notebook` makes this page from [notebook.py](notebook.py). Editors with cells (Jupyter, VS Code) open that file
+# directly.
 #
 # It needs `pip install 'offloaderd[spark]' matplotlib` and a daemon: its address in `OFFLOADCTL_ADDRESS`, its
 # settings in the environment (`OFFLOADERD__OBJECTS__BUCKET` and so on) or in a file for the option `config`.
@@ -35,8 +35,9 @@ SECONDS = 10
 # %% [markdown]
 # ## Something to look at
 #
-# In a cluster producers write, and brokers put their time before each entry (PIP-70). Here we do both, into the
-# daemon's own ledger store: ten seconds of orders, at a rate that rises and falls. Segments end after two seconds.
+# In a cluster producers write entries, and brokers put their time before each entry (PIP-70). This program does both,
+# into the daemon's own ledger store: ten seconds of orders, at a rate that rises and falls. A segment ends after two
+# seconds.
 
 
 # %%
@@ -66,8 +67,8 @@ asyncio.run(write())
 # %% [markdown]
 # ## The topic as a table
 #
-# Spark reads segments from the bucket; no entry goes through the daemon. The broker's time is a column: what arrived
-# together is counted by it, in one query of the whole topic.
+# Spark reads segments from the bucket; no entry goes through the daemon. The broker's time is a column,
+# and one query over the whole topic counts the entries by it.
 
 # %%
 with spark_session("notebook", options={"spark.sql.session.timeZone": "UTC", "spark.ui.enabled": "false"}) as spark:
@@ -84,8 +85,8 @@ print(f"{batches['entries'].sum()} entries, {rate.median():.0f} a minute")
 # %% [markdown]
 # ## When was each entry safe?
 #
-# `offloadctl segments --json` says when each segment was committed: from then on its entries are in the bucket,
-# verified. An entry's lag is the time between that and the broker's time.
+# `offloadctl segments --json` says when each segment was committed: from then on its entries are verified and in the
+# bucket. The lag of an entry is the time from the broker's time to the commit.
 
 # %%
 listed = subprocess.run(["offloadctl", "segments", str(TOPIC), "--json"], capture_output=True, check=True).stdout
@@ -108,8 +109,8 @@ print(f"{len(segments)} segments; an entry was safe after {median:.1f} s, the sl
 # %% [markdown]
 # ## The picture
 #
-# The lag is a saw: the first entry of a segment waits longest, for the two seconds until the segment ends, and its
-# upload.
+# The curve of the lag looks like the teeth of a saw: the first entry of a segment waits longest, for the two seconds
+# until the segment ends and then for its upload.
 
 # %%
 figure, (above, below) = plt.subplots(2, sharex=True, figsize=(8, 5), layout="constrained")
