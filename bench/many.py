@@ -48,7 +48,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
     """Measure the idle ones alone, then with the active ones; one round, as it is long."""
     sections: Sections = {
         "ledgers": {"kind": "bookkeeper"},
-        "offload": {"segment_age_max_s": 2.0 if size.quick else 5.0, "sleep_after_s": 2.0 if size.quick else 60.0},
+        "offload": {"segment_age_max_s": 2.0 if size.quick else 5.0, "suspend_after_s": 2.0 if size.quick else 60.0},
         "bookkeeper": {"servers": cluster.zookeeper},
     }
     count, busy = size.idle_topics, size.idle_topics // 10

@@ -20,7 +20,7 @@ class GrpcSettings(Section):
     """HOST:PORT under which others reach this daemon, told to clients of another daemon's topics. Not set: grpc.host
     and the port in use."""
 
-    insecure_elsewhere: bool = False
+    allow_unauthenticated: bool = False
     """Allow grpc.host to be other than loopback without authentication: whoever reaches the port may read and change
     everything then. Off, so that nobody opens it by accident."""
 

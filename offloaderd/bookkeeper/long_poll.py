@@ -14,9 +14,9 @@ How late an entry is noticed when a bell fails:
 
 - the connection ends: RETURN_S at most; the bookie hangs (probes of the connection show it): twice
   `request_timeout_s` and that;
-- the bookie forgot the bell, or its read thread hangs and the connection does not: `quiet_poll_s`.
+- the bookie forgot the bell, or its read thread hangs and the connection does not: `long_poll_s`.
 
-Rules: waits grow from FIRST_S to `quiet_poll_s` while nothing happens, and each is a little shorter than that by
+Rules: waits grow from FIRST_S to `long_poll_s` while nothing happens, and each is a little shorter than that by
 chance, so that the bells of many topics do not come back in one moment.
 """
 
@@ -67,7 +67,7 @@ class LongPolls:
         self._bookies = bookies
         self._background = background
         self.clock = clock
-        self.quiet_poll_s = options.quiet_poll_s if options.quiet_poll_s > options.poll_max_s else 0.0
+        self.long_poll_s = options.long_poll_s if options.long_poll_s > options.poll_max_s else 0.0
         """0: no bells; waits that are shorter than the pauses between polls save nothing."""
 
     def places(self, metadata: LedgerMetadata, last_answer: Mapping[str, int]) -> list[str]:
@@ -78,13 +78,13 @@ class LongPolls:
         needed = metadata.ensemble_size - metadata.write_quorum + 1
         members = metadata.ensembles[-1].bookies
         able = [each for each in members if last_answer.get(each, -1) >= 0 and self._bookies.long_polls(each)]
-        return able[:needed] if self.quiet_poll_s and len(able) >= needed else []
+        return able[:needed] if self.long_poll_s and len(able) >= needed else []
 
     def hang(
         self, ledger_id: int, places: Mapping[str, int], wait_s: float, rung: Callable[[], None]
     ) -> "list[LongPoll]":
         """Hang bells at bookies with their LACs; `rung` is called whenever one of them comes back."""
-        turns = TURNS if wait_s >= self.quiet_poll_s else 1
+        turns = TURNS if wait_s >= self.long_poll_s else 1
         return [LongPoll(self, bookie_id, ledger_id, lac, wait_s, turns, rung) for bookie_id, lac in places.items()]
 
     def start(self, long_poll: "LongPoll") -> asyncio.Task[None]:
@@ -214,7 +214,7 @@ class Silence:
         places = self._long_polls.places(metadata, last_answer)
         if not places:
             return False
-        wait_s = min(self._wait_s, self._long_polls.quiet_poll_s, wait_max_s)
+        wait_s = min(self._wait_s, self._long_polls.long_poll_s, wait_max_s)
         self._hung = self._long_polls.hang(ledger_id, {each: last_answer[each] for each in places}, wait_s, rung)
         return True
 
@@ -226,7 +226,7 @@ class Silence:
         self._hung = []
         last_answer = next((each for each in LastAnswer if each in ended), None)
         if last_answer is LastAnswer.SILENCE:
-            self._wait_s = min(LONGER * self._wait_s, self._long_polls.quiet_poll_s)
+            self._wait_s = min(LONGER * self._wait_s, self._long_polls.long_poll_s)
         elif last_answer is not None:
             self._polls = REST_POLLS  # unless the poll that follows finds news
         return last_answer

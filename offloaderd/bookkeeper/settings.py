@@ -27,9 +27,9 @@ class BookkeeperSettings(Section):
 
     poll_max_s: Seconds = Field(default=2.0, ge=0.01, le=600)
     """The same for a topic that has not moved for some seconds; the pause grows to it step by step. Where bookies are
-    not waited for (quiet_poll_s) it is how late the first entry after a silence is noticed."""
+    not waited for (long_poll_s) it is how late the first entry after a silence is noticed."""
 
-    quiet_poll_s: Seconds = Field(default=120.0, ge=0, le=300)
+    long_poll_s: Seconds = Field(default=120.0, ge=0, le=300)
     """When a topic has reached poll_max_s, a bookie is asked to tell of the next entry instead (a long poll), and
     answers after this time at the latest. Longer: fewer requests of idle topics. 0, or not more than poll_max_s: poll
     for ever."""

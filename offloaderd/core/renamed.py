@@ -72,3 +72,13 @@ METRICS = {
     "offloaderd_metadata_open": "offloaderd_metadata_world_writable",
 }
 """Metrics: exposed under both names, the old one marked as deprecated in its help text."""
+
+SETTINGS = {
+    "grpc.insecure_elsewhere": "grpc.allow_unauthenticated",
+    "bookkeeper.quiet_poll_s": "bookkeeper.long_poll_s",
+    "offload.sleep_after_s": "offload.suspend_after_s",
+    "placement.keep_s": "placement.cooldown_s",
+    "retention.readers_s": "retention.reader_grace_s",
+    "scrub.first_s": "scrub.first_after_s",
+}
+"""Settings: read under the old name with a warning that has the new one."""

@@ -15,6 +15,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log.modules import AUDIT
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.change import Change, changes, followed
+from offloaderd.daemon.settings.warnings import RENAMED
 
 Prepare = Callable[[Settings], Callable[[], None]]
 """Looks at new settings, raises InvalidConfig, or returns what makes them hold."""
@@ -52,6 +53,7 @@ class Reloader:
         self._clock = clock
         self._metrics = metrics
         self._prepare: Prepare | None = None
+        _warn(settings)
         self._tell(None)
 
     def connect(self, prepare: Prepare) -> None:
@@ -101,6 +103,7 @@ class Reloader:
         if self._prepare is None:
             raise Conflict("the daemon is still starting", hint="try again when /readyz says that it serves")
         wanted = self._reread()
+        _warn(wanted)
         settings = followed(self.settings, wanted)
         follow = self._prepare(settings)
         found = Reloaded(changes(self.settings, wanted), dry_run)
@@ -117,3 +120,8 @@ class Reloader:
         self._metrics.reload_waiting_settings.set(len(found.waiting) if found is not None else 0)
         if found is not None:
             self._metrics.reloads.labels(outcome="done").inc()
+
+
+def _warn(settings: Settings) -> None:
+    for line in settings.renamed:
+        log.warning("settings.renamed", setting=line, hint=RENAMED)

@@ -206,7 +206,7 @@ class Spread:
             log.warning(
                 "topic.handover_failed", topic=str(topic), hint=f"daemon {target} did not take it: look at its log"
             )
-            self._cooldown_until[target] = self._clock.monotonic() + options.keep_s
+            self._cooldown_until[target] = self._clock.monotonic() + options.cooldown_s
             self._keep(topic)
         finally:
             self._moving.discard(topic)
@@ -224,7 +224,7 @@ class Spread:
 
     def _keep(self, topic: TopicName) -> None:
         """Take a topic that belongs elsewhere, and leave it here for some time."""
-        self._kept[topic] = self._clock.monotonic() + self.placement.options.keep_s
+        self._kept[topic] = self._clock.monotonic() + self.placement.options.cooldown_s
         if topic in self.enabled and topic not in self.supervised:
             self._start(topic, self.enabled[topic], provisional=True)
 

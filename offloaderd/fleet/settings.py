@@ -24,7 +24,7 @@ class PlacementSettings(Section):
     """How long a hand-over may take to seal and commit the open segment; then the topic is released without that, and
     the next owner goes on with the segment."""
 
-    keep_s: Seconds = Field(default=600.0, ge=0)
+    cooldown_s: Seconds = Field(default=600.0, ge=0)
     """How long topics are left where they are after the daemon they belong to did not take one."""
 
     impaired_s: Seconds = Field(default=30.0, gt=0)

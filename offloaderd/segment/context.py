@@ -45,7 +45,7 @@ class OffloadContext:
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
     chunk_bytes: int = CHUNK_BYTES
-    readers_s: float = 0.0
+    reader_grace_s: float = 0.0
     """How long the objects of a segment stay that has left the map, for those who were sent to it before."""
     deployment_id: str = ""
     """Of which deployment what is written says that it is; empty: none was made yet."""

@@ -24,9 +24,9 @@ class OffloadSettings(Section):
     """Do not roll by size before this age (PIP-76 minOffloadSegmentRolloverTimeMinutes). 0: roll as soon as the size is
     reached."""
 
-    sleep_after_s: Seconds = Field(default=60.0, ge=0, le=86_400)
-    """Put a topic down that nothing has happened to for so long: it takes less than half of the memory then, and is
-    taken up again when something does. 0: never."""
+    suspend_after_s: Seconds = Field(default=60.0, ge=0, le=86_400)
+    """Suspend a topic that has been idle for so long: it takes less than half of the memory then, and wakes with the
+    next entry, read or call. 0: never."""
 
     block_bytes: Bytes = Field(default=1 * MiB, ge=4 * KiB, le=1 * GiB)
     """Soft size of a block, the unit that is recorded, and fetched, checked and cached by whoever reads on. A cold read

@@ -124,7 +124,8 @@ def readers_wait_s(record: Trash, context: OffloadContext) -> float:
     if record.readable is False:
         return 0.0
     age_s = (context.upload_context.clock.wall_ms() - record.decided_ms) / 1000
-    return min(context.readers_s, max(0.0, context.readers_s - age_s))  # the clock of who decided it may run ahead
+    grace_s = context.reader_grace_s
+    return min(grace_s, max(0.0, grace_s - age_s))  # the clock of who decided it may run ahead
 
 
 def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:

@@ -33,7 +33,7 @@ class RetentionSettings(Section):
     again: what goes may go later, never earlier. It is the time in which an operator can stop it after a mistake, at
     the source or in a policy."""
 
-    readers_s: Seconds = Field(default=3600.0, ge=0, le=30 * DAY_S)
+    reader_grace_s: Seconds = Field(default=3600.0, ge=0, le=30 * DAY_S)
     """How long the objects of a segment stay that has left its topic: merged, converted, rolled back, or deleted by
     retention or by hand. Readers that were sent to it before, such as tasks of Spark, find it meanwhile. It is paid for
     as long; what a rewrite replaces is there twice. A topic that sleeps deletes it when it wakes next, an hour later at
@@ -93,7 +93,7 @@ class ScrubSettings(Section):
     interval_s: Seconds = Field(default=7 * 86_400.0, ge=60, le=5 * 365 * 86_400)
     """How long after a segment was verified it is due again. What is damaged is looked at every hour."""
 
-    first_s: Seconds = Field(default=3600.0, ge=0, le=365 * 86_400)
+    first_after_s: Seconds = Field(default=3600.0, ge=0, le=365 * 86_400)
     """How long after its commit a segment is read whole for the first time; before the source may delete it
     (grants.deletion_lag_s), if the rate allows."""
 

@@ -64,7 +64,7 @@ class Site:
             },
             "ledgers": {"kind": "embedded", "directory": str(self.directory / "ledgers"), "ledger_entries_max": 700},
             "offload": {"segment_age_max_s": 3600},
-            "retention": {"readers_s": 0},
+            "retention": {"reader_grace_s": 0},
             "shutdown": {"drain_s": 10},
             "log": {"format": "json"},
         }

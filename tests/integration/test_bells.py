@@ -36,7 +36,7 @@ SPREAD = pytest.mark.parametrize("ensemble", [2, 3], ids=["2/2", "3/2"])
 SOON_S = 2.5
 """At once, on a busy machine; polls and returning bells are made to take far longer here."""
 FAILED_S = 2.0
-OPTIONS = BookkeeperSettings(poll_min_s=3, poll_max_s=3, quiet_poll_s=60, hedge_s=0.5)
+OPTIONS = BookkeeperSettings(poll_min_s=3, poll_max_s=3, long_poll_s=60, hedge_s=0.5)
 PATIENT = BookkeeperSettings(request_timeout_s=FAILED_S)
 
 

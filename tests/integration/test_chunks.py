@@ -35,7 +35,7 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     """A site on the test's servers, with the blocks and parts of the default settings."""
     found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
     # A topic that wakes has its head read again, at a time of its own: none sleeps.
-    found.settings["offload"] = {"block_bytes": MIB, "part_bytes": 8 * MIB, "sleep_after_s": 0}
+    found.settings["offload"] = {"block_bytes": MIB, "part_bytes": 8 * MIB, "suspend_after_s": 0}
     found.settings["ledgers"] = {"ledger_entries_max": 2 * len(SENT)}
     found.settings["scrub"] = found.settings["grants"] = {"enabled": False}
     return found

@@ -36,7 +36,7 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
     found.settings["objects"] = {"prefix": PREFIX}
     found.settings["offload"] = {"segment_bytes_max": 60_000, "block_bytes": 8192}
-    found.settings["scrub"] = {"first_s": 0, "interval_s": 3600}
+    found.settings["scrub"] = {"first_after_s": 0, "interval_s": 3600}
     return found
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
-SLEEPY = {"segment_age_max_s": 1, "sleep_after_s": 1}
+SLEEPY = {"segment_age_max_s": 1, "suspend_after_s": 1}
 ORDERS = TopicName.parse("public/default/orders")
 
 

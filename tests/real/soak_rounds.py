@@ -150,7 +150,7 @@ async def brokers(ground: Ground, chance: Chance, *, trouble_s: float = TROUBLE_
     site.settings["metadata"] = {"session_timeout_s": 2}
     site.settings["ledgers"] = {"kind": "none"}
     site.settings["objects"] = {"read_timeout_s": 1}
-    site.settings["placement"] = {"settle_s": 1, "grace_s": 2, "keep_s": 5}
+    site.settings["placement"] = {"settle_s": 1, "grace_s": 2, "cooldown_s": 5}
     site.settings["offload"] = {**sizes(), "segment_age_max_s": 1.5}
     workloads = [Workload(TopicName.parse(f"public/default/broker-{name}"), entry_bytes=10_000) for name in "ab"]
     async with AsyncExitStack() as stack:

@@ -56,7 +56,7 @@ DEPLOYMENT, ANOTHER_DEPLOYMENT = UUID(int=1), UUID(int=2)
 SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
-PLACEMENT = PlacementSettings(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, keep_s=20.0)
+PLACEMENT = PlacementSettings(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, cooldown_s=20.0)
 
 
 class SimClock:
@@ -201,7 +201,9 @@ class SimDaemon:
             self.bucket,
             self.zookeeper,
             SITES,
-            ScrubSettings.model_construct(interval_s=5.0, first_s=1.0, bytes_per_s=100_000, enabled=options.scrub),
+            ScrubSettings.model_construct(
+                interval_s=5.0, first_after_s=1.0, bytes_per_s=100_000, enabled=options.scrub
+            ),
             budget=ByteBudget(5000),
             clock=self.clock,
             metrics=self._world.metrics,

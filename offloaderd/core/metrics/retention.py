@@ -31,7 +31,7 @@ class RetentionMetrics(Families):
     trash_emptied = counter("Segments, committed ones and abandoned tries, whose objects have been deleted.")
     trash_waiting = topic_gauge(
         "Segments whose deletion is decided and whose objects may still be there, those that are left included. Each "
-        "waits for retention.readers_s at least; where it only rises, delete_failures or trash_blocked say why."
+        "waits for retention.reader_grace_s at least; where it only rises, delete_failures or trash_blocked say why."
     )
     trash_blocked = topic_gauge(
         "Segments whose objects should be deleted and cannot be by this daemon: they lie in another bucket, or the "

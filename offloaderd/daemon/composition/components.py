@@ -85,7 +85,7 @@ class Components:
             context,
             book,
             placement=settings.placement,
-            sleep=IdleOptions(after_s=settings.offload.sleep_after_s),
+            sleep=IdleOptions(after_s=settings.offload.suspend_after_s),
             duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
@@ -158,7 +158,7 @@ class Components:
     def _follow_rhythms(self, settings: Settings) -> None:
         """Collection of garbage and the deadline of a drain ask for the settings themselves."""
         self.engine.placement.options = settings.placement
-        self.engine.idle_topics.options = IdleOptions(after_s=settings.offload.sleep_after_s)
+        self.engine.idle_topics.options = IdleOptions(after_s=settings.offload.suspend_after_s)
         self.retention.options = settings.retention
         self.grants.follow(settings.grants)
         self.scrubber.follow(settings.scrub)
@@ -229,7 +229,7 @@ def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> C
         clock=context.upload_context.clock,
         metrics=context.upload_context.metrics,
         source=ledgers.source,
-        readers_s=context.readers_s,
+        reader_grace_s=context.reader_grace_s,
     )
 
 

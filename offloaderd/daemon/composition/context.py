@@ -87,7 +87,7 @@ def topic_context(
         offloads=ledgers.offloads,
         ledgers=None if ledgers.describer is None else WholeLedgers(describer=ledgers.describer, **asdict(cut)),
         cut=cut,
-        readers_s=settings.retention.readers_s,
+        reader_grace_s=settings.retention.reader_grace_s,
     )
 
 

@@ -24,11 +24,11 @@ LIVE = frozenset({
     "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode", "grants.deletion_lag_s",
     "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max", "grpc.send_s_max", "log.level",
     "log.levels", "memory.buffer_bytes", "memory.upload_bytes", "offload.parts_in_flight_max",
-    "offload.segment_age_max_s", "offload.segment_age_min_s", "offload.segment_bytes_max", "offload.sleep_after_s",
+    "offload.segment_age_max_s", "offload.segment_age_min_s", "offload.segment_bytes_max", "offload.suspend_after_s",
     "offload.verify", "outage.policy", "placement.grace_s", "placement.handover_s", "placement.handovers_max",
-    "placement.impaired_s", "placement.keep_s", "placement.settle_s", "read.batch_bytes", "read.priority",
+    "placement.impaired_s", "placement.cooldown_s", "placement.settle_s", "read.batch_bytes", "read.priority",
     "read.readers_max", "retention.age_s", "retention.follow_lag_s", "retention.interval_s", "retention.kind",
-    "retention.size_bytes", "scrub.bytes_per_s", "scrub.first_s", "scrub.interval_s", "shutdown.drain_s",
+    "retention.size_bytes", "scrub.bytes_per_s", "scrub.first_after_s", "scrub.interval_s", "shutdown.drain_s",
     "tls.reload_s", "upload.concurrency_max",
 })  # fmt: skip
 """Keys of the settings that a running daemon follows; all others need a restart."""
@@ -70,7 +70,7 @@ def followed(old: Settings, new: Settings) -> Settings:
         given = {field for field, one in source.items() if field in one.model_fields_set}
         values = {field: getattr(one, field) for field, one in source.items()}
         sections[name] = kind.model_construct(given, **values)
-    merged = Settings(**sections)
+    merged = Settings(**sections, renamed=new.renamed)
     if broken := broken_rules(merged):
         raise InvalidConfig(
             "\n  ".join(

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.renamed import SETTINGS
 from offloaderd.daemon.settings.fields import ENVIRONMENT_PREFIX, all_settings, environment_name, section_types
 
 
@@ -27,11 +28,27 @@ class Given:
 
 @dataclass(slots=True)
 class ParsedSettings:
-    """Values by key, mistakes found on the way, and the keys those were probably meant for."""
+    """Values by key, mistakes found on the way, the keys those were probably meant for, and old names by key."""
 
     values: dict[str, Given] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
     meant: set[str] = field(default_factory=set)
+    renamed: dict[str, str] = field(default_factory=dict)
+    known: frozenset[str] = field(default_factory=lambda: frozenset(setting.key for setting in all_settings()))
+
+    def add(self, name: str, value: object, source: str, place: str) -> None:
+        """Take a value under its setting's name, or the one of the release before; not both."""
+        key, environment = SETTINGS.get(name, name), source == "environment"
+        if key not in self.known:
+            self.unknown(place, name, environment=environment)
+            return
+        shown = environment_name(key) if environment else key
+        other = self.values.get(key)
+        if other is not None and (name != key or key in self.renamed):
+            self.mistakes.append(f"{other.place} and {place} are one setting: give {shown} alone")
+        elif name != key:
+            self.renamed[key] = f"{place} is called {shown} now"
+        self.values[key] = Given(key, value, source, place)
 
     def unknown(self, place: str, key: str, *, environment: bool) -> None:
         """Note a name that does not exist; a quoted TOML key may hold line breaks, which must not make more lines."""
@@ -66,7 +83,7 @@ def nearest_key(key: str) -> str | None:
 
 def from_file(path: Path) -> ParsedSettings:
     """Read a TOML file. Raises InvalidConfig, in one line, for a file that cannot be read or parsed."""
-    parsed, known = ParsedSettings(), {setting.key for setting in all_settings()}
+    parsed = ParsedSettings()
     for section, table in _parsed(path).items():
         place = f"{path}: {section}"
         if section not in section_types():
@@ -76,38 +93,30 @@ def from_file(path: Path) -> ParsedSettings:
         else:
             for name, value in table.items():
                 key = f"{section}.{name}"
-                if key in known:
-                    parsed.values[key] = Given(key, value, "file", f"{path}: {key}")
-                else:
-                    parsed.unknown(f"{path}: {key}", key, environment=False)
+                parsed.add(key, value, "file", f"{path}: {key}")
     return parsed
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedSettings:
     """Collect every variable that begins with OFFLOADERD__; the rest of the name may be of any case."""
-    parsed, known = ParsedSettings(), {setting.key for setting in all_settings()}
+    parsed = ParsedSettings()
     for variable in sorted(environ):
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         place = f"environment {variable}"
-        if key in known:
-            parsed.values[key] = Given(key, environ[variable], "environment", place)
-        elif key in section_types():
+        if key in section_types():
             parsed.mistakes.append(f"{place} names a section: add __ and the setting, as in {_first_of(key)}")
         else:
-            parsed.unknown(place, key, environment=True)
+            parsed.add(key, environ[variable], "environment", place)
     return parsed
 
 
 def from_options(options: Mapping[str, str]) -> ParsedSettings:
     """Collect settings that a caller names by `section.field`, as options of a job."""
-    parsed, known = ParsedSettings(), {setting.key for setting in all_settings()}
+    parsed = ParsedSettings()
     for key, value in sorted(options.items()):
-        if key in known:
-            parsed.values[key] = Given(key, value, "option", f"option {key}")
-        else:
-            parsed.unknown(f"option {key}", key, environment=False)
+        parsed.add(key, value, "option", f"option {key}")
     return parsed
 
 

@@ -95,7 +95,8 @@ def _read(
         sections[name], wrong = _section(name, kind, own)
         mistakes.extend(wrong.values())
         doubtful.update(wrong)
-    return Settings(**sections), values, mistakes, doubtful
+    renamed = tuple(line for parsed in parsed_all for line in parsed.renamed.values())
+    return Settings(**sections, renamed=renamed), values, mistakes, doubtful
 
 
 def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tuple[Row, ...]:

@@ -175,7 +175,7 @@ def _with_tls(section: str, *names: str) -> Iterator[Rule]:
 
 def _is_open(settings: Settings) -> bool:
     grpc = settings.grpc
-    return not (grpc.insecure_elsewhere or is_loopback(grpc.host) or settings.is_authenticated)
+    return not (grpc.allow_unauthenticated or is_loopback(grpc.host) or settings.is_authenticated)
 
 
 _FOR_A_URL = "set the URL that it is for, or remove it"
@@ -193,11 +193,11 @@ RULES: tuple[Rule, ...] = (
         f"{{read.batch_bytes}} and one more entry of {format_bytes(ENTRY_BYTES_MAX)}",
     ),
     Rule(
-        "grpc.host grpc.insecure_elsewhere tls.client_ca_file access.token_secret_key",
+        "grpc.host grpc.allow_unauthenticated tls.client_ca_file access.token_secret_key",
         _is_open,
         "grpc.host = {grpc.host!r} opens the API to others without encryption or authentication: use 127.0.0.1, set "
-        "tls.client_ca_file or a key for tokens, or set grpc.insecure_elsewhere = true if the network keeps strangers "
-        "out",
+        "tls.client_ca_file or a key for tokens, or set grpc.allow_unauthenticated = true if the network keeps "
+        "strangers out",
     ),
     *_together("tls", "cert_file", "key_file"),
     _needs(

@@ -189,6 +189,8 @@ class Settings(Section):
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+    renamed: tuple[str, ...] = ()
+    """Not a section: which names of the release before were given, each with its place and the name of now."""
 
     @property
     def is_authenticated(self) -> bool:

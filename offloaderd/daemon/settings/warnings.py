@@ -6,9 +6,12 @@ from offloaderd.access.roles import BARE, Grant
 from offloaderd.core.section import is_loopback, is_private
 from offloaderd.daemon.settings.sections import Settings
 
+RENAMED = "write the new name: the next release does not take the old one"
+
 
 def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield what may be a mistake, and what to do about it."""
+    yield from ((line, RENAMED) for line in settings.renamed)
     pulsar, bookkeeper = settings.pulsar, settings.bookkeeper
     has_token = pulsar.admin_token is not None or pulsar.admin_token_file is not None
     if has_token and pulsar.admin_url is not None and not is_private(pulsar.admin_url):

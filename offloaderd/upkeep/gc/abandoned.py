@@ -55,8 +55,8 @@ class AbandonedTrash(_Unowned):
 
     def _stays_s(self, record: Trash) -> float:
         """Return how long after the decision its objects stay: for the grace age, and for readers as with an owner."""
-        readers_s = 0.0 if record.readable is False else self._rules.readers_s
-        return max(self._rules.grace_s, readers_s)
+        reader_grace_s = 0.0 if record.readable is False else self._rules.reader_grace_s
+        return max(self._rules.grace_s, reader_grace_s)
 
     def _site(self, record: Trash) -> Site | None:
         """Return where a record's objects lie, None for elsewhere."""

@@ -60,11 +60,11 @@ class Collector:
         clock: Clock,
         metrics: Metrics,
         source: LedgerSource | None = None,
-        readers_s: float = 0.0,
+        reader_grace_s: float = 0.0,
     ) -> None:
         """Collect in `sites`; without a `source` no entry can be read again that is not offloaded.
 
-        Readers may use for `readers_s` what has left a topic.
+        Readers may use for `reader_grace_s` what has left a topic.
         """
         self._objects = objects
         self._metadata = metadata
@@ -72,7 +72,7 @@ class Collector:
         self._clock = clock
         self._metrics = metrics
         self._source = source
-        self._readers_s = readers_s
+        self._reader_grace_s = reader_grace_s
         self._busy = False
 
     async def collect(
@@ -99,7 +99,7 @@ class Collector:
                 now_ms=await self._now_ms(),
                 also=also,
                 source=self._source,
-                readers_s=self._readers_s,
+                reader_grace_s=self._reader_grace_s,
             )
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:

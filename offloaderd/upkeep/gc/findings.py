@@ -16,7 +16,7 @@ from offloaderd.upkeep.stored import Site
 class Rules:
     """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm.
 
-    What has left a topic stays for its readers for `readers_s` as well, if that is longer than the grace age.
+    What has left a topic stays for its readers for `reader_grace_s` as well, if that is longer than the grace age.
     `source` is where entries can be read that are not offloaded yet.
     """
 
@@ -26,7 +26,7 @@ class Rules:
     now_ms: int
     also: AbstractSet[UUID] = frozenset()
     source: LedgerSource | None = None
-    readers_s: float = 0.0
+    reader_grace_s: float = 0.0
 
     def age_s(self, stored_ms: int) -> float:
         """Return how old something is by the store's clock."""

@@ -145,7 +145,7 @@ class Scrubber:
     def _wait_s(self, segment: CommittedSegment, seen: SegmentVerified | None, now_ms: int) -> float:
         """Return in how many seconds a segment is due; a time in the future is a clock that was wrong."""
         if seen is None:
-            since_ms, every_s = segment.offloaded_ms, self._options.first_s
+            since_ms, every_s = segment.offloaded_ms, self._options.first_after_s
         else:
             since_ms, every_s = seen.verified_ms, AGAIN_S if seen.flaws else self._options.interval_s
         return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0

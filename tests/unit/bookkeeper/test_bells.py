@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 THREE = Shape(ensemble=3, write_quorum=3)
 STRIPED = Shape(ensemble=3)
 SPREAD = pytest.mark.parametrize("shape", [Shape(), THREE, STRIPED], ids=["2/2", "3/3", "3/2"])
-POLL_S, QUIET_S = BookkeeperSettings().poll_max_s, BookkeeperSettings().quiet_poll_s
+POLL_S, QUIET_S = BookkeeperSettings().poll_max_s, BookkeeperSettings().long_poll_s
 LONG_S = 300.0
 
 
@@ -168,8 +168,8 @@ async def test_bookies_without_long_polls_are_polled() -> None:
         await it.clock.advance(100)
         assert not it.waits()
         assert 50 <= sum(it.bench.polls().values()) <= 60
-    for quiet_poll_s in (0.0, POLL_S):
-        async with silence(options=BookkeeperSettings(quiet_poll_s=quiet_poll_s)) as it:
+    for long_poll_s in (0.0, POLL_S):
+        async with silence(options=BookkeeperSettings(long_poll_s=long_poll_s)) as it:
             await it.clock.advance(100)
             assert not it.waits()
             assert 50 <= sum(it.bench.polls().values()) <= 60
@@ -279,8 +279,8 @@ async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() ->
     async with Background(clock) as background:
         for error in (None, Transient("the connection ended")):
             long_polls = LongPolls(Asked(), background, clock=clock, options=options)
-            (long_poll,) = long_polls.hang(7, {"b0": 9}, options.quiet_poll_s, lambda: rung.append("rung"))
-            await clock.advance(options.quiet_poll_s)
+            (long_poll,) = long_polls.hang(7, {"b0": 9}, options.long_poll_s, lambda: rung.append("rung"))
+            await clock.advance(options.long_poll_s)
             if error is None:
                 told[0].set_result(9)
             else:

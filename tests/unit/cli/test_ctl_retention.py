@@ -125,7 +125,7 @@ def test_ledgers_delete_says_what_goes_first(ask: Ctl, fake: FakeRetention) -> N
         "would be marked deleted: 3, 4",
         "would be deleted: 1 segment, 1.0 KiB",
         "  s1  3:0..4:9",
-        "their objects go after retention.readers_s (1 h unless set)",
+        "their objects go after retention.reader_grace_s (1 h unless set)",
         "other segments wait for ledger 5, which is not marked",
     ]
     assert (list(fake.requests[0].ledger_ids), fake.requests[0].dry_run) == ([3, 4], True)

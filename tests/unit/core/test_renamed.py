@@ -9,10 +9,11 @@ import pytest
 from prometheus_client import generate_latest
 
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.renamed import EVENTS, LOG_MODULES, METRICS
+from offloaderd.core.renamed import EVENTS, LOG_MODULES, METRICS, SETTINGS
+from offloaderd.daemon.settings.fields import all_settings
 
 ROOT = Path(__file__).resolve().parents[3]
-TABLES = {"log event": EVENTS, "log module": LOG_MODULES, "metric": METRICS}
+TABLES = {"log event": EVENTS, "log module": LOG_MODULES, "metric": METRICS, "setting": SETTINGS}
 SOURCE = "".join(path.read_text() for path in (ROOT / "offloaderd").rglob("*.py") if path.stem != "renamed")
 
 
@@ -64,3 +65,10 @@ def test_every_old_metric_is_exposed_once_and_every_new_one_exists() -> None:
     assert [exposed.count(name) for name in (*METRICS, *METRICS.values())] == [1] * 2 * len(METRICS)
     assert documented >= set(METRICS.values())
     assert not documented & METRICS.keys()
+
+
+def test_every_new_setting_exists_and_no_old_one() -> None:
+    """The values of both are the same field."""
+    settings = {setting.key for setting in all_settings()}
+    assert settings >= set(SETTINGS.values())
+    assert not settings & SETTINGS.keys()

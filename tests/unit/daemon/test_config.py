@@ -159,8 +159,8 @@ class TestMistakes:
             'with a unit, such as "64MiB" or "256MB"; allowed: 64KiB to 5GiB',
             'o.toml: log.level = "inof": did you mean info?; allowed: one of debug, info, warning, error',
             "o.toml: grpc.host: grpc.host = '0.0.0.0' opens the API to others without encryption or authentication: "
-            "use 127.0.0.1, set tls.client_ca_file or a key for tokens, or set grpc.insecure_elsewhere = true if the "
-            "network keeps strangers out",
+            "use 127.0.0.1, set tls.client_ca_file or a key for tokens, or set grpc.allow_unauthenticated = true if "
+            "the network keeps strangers out",
         ]
 
     def test_one_mistake_is_one_line_with_a_hint(self) -> None:
@@ -301,7 +301,7 @@ class TestRules:
             ({"memory": MemorySettings(cache_bytes=15 * MiB)}, ("read.read_ahead_bytes", "memory.cache_bytes")),
             (
                 {"grpc": GrpcSettings(host=EVERYWHERE)},
-                ("grpc.host", "grpc.insecure_elsewhere", "tls.client_ca_file", "access.token_secret_key"),
+                ("grpc.host", "grpc.allow_unauthenticated", "tls.client_ca_file", "access.token_secret_key"),
             ),
             ({"grpc": GrpcSettings(port=7651)}, ("grpc.port", "http.port")),
             ({"read": ReadSettings(batch_bytes=11 * MiB)}, ("read.batch_bytes", "grpc.message_bytes_max")),
@@ -326,7 +326,7 @@ class TestRules:
             {"offload": OffloadSettings(segment_bytes_max=80_000 * MiB)},
             {"offload": OffloadSettings(segment_age_min_s=600)},
             {"memory": MemorySettings(upload_bytes=24 * MiB, cache_bytes=16 * MiB)},
-            {"grpc": GrpcSettings(host=EVERYWHERE, insecure_elsewhere=True)},
+            {"grpc": GrpcSettings(host=EVERYWHERE, allow_unauthenticated=True)},
             {"grpc": GrpcSettings(port=0)},
             {"retention": RetentionSettings(kind=TierRetention.LIMITED, size_bytes=1)},
             {"retention": RetentionSettings(kind=TierRetention.LIMITED, age_s=0.5)},

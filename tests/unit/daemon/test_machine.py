@@ -154,7 +154,7 @@ def tls(**values: Any) -> TlsSettings:  # noqa: ANN401 - settings of any kind
         ({"pulsar": PulsarSettings(admin_url="http://broker:8080")}, None),
         ({"pulsar": PulsarSettings(admin_url="https://broker", admin_token_file="t")}, None),
         ({"ledgers": LedgersSettings(), "pulsar": PulsarSettings(admin_url="https://b")}, "no ledgers are tailed"),
-        ({"grpc": GrpcSettings(host="10.0.0.1", insecure_elsewhere=True)}, "whoever reaches its port"),
+        ({"grpc": GrpcSettings(host="10.0.0.1", allow_unauthenticated=True)}, "whoever reaches its port"),
         ({"bookkeeper": BookkeeperSettings(sasl_username="u", sasl_password=SecretStr("p"))}, "not encrypted"),
         (
             {"bookkeeper": BookkeeperSettings(tls=True, sasl_username="u", sasl_password=SecretStr("p"))},

@@ -22,7 +22,7 @@ DAEMONS = ("offloaderd-0", "offloaderd-1")
 def test_who_is_reached_from_elsewhere_asks_for_a_certificate(name: str, tmp_path: Path) -> None:
     """Without exception; and somebody is granted something, or nobody could do anything."""
     settings = settings_of(name, tmp_path)
-    assert not settings.grpc.insecure_elsewhere
+    assert not settings.grpc.allow_unauthenticated
     if not is_loopback(settings.grpc.host):
         assert None not in (settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file)
         assert settings.access.grants

@@ -23,9 +23,9 @@ LATE = OPTIONS.model_copy(update={"interval_s": 86_400.0})
 """An owner that is told of nothing looks tomorrow."""
 
 
-def rig_of(*, sleep_after_s: float = 0.0, grants: bool = True) -> Rig:
+def rig_of(*, suspend_after_s: float = 0.0, grants: bool = True) -> Rig:
     """A rig whose topic is looked after by the duty."""
-    rig = Rig(sleep_after_s=sleep_after_s)
+    rig = Rig(suspend_after_s=suspend_after_s)
     rig.ledgers = memory_ledgers(rig.clock)
 
     async def duty(offloader: TopicOffloader) -> None:
@@ -62,15 +62,15 @@ async def revoke(rig: Rig, ledger_id: int) -> None:
     await grant_records.revoke(rig.tree.connect(), TOPIC, ledger_id, reason="damaged", now_ms=5, damaged=True)
 
 
-@pytest.mark.parametrize("sleep_after_s", [0.0, 0.05])
+@pytest.mark.parametrize("suspend_after_s", [0.0, 0.05])
 @pytest.mark.parametrize("grants", [True, False])
-async def test_what_anybody_found_damaged_shows_at_once(sleep_after_s: float, *, grants: bool) -> None:
+async def test_what_anybody_found_damaged_shows_at_once(suspend_after_s: float, *, grants: bool) -> None:
     """Also of a topic that sleeps, where no grants are given, and when it is allowed again."""
-    rig = rig_of(sleep_after_s=sleep_after_s, grants=grants)
+    rig = rig_of(suspend_after_s=suspend_after_s, grants=grants)
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         for ledger_id in (0, 1):
-            if sleep_after_s:
+            if suspend_after_s:
                 await until(lambda: engine.find(TOPIC) is None)
             await revoke(rig, ledger_id)
             await until(lambda: shown(engine) == tuple(range(ledger_id + 1)))  # noqa: B023 - awaited here

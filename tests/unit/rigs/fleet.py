@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.unit.rigs.rig import Rig
 
 TOPICS = tuple(TopicName.parse(f"public/default/t{number}") for number in range(12))
-QUICK = PlacementSettings(settle_s=0.2, grace_s=0.15, handovers_max=2, handover_s=2.0, keep_s=60.0)
+QUICK = PlacementSettings(settle_s=0.2, grace_s=0.15, handovers_max=2, handover_s=2.0, cooldown_s=60.0)
 
 
 @dataclass
@@ -54,7 +54,7 @@ async def fellow(
     """Run a registered daemon; at the end it leaves as one that is told to: it drains."""
     session = rig.tree.connect()
     context = rig.context(session, source=None if push_only else rig.ledgers)
-    engine = Engine(context, rig.book(session), placement=options, sleep=IdleOptions(after_s=rig.sleep_after_s))
+    engine = Engine(context, rig.book(session), placement=options, sleep=IdleOptions(after_s=rig.suspend_after_s))
     node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=rig.clock.wall_ms())
     registration = Registration(session, node, clock=rig.clock, patience_s=5.0, changed=engine.placement.become)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:

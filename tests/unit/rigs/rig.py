@@ -76,11 +76,11 @@ class Rig:
     offloads: BrokerOffloads | None = None
     places: tuple[tuple[str, str], ...] = (("b", "seg/"),)
     duties: dict[str, Duty] = field(default_factory=dict)
-    sleep_after_s: float = 0.0
+    suspend_after_s: float = 0.0
     origin: LedgerOrigin | None = None
     register: LedgerRegister | None = None
     deployment_id: str = ""
-    readers_s: float = 0.0
+    reader_grace_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the stores that the test did not bring."""
@@ -123,7 +123,7 @@ class Rig:
             offloads=self.offloads,
             chunk_bytes=self.chunk_bytes,
             deployment_id=self.deployment_id,
-            readers_s=self.readers_s,
+            reader_grace_s=self.reader_grace_s,
         )
 
     def known_source(self, metadata: MetadataStore) -> KnownSource | None:
@@ -159,7 +159,7 @@ class Rig:
         """Run an engine; at the end it drains."""
         store = metadata or self.tree.connect()
         context = self.context(store, source=None if push_only else self.ledgers)
-        engine = Engine(context, self.book(store), duties=self.duties, sleep=IdleOptions(after_s=self.sleep_after_s))
+        engine = Engine(context, self.book(store), duties=self.duties, sleep=IdleOptions(after_s=self.suspend_after_s))
         node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
             running = group.create_task(engine.run(node))

@@ -94,7 +94,7 @@ async def test_a_topic_that_sleeps_is_read_by_what_was_committed_when_it_fell_as
 ) -> None:
     """ZooKeeper falls silent, and then its session ends: the read that wakes the topic need not wait for it to wake."""
     monkeypatch.setattr(hot, "ANSWERS_S", 0.01)
-    rig = Rig(sleep_after_s=0.1)
+    rig = Rig(suspend_after_s=0.1)
     rig.ledgers = memory_ledgers(rig.clock)
     last = await rig.ledgers.append(TOPIC, payloads(30))
     store, back = rig.tree.connect(), asyncio.Event()
@@ -130,7 +130,7 @@ async def test_a_topic_that_sleeps_is_read_by_what_was_committed_when_it_fell_as
 
 async def test_what_another_daemon_has_taken_is_not_read_by_the_last_map(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim ended while the topic slept, and the session did not: what has changed since is the other's to say."""
-    rig = Rig(sleep_after_s=0.1)
+    rig = Rig(suspend_after_s=0.1)
     rig.ledgers = memory_ledgers(rig.clock)
     last = await rig.ledgers.append(TOPIC, payloads(30))
     async with rig.engine() as engine:

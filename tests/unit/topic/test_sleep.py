@@ -54,7 +54,7 @@ AWAKE_S = 0.5
 @pytest.fixture
 def rig() -> Rig:
     """A rig whose topics sleep soon."""
-    rig = Rig(sleep_after_s=AFTER_S)
+    rig = Rig(suspend_after_s=AFTER_S)
     rig.ledgers = memory_ledgers(rig.clock)
     return rig
 
@@ -253,7 +253,7 @@ async def test_what_its_owner_put_on_the_trash_list_keeps_a_topic_awake(rig: Rig
 
 async def test_what_stays_for_readers_keeps_no_topic_awake(rig: Rig) -> None:
     """It is deleted when the topic wakes next."""
-    rig.readers_s = 3600.0
+    rig.reader_grace_s = 3600.0
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         last = await offloaded(rig, engine)
@@ -432,7 +432,7 @@ async def test_a_topic_that_is_only_looked_at_sleeps_at_once(rig: Rig) -> None:
     """When a daemon takes it over, and when it is due; not when somebody uses it, or when there is something to do."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-    rig.sleep_after_s = 4.0
+    rig.suspend_after_s = 4.0
     async with rig.engine() as engine:
         started = rig.clock.monotonic()
         for _ in range(2):

@@ -74,7 +74,7 @@ class Ground:
         self.metadata: MetadataStore = self.tree.connect()
         self.metrics = Metrics()
         self.source: LedgerSource | None = None
-        self.readers_s = 0.0
+        self.reader_grace_s = 0.0
 
     def collector(self, *, objects: SegmentStore | None = None, metadata: MetadataStore | None = None) -> Collector:
         """Return a collector of this site."""
@@ -86,7 +86,7 @@ class Ground:
             clock=self.clock,
             metrics=self.metrics,
             source=self.source,
-            readers_s=self.readers_s,
+            reader_grace_s=self.reader_grace_s,
         )
 
     async def collect(

@@ -407,7 +407,7 @@ async def test_trash_of_a_topic_without_owner_stays_for_readers(
     ground: Ground, *, readable: bool | None, days: int
 ) -> None:
     """For as long as its owner would have left it; what nobody could read goes after the grace age."""
-    ground.readers_s = 2.5 * DAY_S
+    ground.reader_grace_s = 2.5 * DAY_S
     await ground.store(2, runs(1, 0, 5))
     decided = Trash(
         segment_id=segment_id(2),

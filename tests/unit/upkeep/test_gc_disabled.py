@@ -68,7 +68,7 @@ async def test_the_open_segment_of_a_disabled_topic_goes_by_the_trash_list(groun
 
     Readers are not waited for: it was no part of the topic.
     """
-    ground.readers_s = 1000 * DAY_S
+    ground.reader_grace_s = 1000 * DAY_S
     upload_id = await disabled(ground)
     (find,) = (await ground.collect(apply=False))[0]
     assert (find.key, find.kind, find.verdict, find.upload_id) == (data_key(2), Kind.UPLOAD, Verdict.DELETE, upload_id)

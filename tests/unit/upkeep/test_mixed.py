@@ -134,7 +134,7 @@ async def test_the_scrub_reads_whole_ledgers(mixed: Mixed) -> None:
     segment = await first_whole(mixed)
     await mixed.flip(segment.keys.data, segment.object_bytes // 2)
     owned = await Owned.claim(rig)
-    options = ScrubSettings.model_construct(interval_s=3600.0, first_s=0.0, bytes_per_s=10**9)
+    options = ScrubSettings.model_construct(interval_s=3600.0, first_after_s=0.0, bytes_per_s=10**9)
     told: list[tuple[int, ...]] = []
 
     async def damaged(_: object, ledgers: Sequence[int], __: str) -> None:

@@ -169,7 +169,7 @@ async def test_what_left_the_map_stays_for_readers() -> None:
     """Its objects go once nobody reads them any more who was sent to them before, by any clock; others go at once."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    owned.context = replace(owned.context, readers_s=3600.0)
+    owned.context = replace(owned.context, reader_grace_s=3600.0)
     before = owned.offloader.map.segments[0]
     assert await owned.offloader.record.remove_oldest(before, reason="test")
 
@@ -188,7 +188,7 @@ async def test_what_left_the_map_stays_for_readers() -> None:
         assert (gone, round(due_s or 0, -2), keys) == (0, 600, 6)
     gone, due_s, keys = await emptied(-9000, readable=True)
     assert (gone, round(due_s or 0), keys) == (0, 3600, 6), "a clock that runs ahead"
-    owned.context = replace(owned.context, readers_s=0.0)
+    owned.context = replace(owned.context, reader_grace_s=0.0)
     assert await emptied(0, readable=True) == (1, None, 3), "an operator who cannot wait: what was decided before goes"
 
 
@@ -196,7 +196,7 @@ async def test_what_never_was_in_the_map_goes_at_once() -> None:
     """Nobody was sent to it."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
-    owned.context = replace(owned.context, readers_s=3600.0)
+    owned.context = replace(owned.context, reader_grace_s=3600.0)
     before = owned.offloader.map.segments[0]
     assert await owned.offloader.record.remove_oldest(before, reason="test")
     path, store = paths.trash_record(TOPIC, before.segment_id), rig.tree.connect()
@@ -210,7 +210,7 @@ async def test_what_stays_for_readers_is_deleted_in_time() -> None:
     """The duty deletes it when it is due, and hears of what a job does meanwhile."""
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
-    owned.context = replace(owned.context, readers_s=0.05)
+    owned.context = replace(owned.context, reader_grace_s=0.05)
     segments = owned.offloader.map.segments
     assert await owned.offloader.record.remove_oldest(segments[0], reason="test")
     duty = asyncio.get_running_loop().create_task(keep_trash_empty(owned.context, owned.offloader))

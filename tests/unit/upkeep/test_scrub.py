@@ -86,7 +86,7 @@ def scrubber(
         objects or ground.objects,
         ground.metadata,
         [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
-        ScrubSettings.model_construct(interval_s=WEEK_S, first_s=HOUR_S, bytes_per_s=rate),
+        ScrubSettings.model_construct(interval_s=WEEK_S, first_after_s=HOUR_S, bytes_per_s=rate),
         clock=ground.clock,
         metrics=ground.metrics,
         damaged=damaged,
@@ -288,7 +288,7 @@ async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
         store,
         ground.metadata,
         [Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)],
-        ScrubSettings.model_construct(interval_s=WEEK_S, first_s=0, bytes_per_s=10**9),
+        ScrubSettings.model_construct(interval_s=WEEK_S, first_after_s=0, bytes_per_s=10**9),
         clock=ground.clock,
         metrics=ground.metrics,
         budget=budget,
@@ -366,6 +366,6 @@ async def test_a_record_that_cannot_be_read_begins_anew(ground: Ground) -> None:
 async def test_what_is_off_does_nothing(ground: Ground) -> None:
     """And ends."""
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
-    options = ScrubSettings.model_construct(interval_s=1, first_s=0, bytes_per_s=1, enabled=False)
+    options = ScrubSettings.model_construct(interval_s=1, first_after_s=0, bytes_per_s=1, enabled=False)
     idle = Scrubber(ground.objects, ground.metadata, [site], options, clock=ground.clock, metrics=ground.metrics)
     await idle.run(cast("TopicOffloader", Owner(ground, await ground.map(), 0)))

@@ -98,7 +98,7 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
 
     A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
     the tier never holds less than the source. The daemon that owns the topic has to be asked. Nothing of it is read any
-    more; its objects go after retention.readers_s (1 h), at once where that is 0.
+    more; its objects go after retention.reader_grace_s (1 h), at once where that is 0.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool)
         for segment in found.segments
     ]
     if found.segments:
-        lines.append("their objects go after retention.readers_s (1 h unless set)")
+        lines.append("their objects go after retention.reader_grace_s (1 h unless set)")
     if found.waits_for:
         lines.append(f"other segments wait for ledger {', '.join(map(str, found.waits_for))}, which is not marked")
     return lines
