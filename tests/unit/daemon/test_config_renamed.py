@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUCKET = {"objects.bucket": "offload"}
-OLD, NEW = "offload.suspend_after_s", "offload.suspend_after_s"
+OLD, NEW = "offload.sleep_after_s", "offload.suspend_after_s"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize("old", SETTINGS)
 def test_an_old_name_sets_what_the_new_one_does(old: str, file: Callable[[str], Path]) -> None:
     """From the file, the environment and the options of a job; the setting is shown by its new name."""
-    new, value = SETTINGS[old], "true" if old == "grpc.allow_unauthenticated" else "77"
+    new, value = SETTINGS[old], "true" if old == "grpc.insecure_elsewhere" else "77"
     section, _, name = old.partition(".")
     variable = environment_name(old)
     path = file(f"[{section}]\n{name} = {value}\n")
@@ -60,7 +60,7 @@ def test_an_old_name_sets_what_the_new_one_does(old: str, file: Callable[[str], 
 
 def test_both_names_in_one_place_are_a_mistake(file: Callable[[str], Path]) -> None:
     """In either order, and with the same value too: the line that stays must be the right one."""
-    for lines in ("suspend_after_s = 1\nsuspend_after_s = 1\n", "suspend_after_s = 1\nsleep_after_s = 2\n"):
+    for lines in ("sleep_after_s = 1\nsuspend_after_s = 1\n", "suspend_after_s = 1\nsleep_after_s = 2\n"):
         path = file(f"[offload]\n{lines}")
         (mistake,) = check(path, {}).mistakes
         assert mistake.endswith(f" are one setting: give {NEW} alone")
