@@ -25,22 +25,23 @@ class TlsSettings(Section):
     """The daemon's certificate, for gRPC (as soon as it is given) and HTTP (http.tls)."""
 
     cert_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/tls.crt"])
-    """The daemon's certificate, then those that sign it (PEM). Given: gRPC speaks TLS alone, 1.2 or newer."""
+    """The daemon's certificate, then those that sign it (PEM). With it gRPC accepts TLS only, 1.2 or newer."""
 
     key_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/tls.key"])
     """Its key (PEM, without a passphrase)."""
 
     client_ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/clients-ca.crt"])
-    """Authorities that sign clients' certificates (PEM). Given: nobody connects without one, and its common name (CN)
-    or an alternative name (URI, DNS) is the caller's identity unless a token is sent as well."""
+    """Authorities that sign clients' certificates (PEM). With it nobody connects without a certificate. The
+    certificate's common name (CN) and alternative names (URI, DNS) are the caller's identity unless a token is sent as
+    well."""
 
     reload_s: Seconds = Field(default=10.0, ge=0.1, le=3600)
-    """How often the files are looked at; changed ones are used for new connections. Those that cannot be used, or do
-    not fit each other, leave the old in place (offloaderd_tls_reload_failing)."""
+    """How often the files are read again. New connections use changed files. Files that cannot be used, or that do not
+    belong together, leave the old ones in use (offloaderd_tls_reload_failing)."""
 
 
 class AccessSettings(Section):
-    """Who may call what. Without client certificates and tokens: everybody, everything."""
+    """Who may call what. Without client certificates and tokens everybody may call everything."""
 
     grants: Grants = Field(
         default=(), examples=[("admin alice *", "offload broker public/*", "read spark public/default/clicks")]
@@ -64,10 +65,10 @@ class AccessSettings(Section):
     """Pulsar's tokenPublicAlg: the one algorithm that is accepted with token_public_key."""
 
     token_secret_key_previous: OptionalSecret = Field(default=None, examples=[""])
-    """The secret before, while tokens are replaced: what it signed is taken as well. Never shown."""
+    """The previous secret, while tokens are replaced: tokens that it signed are still accepted. Never shown."""
 
     token_public_key_previous: OptionalSecret = Field(default=None, examples=[""])
-    """The public key before, while tokens are replaced."""
+    """The previous public key, while tokens are replaced: tokens that it verifies are still accepted."""
 
     token_public_alg_previous: (
         Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] | None
@@ -81,39 +82,40 @@ class AccessSettings(Section):
     """Pulsar's tokenAudienceClaim; looked at if token_audience is set."""
 
     token_audience: OptionalText = Field(default=None, examples=["offloaderd"])
-    """Pulsar's tokenAudience: for whom a token must be meant. Not set: for anybody."""
+    """Pulsar's tokenAudience: the audience that a token must name. Not set: any."""
 
     token_leeway_s: Seconds = Field(default=0.0, ge=0, le=600)
-    """By how much clocks may differ when a token's dates are judged."""
+    """How much clocks may differ when the dates of a token are checked."""
 
     identity_calls_max: int = Field(default=1536, ge=1, le=1_000_000)
-    """Calls of one identity that are served at the same time; the next is refused and may come again. What is left of
-    grpc.calls_max is for others. Counts with authentication alone."""
+    """Calls of one identity that are served at the same time; the next is refused and may be repeated. The rest of
+    grpc.calls_max is for others. It needs authentication to have an effect."""
 
     identity_readers_max: int = Field(default=192, ge=1, le=100_000)
-    """Reads of one identity that are open at the same time, as identity_calls_max: what is left of read.readers_max is
-    for others, for instance for brokers beside a job that reads."""
+    """Reads of one identity that are open at the same time. The rest of read.readers_max is for others, for instance
+    for brokers beside a job that reads."""
 
     namespace_topics_max: int = Field(default=10_000, ge=0, le=1_000_000)
-    """Topics that a namespace may have here before a broker's offload enables no further one that nobody spoke of: the
-    role offload is enough for that. What is enabled by hand or by a pattern is not bounded."""
+    """A broker that wants a ledger offloaded enables its topic if no policy names it, for which the role offload is
+    enough. This is the number of topics of a namespace from which on that enables no more. Topics that are enabled by
+    hand or by a pattern are not limited."""
 
     tenant_namespaces_max: int = Field(default=1000, ge=0, le=1_000_000)
-    """Namespaces that a tenant may have here, and tenants in all, before a broker's offload adds another one; as
-    namespace_topics_max."""
+    """The same for the namespaces of a tenant, and for the tenants: from this number on, requests of brokers add no
+    more."""
 
     namespace_expressions_max: int = Field(default=20, ge=0, le=10_000)
-    """Patterns re:EXPRESSION that may be enabled of a namespace, as the expression spells it out, of a tenant as a
-    whole, and of the cluster; each takes up to some milliseconds of every daemon for each topic. Those that are there
-    stay when the number is lowered."""
+    """Patterns re:EXPRESSION that may be enabled for a namespace that the expression spells out, for a tenant as a
+    whole, and for the cluster. Each costs every daemon up to some milliseconds for each topic. Existing ones stay when
+    the number is lowered."""
 
     audit_reads: bool = False
-    """Write an event audit.read at the end of each read: who, topic, the range that was asked for, the bytes that were
-    sent. Brokers read many times a second, and the log grows with them."""
+    """Write an event audit.read at the end of each read: the identity, the topic, the requested range, the bytes that
+    were sent. Brokers read many times a second, so the log grows fast."""
 
     calls_per_s: int = Field(default=1000, ge=1, le=1_000_000)
-    """Calls that one identity (without authentication: one address) may begin in a second, in bursts of as many. A
-    stream is one call however long it lasts."""
+    """Calls that one identity (without authentication: one address) may begin in a second; all of them may come at
+    once. A stream is one call, however long it lasts."""
 
     @property
     def has_tokens(self) -> bool:

@@ -9,63 +9,64 @@ SINGLES_WINDOW_MAX = 64
 
 
 class BookkeeperSettings(Section):
-    """The cluster whose ledgers are read when ledgers.kind is bookkeeper; docs/bookkeeper.md has the whole story."""
+    """The cluster whose ledgers are read when ledgers.kind is bookkeeper; docs/bookkeeper.md describes all of it."""
 
     servers: OptionalServers = Field(default=None, examples=["zk-0.example:2181,zk-1.example:2181,zk-2.example:2181"])
     """ZooKeeper of the bookies and brokers. Not set: metadata.servers, which is right unless the daemon's own records
     are kept elsewhere. It is only read."""
 
     ledgers_root: NodePath = "/ledgers"
-    """Node of BookKeeper's metadata. A path at the end of the cluster's metadataStoreUrl goes in front."""
+    """Node of BookKeeper's metadata. If the cluster's metadataStoreUrl ends with a path, put that path in front."""
 
     managed_ledgers_root: NodePath = "/managed-ledgers"
-    """Node of Pulsar's lists of ledgers. A path at the end of metadataStoreUrl goes in front here too."""
+    """Node of Pulsar's lists of ledgers. If metadataStoreUrl ends with a path, put that path in front here too."""
 
     poll_min_s: Seconds = Field(default=0.2, ge=0.01, le=60)
-    """Pause between two looks at the end of an open ledger while it moves. Shorter: fresher, and more requests; each
-    topic costs one small request a look."""
+    """Pause between two requests for the end of an open ledger that gets entries. Shorter: entries are seen sooner, for
+    more requests; each poll is one small request for each topic."""
 
     poll_max_s: Seconds = Field(default=2.0, ge=0.01, le=600)
-    """The same for a topic that has not moved for some seconds; the pause grows to it step by step. Where bookies are
-    not waited for (long_poll_s) it is how late the first entry after a silence is noticed."""
+    """The longest such pause. For a topic that gets no entries the pause grows to it step by step. Where no long polls
+    are sent (long_poll_s), the first entry after a silence is seen up to this much later."""
 
     long_poll_s: Seconds = Field(default=120.0, ge=0, le=300)
-    """When a topic has reached poll_max_s, a bookie is asked to tell of the next entry instead (a long poll), and
-    answers after this time at the latest. Longer: fewer requests of idle topics. 0, or not more than poll_max_s: poll
-    for ever."""
+    """For a topic that has reached poll_max_s, a bookie is asked to answer when the next entry comes (a long poll), and
+    after this time at the latest. Longer: fewer requests for idle topics. 0, or not more than poll_max_s: no long
+    polls."""
 
     connect_timeout_s: Seconds = Field(default=5.0, gt=0, le=300)
-    """How long a connection to a bookie may take to open, TLS and all."""
+    """How long a connection to a bookie may take to open, including TLS."""
 
     request_timeout_s: Seconds = Field(default=5.0, gt=0, le=300)
     """How long one bookie may take to answer before another replica is asked instead; the Java client's default."""
 
     hedge_s: Seconds = Field(default=2.0, gt=0, le=300)
-    """Ask a second replica as well when the first has not answered for this long; the Java client's default. Shorter
-    hides slow bookies better and doubles their load sooner."""
+    """Ask a second replica as well when the first has not answered for this long; the Java client's default. A shorter
+    time makes up for slow bookies better, and doubles the load sooner."""
 
     batch_bytes: Bytes = Field(default=1 * MiB, ge=64 * KiB, le=4 * MiB)
     """Most that one batch read asks for. A bookie sends up to 5 MiB; more than 1 MiB gains nothing."""
 
     requests_in_flight_max: int = Field(default=256, ge=1, le=10_000)
-    """Requests on their way to one bookie. It halves by itself when a bookie says that it has too many (its
-    maxPendingReadRequestsPerThread, 2,500 in Pulsar)."""
+    """Requests to one bookie that are not answered yet. The number is halved when a bookie answers that it has too many
+    (its maxPendingReadRequestsPerThread, 2,500 in Pulsar)."""
 
     long_polls_in_flight_max: int = Field(default=1000, ge=1, le=50_000)
-    """Long polls of idle topics that one bookie may owe this daemon an answer to; topics beyond it are polled. A bookie
-    counts those of all daemons as reads in progress: keep the sum far below its maxReadsInProgressLimit (10,000 in
-    later versions of BookKeeper)."""
+    """Long polls that one bookie has not answered yet; further idle topics are polled instead. A bookie counts the long
+    polls of all daemons as reads in progress: keep their sum far below its maxReadsInProgressLimit (10,000 in later
+    versions of BookKeeper)."""
 
     bytes_per_s: Bytes = Field(default=0, ge=0)
     """Most that all topics together read from bookies in a second; 0: no limit. One daemon's processor is a limit of
     about 75 MiB/s already. Must stay above what producers write, or the lag grows for ever."""
 
     requests_per_s: int = Field(default=0, ge=0, le=1_000_000)
-    """Most reads that all topics together send to bookies in a second, looks at open ledgers not counted; 0: no
-    limit."""
+    """Most reads that all topics together send to bookies in a second, requests for the end of open ledgers not
+    counted; 0: no limit."""
 
     topic_bytes_per_s: Bytes = Field(default=0, ge=0)
-    """The same for each topic, so that one with a long history leaves the others room; 0: no limit."""
+    """Most that one topic reads from bookies in a second, so that a topic with a long history leaves room for others;
+    0: no limit."""
 
     topic_requests_per_s: int = Field(default=0, ge=0, le=1_000_000)
     """Most reads of one topic in a second; 0: no limit."""

@@ -9,6 +9,6 @@ class HistorySettings(Section):
     """Entries from before a topic was enabled."""
 
     daemon_bytes_max: Bytes = Field(default=4 * 1024 * 1024 * 1024, ge=0)
-    """A topic with more than this in closed ledgers when it is enabled has them left to a backfill job, with the
-    boundary on record; new entries wait for that unless the topic's history order is alongside. 0: history is never
-    offloaded by a daemon."""
+    """If the closed ledgers of a topic have more than this when it is enabled, the daemon records the boundary and
+    leaves them to a backfill job. New entries wait for that job unless the topic's history order is alongside. 0:
+    daemons never offload history."""

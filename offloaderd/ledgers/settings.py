@@ -13,9 +13,9 @@ class LedgersSettings(Section):
     """The ledger source: where entries can be read again."""
 
     kind: Literal["bookkeeper", "embedded", "none"] = "none"
-    """bookkeeper: the ledgers of a Pulsar cluster are tailed where they are, see [bookkeeper] and docs/bookkeeper.md.
-    embedded: the daemon keeps ledgers itself and takes entries over gRPC. none: topics are only pushed by a broker, and
-    nothing is written to the local disk unless asked for."""
+    """bookkeeper: the ledgers of a Pulsar cluster are read where they are, see [bookkeeper] and docs/bookkeeper.md.
+    embedded: the daemon keeps ledgers itself and takes entries over gRPC. none: brokers push all entries; the local
+    disk is used only for a spill, if spill.directory is set."""
 
     directory: str = Field(default="/var/lib/offloaderd/ledgers", min_length=1)
     """Where the embedded store keeps its files."""
@@ -31,22 +31,23 @@ class LedgersSettings(Section):
 
 
 class PulsarSettings(Section):
-    """The brokers' admin API, asked only for the last confirmed entry of topics that went quiet. Optional."""
+    """The brokers' admin API. Optional: it is asked for the last confirmed entry of topics without traffic, and for the
+    retention of a namespace when a policy is compared with it."""
 
     admin_url: Url = Field(default=None, examples=["https://pulsar.example:8443"])
-    """URL of a broker or proxy. Not set: it is never asked, and an idle open ledger hides what its writer had in flight
-    until the next entry, an explicit LAC or the close."""
+    """URL of a broker or proxy. Not set: the API is not used. The last entries of an open ledger without traffic are
+    then unknown until the next entry, an explicit LAC or the close."""
 
     admin_token: OptionalSecret = Field(default=None, examples=[""])
     """Token that may read topic statistics; better given as OFFLOADERD__PULSAR__ADMIN_TOKEN than in a file. Never
     shown."""
 
     admin_token_file: OptionalText = Field(default=None, examples=["/var/run/secrets/pulsar/token"])
-    """File that holds it instead, read anew for each request, so that it may be rotated."""
+    """File with the token, in place of admin_token. It is read for each request, so the token may be replaced."""
 
     admin_ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/pulsar-ca.pem"])
     """Authorities that sign the brokers' certificates (PEM). Not set: those of the system."""
 
     admin_quiet_s: Seconds = Field(default=1.0, ge=0.1, le=600)
-    """How long an open ledger with hidden entries must stand still before the API is asked; then again after 2, 4 .. 30
-    s while it does."""
+    """How long an open ledger with entries that are not known to be confirmed must get none before the API is asked;
+    then again after 2, 4 .. 30 s as long as nothing changes."""

@@ -35,13 +35,13 @@ class ObjectsSettings(Section):
     """Bucket for all topics; must exist. There is no default, as a guess could be someone else's."""
 
     prefix: KeyPrefix = ""
-    """What every key begins with, for a shared bucket; write a final slash for a folder. Empty, as Pulsar's own reader
-    looks for keys without any."""
+    """Prefix of every key, for a shared bucket; write a slash at its end for a folder. Empty by default, because
+    Pulsar's own reader expects keys without a prefix."""
 
     places: PlaceList = Field(default="", examples=["pulsar-offload-eu/topics/, pulsar-archive"])
-    """Further places that the policy of a topic or namespace may name: buckets of the same service, with the same keys,
-    and a prefix of their own if they have one. What lies there is read, collected, verified and rebuilt as well; keep a
-    place here for as long as segments lie in it."""
+    """Further places that policies may name: buckets of the same service, with the same keys, each with a prefix if it
+    needs one. Segments there are read, collected, verified and rebuilt as well; keep a place here for as long as
+    segments lie in it."""
 
     endpoint: Url = Field(default=None, examples=["http://127.0.0.1:9000"])
     """URL of an S3 service other than AWS. Not set: AWS in objects.region."""
@@ -71,8 +71,8 @@ class ObjectsSettings(Section):
     """File with the web identity token for role_arn; read at each renewal."""
 
     encryption: Literal["default", "sse-s3", "sse-kms"] = "default"
-    """Server-side encryption asked for with each object. default: the bucket's own setting. sse-s3: keys of S3.
-    sse-kms: a key of the KMS, whose rights then count for every read."""
+    """Server-side encryption of each new object. default: what the bucket is set to. sse-s3: keys of S3. sse-kms: a key
+    of the KMS; every read then needs the right to use that key."""
 
     kms_key_id: OptionalText = Field(default=None, examples=[""])
     """Id, alias or ARN of the key for sse-kms. Not set: the service's own key for S3."""

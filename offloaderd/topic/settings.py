@@ -9,20 +9,20 @@ GiB = 1024**3
 
 
 class OutageSettings(Section):
-    """What becomes of new entries while the store is away for long."""
+    """What happens to new entries while the store is away for long."""
 
     policy: OutagePolicy = OutagePolicy.SOURCE
-    """For topics whose own policy says nothing. source: the ledger source keeps them, and a topic without one holds its
-    pushers back once memory is full. block: nothing is taken from the beginning of the outage, so that no more is
-    unprotected than was. spill: topics without a source overflow to spill.directory."""
+    """For topics whose own policy does not set it. source: entries stay in the ledger source; a topic without one holds
+    its pushers back once memory is full. block: no entries are taken while the outage lasts, so that the number of
+    unprotected entries does not grow. spill: topics without a source write what does not fit to spill.directory."""
 
 
 class SpillSettings(Section):
     """The disk for pushed entries that find no room in memory."""
 
     directory: OptionalText = Field(default=None, examples=["/var/lib/offloaderd/spill"])
-    """A directory of this daemon's own; what is in it is thrown away at the start, as it was never reported durable.
-    Not set: topics cannot spill."""
+    """A directory for this daemon alone. Its content is deleted at the start: none of it was reported durable. Not set:
+    topics cannot spill."""
 
     bytes_max: Bytes = Field(default=10 * GiB, ge=16 * 1024**2)
-    """Most that all topics may have there; then their pushers wait. Leave the disk some room beyond."""
+    """Most that all topics together may store there; then their pushers wait. Leave some free space on the disk."""

@@ -68,8 +68,8 @@ class HttpSettings(Section):
     """The status page, /metrics, /healthz and /readyz."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address to listen on. Loopback by default; it shows topic names but no data and takes no orders, so "0.0.0.0" is
-    what a scraper or a probe from elsewhere needs."""
+    """Address to listen on. The pages show topic names but no entries, and change nothing: "0.0.0.0" is right where a
+    scraper or a probe comes from another host."""
 
     port: Port = 7651
     """Port to listen on; 0 takes any free one."""
@@ -83,12 +83,12 @@ class HttpSettings(Section):
     often."""
 
     status_page: bool = True
-    """Serve the status page, /status and /status.json, to whoever may call Status: with authentication a token as the
-    password, or a certificate where http.tls is mutual."""
+    """Serve the status page, /status and /status.json, to callers that may call Status. With authentication they give a
+    token as the password, or a certificate where http.tls is mutual."""
 
 
 class MemorySettings(Section):
-    """Budgets; together with a fixed base of about 100 MiB they bound the process."""
+    """Budgets. Together with some 100 MiB for the process itself they limit its memory."""
 
     buffer_bytes: Bytes = Field(default=256 * MiB, ge=1 * MiB)
     """Tailing buffers of all topics. What does not fit is read from the source again."""
@@ -100,9 +100,9 @@ class MemorySettings(Section):
     """Blocks read from the store and read ahead; holds four blocks or more."""
 
     unpack_bytes: Bytes = Field(default=64 * MiB, ge=1 * MiB)
-    """What ReadMessages unpacks of compressed entries: half for entries that are unpacked and sent, where a read waits
-    for its turn, half for chunks that wait for the rest of their message. One identity leaves room for others in
-    both."""
+    """Memory for what ReadMessages unpacks. One half is for compressed entries that are being unpacked and sent; reads
+    wait for their turn there. The other half is for chunks that wait for the rest of their message. One identity cannot
+    use up either half."""
 
     @property
     def budget_bytes(self) -> int:
@@ -111,11 +111,11 @@ class MemorySettings(Section):
 
 
 class ShutdownSettings(Section):
-    """Going down."""
+    """How the daemon stops."""
 
     drain_s: Seconds = Field(default=25.0, ge=0, le=3600)
-    """How long SIGTERM may take to finish open segments; then they are left for the next start. Below the 30 s after
-    which Kubernetes kills."""
+    """How long the daemon may finish open segments after SIGTERM; then they are left for the next start. Keep it below
+    the 30 s after which Kubernetes kills."""
 
 
 class LogSettings(Section):
@@ -125,8 +125,8 @@ class LogSettings(Section):
     """Least level that is written."""
 
     levels: Levels = Field(default=(), examples=[("read info", "topic.tailer debug", "kazoo error")])
-    """Modules that are written from another level on, each as MODULE LEVEL: a package or module of offloaderd with all
-    below it, or a library. `offloadctl log-level` does it for a while. In the environment separated by semicolons."""
+    """Modules with a level of their own, each as MODULE LEVEL: a package or module of offloaderd with everything below
+    it, or a library. `offloadctl log-level` sets one for a while. In the environment separated by semicolons."""
 
     format: Literal["auto", "json", "console"] = "auto"
     """json: one object a line. console: for people. auto: console on a terminal, else json."""
@@ -139,7 +139,7 @@ class TracingSettings(Section):
     """Send traces. Needs OpenTelemetry: pip install 'offloaderd[otel]'. Off, it costs nothing."""
 
     endpoint: Url = "http://127.0.0.1:4317"
-    """The collector. It may be away: what finds no room in a queue of 4096 spans is dropped."""
+    """The collector. While it is away, spans that do not fit into a queue of 4096 are dropped."""
 
     ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/collector-ca.crt"])
     """Authorities that sign the collector's certificate (PEM), with https. Not set: the system's."""
@@ -148,7 +148,8 @@ class TracingSettings(Section):
     """Sent with every export: NAME=VALUE, several with commas between them. Never shown."""
 
     ratio: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
-    """Of how many segments, chosen by their ids: 0.01 is one in a hundred, for all daemons the same."""
+    """Share of the segments that are traced, chosen by their ids: 0.01 is one in a hundred, the same ones for all
+    daemons."""
 
 
 def header_pairs(text: str) -> dict[str, str]:
