@@ -22,7 +22,7 @@ from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import load
 from offloaderd.spark.backfill import backfill
 from offloaderd.spark.jobs.run import on_executor
-from offloaderd.spark.jobs.stores import Share
+from offloaderd.spark.jobs.stores import Options, Share
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source.source import register
 
@@ -119,7 +119,7 @@ def _together(numbers: Iterable[int]) -> Iterable[object]:
 
 def _backfill(session: SparkSession, settings: Settings, *, topic: str, slots: int, segment_bytes: int) -> None:
     """Offload a topic's history."""
-    options = backfill.Options(segment_bytes=segment_bytes, share=Share(slots=slots))
+    options = Options(segment_bytes=segment_bytes, share=Share(slots=slots))
     (ended,) = asyncio.run(backfill.run(settings, session, [TopicName.parse(topic)], options))
     if ended.error is not None:
         raise ended.error

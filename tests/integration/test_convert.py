@@ -17,7 +17,9 @@ from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.protocol.v1 import policy_pb2
 from offloaderd.spark.convert import convert
-from offloaderd.spark.jobs.rewrite_job import Driver, Target
+from offloaderd.spark.convert.outlook import Target
+from offloaderd.spark.convert.topic import Progress
+from offloaderd.spark.jobs.job import Driver, RewriteTask
 from offloaderd.spark.jobs.stores import open_context
 from tests.integration.commands import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.spark.jobs.rewrite_job import Progress
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(400)
@@ -56,9 +57,11 @@ async def converted(site: Site, target: Target) -> Progress:
     """Run a conversion to its end in this process: segments of up to 32 MiB."""
     settings = load(None, site.environment(1, 2))
     async with open_context(settings, CLOCK, rewriting=True) as (context, book):
-        driver = Driver(runner=convert.LocalRunner(context), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid()))
+        driver: Driver[RewriteTask, Progress] = Driver(
+            runner=convert.LocalRunner(context), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid())
+        )
         options = convert.Options(target=target, segment_bytes=32 << 20)
-        (ended,) = await convert.run(context, book, [TOPIC], options, driver)
+        (ended,) = await convert.drive(context, book, [TOPIC], options, driver)
     assert ended.error is None
     assert ended.progress is not None
     return ended.progress

@@ -13,9 +13,8 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import Settings
-from offloaderd.spark.backfill.backfill import Options, Wanted
-from offloaderd.spark.jobs.job import PATIENCE_S
-from offloaderd.spark.jobs.stores import Share
+from offloaderd.spark.jobs.job import PATIENCE_S, Wanted
+from offloaderd.spark.jobs.stores import Options, Share
 
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")

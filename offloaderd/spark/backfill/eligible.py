@@ -1,15 +1,16 @@
-"""Whether a topic's history is a job's to offload, and if not, why; looked at before anything is written.
+"""Whether a job can offload a topic's history, checked before anything is written.
 
-A plan that the topic's daemon left to a job is there already. One that the daemon carries out itself is taken over. A
-topic whose ledgers go as a whole has no plan, since its daemon takes them one by one as they become due: a job plans
-all of its closed ledgers before the newest, behind what is offloaded.
+A plan that the topic's daemon left to a job is recorded already. One that the daemon carries out itself is taken over.
+A topic whose ledgers are offloaded whole has no plan, since its daemon takes each ledger when it is due: a job plans
+all of its closed ledgers before the newest, behind the offloaded ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from offloaderd.core.errors import NotFound
-from offloaderd.core.model import LedgerInfo, OffloadMethod, TopicName
+from offloaderd.core.errors import NotFound, OffloaderError
+from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position, TopicName
 from offloaderd.history.plan import brokers_have, extent_of
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
@@ -17,15 +18,43 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.places import Place
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.spark.jobs.job import Aim, AlreadyDone, BackfillFailed, Origin
+
+
+class BackfillFailed(OffloaderError):
+    """The backfill of a topic cannot continue by itself. Committed segments stay, begun ones can be resumed."""
+
+
+class AlreadyDone(BackfillFailed):
+    """All of a topic's history is offloaded, or known to be lost."""
+
+
+class Origin(StrEnum):
+    """The worker of a plan before a run begins."""
+
+    JOB = "job"
+    DAEMON = "daemon"
+    """The topic's daemon, from which the run takes the history over."""
+    NEW = "new"
+    """None: there is no plan yet, and the ledgers are offloaded whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """How a topic's history is to be offloaded, by its policy; `segment_bytes` of payload to a segment."""
+
+    segment_bytes: int
+    place: Place
+    method: OffloadMethod = OffloadMethod.STREAMING
+    order: HistoryOrder = HistoryOrder.HISTORY_FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """What a run would work on: the plan as it is recorded, or of a NEW one as it would be."""
+    """The plan that a run would work on: as it is recorded, or with origin NEW as it would be."""
 
     map: TopicMap
     plan: HistoryPlan
@@ -33,7 +62,7 @@ class Prospect:
 
 
 async def prospect(context: OffloadContext, topic: TopicName, aim: Aim) -> Prospect:
-    """Say what a run would work on. Raises BackfillFailed, AlreadyDone, CorruptData, Transient."""
+    """Return what a run would work on. Raises BackfillFailed, AlreadyDone, CorruptData, Transient."""
     topic_map = await enabled_map(context.metadata, topic)
     plan = topic_map.unfinished
     if plan is not None:
@@ -85,14 +114,12 @@ async def _whole_ledgers(context: OffloadContext, topic_map: TopicMap, aim: Aim)
     except NotFound as error:
         raise no_such_topic(topic) from error
     floor, standing = topic_map.floor, topic_map.offloaded
-    if not topic_map.segments and floor is not None and _is_inside(floor.entry_id, floor.ledger_id, infos):
+    if not topic_map.segments and floor is not None and _is_inside(floor, infos):
         raise BackfillFailed(
             f"retention has deleted all of {topic} up to {floor}, in the middle of a ledger",
             hint="its daemon goes on there; run it again when that ledger is offloaded",
         )
-    after = -1
-    if standing is not None:
-        after = standing.ledger_id - _is_inside(standing.entry_id, standing.ledger_id, infos)
+    after = standing.ledger_id - _is_inside(standing, infos) if standing is not None else -1
     extent = extent_of(infos, after=after)
     if extent is None:
         raise AlreadyDone(
@@ -123,6 +150,6 @@ def no_such_topic(topic: TopicName) -> BackfillFailed:
     return BackfillFailed(f"the source has no {topic}: it was deleted, or another source is configured")
 
 
-def _is_inside(entry_id: int, ledger_id: int, infos: Sequence[LedgerInfo]) -> bool:
-    """Say whether the source has more of a ledger behind an entry."""
-    return any(info.ledger_id == ledger_id and entry_id + 1 < info.entries for info in infos)
+def _is_inside(at: Position, infos: Sequence[LedgerInfo]) -> bool:
+    """Return whether the source has later entries of a position's ledger."""
+    return any(info.ledger_id == at.ledger_id and at.entry_id + 1 < info.entries for info in infos)

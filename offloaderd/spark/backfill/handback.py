@@ -1,10 +1,10 @@
-"""How what a job has not offloaded becomes the daemon's: the takeover (`takeover.py`) the other way round.
+"""Hand-back of the rest of a history from a job to the topic's daemon: the reverse of `takeover.py`.
 
-A job writes many segments side by side and a daemon one after the other, so what was begun does not change hands: what
-is whole and comes next is committed, the rest goes to the trash. It is written anew, so nothing goes that the source
-has no more: then the history stays the job's, whose next run commits it. One write of the plan, under the driver's
-claim, names the daemon as its worker. The topic's owner follows the plan, and goes on with the ranges as they are
-split, into whole ledgers where the job had split it so.
+A job writes many segments side by side and a daemon one after the other, so attempts are not handed over: stored
+segments that come next are committed, the others go to the trash, and the daemon writes them anew. Where the source no
+longer has their entries the history stays the job's, whose next run commits them. One write of the plan, under the
+driver's claim, names the daemon as its worker. The topic's owner follows the plan and its ranges, whole ledgers where
+the job has split it so.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.spark.backfill.eligible import enabled_map, plan_for_job
+from offloaderd.spark.backfill.eligible import BackfillFailed, enabled_map, plan_for_job
 from offloaderd.spark.backfill.plan import aim_of
 from offloaderd.spark.backfill.record import JobRecord
-from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import PATIENCE_S, BackfillFailed
+from offloaderd.spark.jobs.job import PATIENCE_S
+from offloaderd.spark.jobs.lease import claimed
 from offloaderd.spark.jobs.stores import Stores
 from offloaderd.upkeep.gc.abandoned import only_here
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedBack:
-    """What became of a history: segments that were whole, those that were begun in vain, what the daemon has left."""
+    """A history that was handed back: segments committed, attempts discarded, and the rest for the daemon."""
 
     method: OffloadMethod
     committed: int
@@ -39,16 +39,16 @@ class HandedBack:
 
 
 async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
-    """Depose whoever drives a topic's backfill, and leave what is not offloaded to the topic's daemon.
+    """Depose the driver of a topic's backfill, and leave what is not offloaded to the topic's daemon.
 
-    Raises BackfillFailed for a history that is not a job's, and for one of which something is in the bucket alone and
+    Raises BackfillFailed for a history that is not a job's, and for one with entries that are only in the bucket and
     cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryTorn.
     """
     context, clock = stores.context, stores.context.upload_context.clock
     plan_for_job(await enabled_map(context.metadata, topic))
     aim = await aim_of(stores, topic, 0)
     me = f"hand-back-{clock.uuid().hex[:8]}"
-    async with backfill_lease.claimed(context.metadata, topic, me, clock, depose=True) as claim:
+    async with claimed(context.metadata, topic, me, clock, depose=True) as claim:
         record = await JobRecord.open(context, stores.source, claim, me=me, patience_s=PATIENCE_S)
         await record.split(aim)
         begun = [one async for one in record.left_behind()]
@@ -72,9 +72,9 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
 
 
 async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) -> None:
-    """Raise BackfillFailed for a segment of which something is stored that the topic's daemon could not write anew.
+    """Raise BackfillFailed for a segment with stored entries that the topic's daemon could not write anew.
 
-    The job goes on with what is stored in part, and ends it where the source has no more.
+    A job resumes an attempt that is stored in part, and ends it where the source has no more.
     """
     whole = attempt.status is AttemptStatus.OFFLOADED
     if not (whole or attempt.parts):
@@ -88,7 +88,7 @@ async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) 
 
 
 async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
-    """Commit a segment that is whole and comes next, also behind what the source has lost; say whether it was.
+    """Commit a stored segment that comes next, also behind a loss; return whether it was committed.
 
     Raises Fenced, HistoryTorn.
     """

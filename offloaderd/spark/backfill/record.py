@@ -1,7 +1,7 @@
-"""What a driver changes of one topic under its claim: plan, ranges, attempts, and the map.
+"""A driver's changes to one topic under its claim: plan, ranges, attempts, and the map.
 
-All of it goes one after the other, since who writes a node has to know its version. Each commit changes the plan as
-well, so that the topic's owner takes it in.
+One change is made at a time, since each write names the version of its node. Each commit changes the plan as well, so
+that the topic's owner reads the map again.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import structlog
 
 from offloaderd.core.aio.signal import race
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
-from offloaderd.core.model import LedgerInfo, Loss, Position
+from offloaderd.core.model import START, LedgerInfo, Loss, Position
 from offloaderd.core.retry import until_answered
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.history.record import HistoryRecord
@@ -32,23 +32,78 @@ from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume.resume import reason_to_give_up
 from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.spark.backfill.eligible import plan_for_job
-from offloaderd.spark.backfill.kept import Kept
-from offloaderd.spark.backfill.split import split_history
+from offloaderd.spark.backfill.eligible import Aim, BackfillFailed, plan_for_job
+from offloaderd.spark.backfill.plan import split_history
 from offloaderd.spark.backfill.takeover import HOLD_S, held
-from offloaderd.spark.jobs.attempts import attempts_of
-from offloaderd.spark.jobs.job import Aim, BackfillFailed
 from offloaderd.spark.jobs.join import Joiner
+from offloaderd.spark.jobs.lease import attempt_log, attempts_of
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 LET_GO_S = 5.0
-"""How long to try to take that back in the end: the metadata store may be what is away."""
+"""Seconds to try to end the hold on the plan at the end: the metadata store may not answer."""
+
+
+class _Stored:
+    """The segments of one topic's job that are stored and wait for their commit, over the chain of its ledgers.
+
+    The source may delete a ledger after an executor has written it and before its commit. Then the ledgers' chain has a
+    gap that reaches over the segment: the loss ends where the segment begins, and there is none if the segment follows.
+    """
+
+    def __init__(self, history: HistoryRecord) -> None:
+        self._history = history
+        self._attempts: dict[Position, Attempt] = {}
+
+    def add(self, attempt: Attempt) -> None:
+        """Add a segment that is stored, and sealed."""
+        self._attempts[attempt.begin] = attempt
+
+    def drop(self, attempt: Attempt) -> None:
+        """Remove a segment that is committed or given up."""
+        self._attempts.pop(attempt.begin, None)
+
+    def next_after(self, position: Position) -> Run | Loss | None:
+        """Return the next entries or loss after a position, by the source or what is stored; None at history's end."""
+        step = self._history.next_after(position)
+        begin = min((one for one in self._attempts if one > position), default=None)
+        if begin is None or (isinstance(step, Run) and step.first <= begin):
+            return step
+        recorded = any(one.after == position and one.holds(begin) for one in self._history.map.losses)
+        if recorded or (isinstance(step, Loss) and step.before <= begin):
+            return step
+        attempt = self._attempts[begin]
+        if self._joins(position, attempt):
+            last = attempt.end.entry_id if attempt.end is not None else begin.entry_id
+            return Run(begin.ledger_id, begin.entry_id, last)
+        losses = attempt.seal.losses if attempt.seal is not None else ()
+        known = next((one for one in losses if (one.after, one.before) == (position, begin)), None)
+        between = begin.entry_id  # only entries of one ledger can be counted
+        if begin.ledger_id == position.ledger_id:
+            between -= position.entry_id + 1
+        return known or Loss(position, begin, between)
+
+    def _joins(self, position: Position, attempt: Attempt) -> bool:
+        """Return whether the records say that there is no entry between a position and a segment."""
+        begin, known = attempt.begin, self._history.map
+        if any((one.after, one.before) == (position, begin) for one in known.losses):
+            return True
+        if position == START:
+            return begin == Position(self._history.plan.first, 0)
+        if begin.ledger_id == position.ledger_id:
+            return begin.entry_id == position.entry_id + 1
+        if not known.joined(position, begin):
+            return False
+        index = self._history.ranges.at(position)
+        ranges = self._history.ranges.ranges
+        split = index is not None and ranges[index].end == position
+        follows = split and index is not None and index + 1 < len(ranges) and ranges[index + 1].begin == begin
+        return follows or known.ends[position.ledger_id].next_ledger_id == begin.ledger_id
 
 
 class JobRecord:
@@ -64,25 +119,25 @@ class JobRecord:
         me: str,
         patience_s: float,
     ) -> None:
-        """Raises BackfillFailed for a history that is not a job's, or not any more."""
+        """Raises BackfillFailed for a history that is not a job's."""
         plan = plan_for_job(topic_map)
         self.claim = claim
         self._context, self._source, self._me, self._patience_s = context, source, me, patience_s
         self._clock = context.upload_context.clock
         self._identity = identity_of(context, claim)
         self._head = HeadKeeper(context, self._identity, epoch=None)
-        fence = self._log(None)
+        fence = self._log()
         self._record = TopicRecord(fence, topic_map, None, clock=self._clock, metrics=context.upload_context.metrics)
         self.history = HistoryRecord(self._record, plan, fence, None, holder=me)
         self._joiner = Joiner(context, self.history)
-        self._kept = Kept(self.history)
+        self._stored = _Stored(self.history)
         self._lock = asyncio.Lock()
 
     @classmethod
     async def open(
         cls, context: OffloadContext, source: LedgerSource, claim: Claim, *, me: str, patience_s: float
     ) -> "JobRecord":
-        """Read the topic as it is under the claim."""
+        """Read the topic's map under the claim."""
         topic_map = await until_answered(
             context.upload_context.clock, lambda: catalog.load(context.metadata, claim.topic)
         )
@@ -95,24 +150,21 @@ class JobRecord:
 
     @property
     def standing(self) -> Position:
-        """Up to where history is committed; START for nothing."""
+        """The last committed position of history; START for none."""
         return self.history.standing
 
-    def _log(self, path: str | None) -> AttemptLog:
-        metrics = self._context.upload_context.metrics
-        return AttemptLog(
-            self._context.metadata, self.claim, clock=self._clock, metrics=metrics, path=path, head=self._head
-        )
+    def _log(self, path: str | None = None) -> AttemptLog:
+        return attempt_log(self._context, self.claim, path, self._head)
 
     async def look(self) -> list[LedgerInfo]:
-        """Take in what the source has.
+        """Read the source's list of ledgers.
 
-        Raises BackfillFailed when it does not say it for too long, HistoryTorn, IdentityRefused.
+        Raises BackfillFailed when the source does not answer for too long, HistoryTorn, IdentityRefused.
         """
         return await self._patiently(lambda: self.history.look(listing_of_job(self._context, self._record.map)))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the source until it answers. Raises BackfillFailed when it does not for too long."""
+        """Call the source until it answers. Raises BackfillFailed when it does not for too long."""
         started = self._clock.monotonic()
 
         def met(error: Transient) -> None:
@@ -122,7 +174,7 @@ class JobRecord:
         return await until_answered(self._clock, ask, met=met)
 
     async def split(self, aim: Aim) -> None:
-        """Find where segments end and record it, or read what an earlier driver found by the same method."""
+        """Record where segments end, or read what an earlier driver has recorded by the same method."""
         infos = await self.look()
         if self.plan.ranges and self.plan.method is aim.method:
             await until_answered(self._clock, self.history.load)
@@ -135,52 +187,52 @@ class JobRecord:
             await self.history.store(split, aim.segment_bytes, aim.method)
 
     def _first_left(self) -> Position:
-        """Return where what is not committed begins at the source; behind the end of history if nothing is."""
+        """Return the source's first entry that is not committed; behind the end of history if there is none."""
         step = self.next_after(self.standing)
         if step is None:
             return self.plan.live_begin
         return step.before if isinstance(step, Loss) else step.first
 
     def next_after(self, position: Position) -> Run | Loss | None:
-        """Return what follows a position, None at the end of history.
+        """Return the next entries or loss after a position, None at the end of history.
 
-        What is stored and waits for its commit is there, whatever the source has.
+        A segment that is stored and waits for its commit is no loss, whatever the source has.
         """
-        return self._kept.next_after(position)
+        return self._stored.next_after(position)
 
     def end_of(self, begin: Position) -> Position:
-        """Return where the range ends in which a segment begins."""
+        """Return the end of the range in which a segment begins."""
         index = self.history.ranges.at(begin)
         return self.history.ranges.ranges[index].end if index is not None else self.plan.last
 
     def is_planned(self, begin: Position) -> bool:
-        """Say whether a range begins there."""
+        """Return whether a range begins at a position."""
         index = self.history.ranges.at(begin)
         return index is not None and self.history.ranges.ranges[index].begin == begin
 
     def limit_bytes(self, attempt: Attempt) -> int | None:
-        """Return with how much payload a segment ends; None for a whole ledger."""
+        """Return the payload bytes with which a segment ends; None for a whole ledger."""
         return None if attempt.ledger_id is not None else self.plan.segment_bytes + self.plan.segment_bytes // 4
 
     async def hold(self) -> None:
-        """Say in the plan that this driver works on it."""
+        """Record in the plan that this driver works on it."""
         await self._locked(lambda: self._record.change_plan(self._held()))
 
     async def keep_hold(self) -> None:
-        """Say it again and again."""
+        """Renew the hold until the task is cancelled."""
         while True:
             await self._clock.sleep(HOLD_S / 3)
             await self.hold()
 
     async def let_go(self) -> None:
-        """Say that nobody drives it any more, as far as that can still be said."""
+        """End the hold on the plan, if the metadata store still answers."""
 
-        async def say() -> None:
+        async def change() -> None:
             async with self._lock:
                 await self._record.change_plan(replace(self.plan, holder="", holder_until_ms=0))
 
         try:
-            await race(say(), self._clock.sleep(LET_GO_S))
+            await race(change(), self._clock.sleep(LET_GO_S))
         except OffloaderError as error:
             log.debug("backfill.plan_not_released", topic=str(self.claim.topic), error=str(error))
 
@@ -188,14 +240,14 @@ class JobRecord:
         return held(self.plan, self._me, self._clock.wall_ms())
 
     async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
-        """Yield what earlier drivers left and can be gone on with; the rest goes to the trash.
+        """Yield the attempts of earlier drivers that can be resumed; the others go to the trash.
 
-        What is finished in the bucket is whole, whatever its record says. Raises IdentityRefused, Fenced.
+        One that is finished in the bucket is stored, whatever its record says. Raises IdentityRefused, Fenced.
         """
         topic, failure_tracker = self.claim.topic, FailureTracker(self.claim.topic, self._clock, lambda: None)
         begins: set[Position] = set()
         async for attempts, found in attempts_of(self._context, self.claim, self._head):
-            reason = recovery.reason_to_give_up(found, None, self._context)
+            reason = reason_to_give_up(found, None, self._context)
             if found.begin <= self.standing or found.begin in begins:
                 reason = "its entries are in other segments"
             if not reason:
@@ -203,7 +255,7 @@ class JobRecord:
                     self._context, topic, found, failure_tracker=failure_tracker, identity=self._identity
                 )
             if found.proven and found.seal is not None:
-                seal = replace(found.seal, joined=True)  # its manifest says what lay before
+                seal = replace(found.seal, joined=True)  # its manifest has the totals before it
                 found = replace(found, status=AttemptStatus.OFFLOADED, seal=seal)  # noqa: PLW2901
             else:
                 reason = reason or self._unfit(found)
@@ -215,12 +267,12 @@ class JobRecord:
             yield attempts, found
 
     def keep(self, attempt: Attempt) -> None:
-        """Note that an attempt's segment waits for its commit, if it is whole."""
+        """Note that an attempt's segment waits for its commit, if it is stored."""
         if attempt.status is AttemptStatus.OFFLOADED:
-            self._kept.add(attempt)
+            self._stored.add(attempt)
 
     def _unfit(self, found: Attempt) -> str:
-        """Say why an attempt does not go with the way in which history is split now; empty: it does."""
+        """Return why an attempt does not fit the ranges of history; empty if it does."""
         if (found.ledger_id is not None) is not self.plan.goes_whole(found.begin):
             return "it was begun by another method"
         if found.end is not None and found.end > self.end_of(found.begin):
@@ -244,7 +296,7 @@ class JobRecord:
     async def give_up(self, attempt: Attempt, attempts: AttemptLog, reason: str) -> None:
         """Put what was written of a segment on the trash list. Raises Fenced."""
         log.warning("backfill.given_up", topic=str(self.claim.topic), segment_id=str(attempt.segment_id), reason=reason)
-        self._kept.drop(attempt)
+        self._stored.drop(attempt)
         if attempt.begin <= self.standing:
             await attempts.give_up(attempt, reason)  # its range is another's, and done
         else:
@@ -255,14 +307,14 @@ class JobRecord:
         await self._locked(lambda: self.history.lost(loss))
 
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
-        """Make a segment that is whole part of the topic. Raises SegmentFailed when it is not, Fenced, HistoryTorn."""
+        """Commit a segment that is stored. Raises SegmentFailed when it is incomplete, Fenced, HistoryTorn."""
         for loss in unrecorded(self.history.map, attempt):
             await self.lost(loss)
         segment = await self._joiner.join(attempt, attempts)
-        ends = dict(self.history.known_ends((), {}))  # what lay before may be of an owner that had not recorded it
+        ends = dict(self.history.known_ends((), {}))  # an earlier owner may not have recorded those before it
         ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
         await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
-        self._kept.drop(attempt)
+        self._stored.drop(attempt)
         await self._joiner.drop_draft(attempt)
         log.info(
             "backfill.segment_committed",
@@ -274,7 +326,7 @@ class JobRecord:
         )
 
     async def hand_back(self) -> None:
-        """Make what is left the daemon's; nothing may be begun of it. Raises Fenced."""
+        """Leave the rest to the daemon; no attempt of it may be recorded. Raises Fenced."""
         rest = replace(self.plan, worker=Worker.DAEMON, holder="", holder_until_ms=0)
         await self._locked(lambda: self._record.change_plan(rest))
 
@@ -283,9 +335,9 @@ class JobRecord:
         await self._locked(lambda: self.history.finish(self._clock.wall_ms()))
 
     async def _locked(self, change: Callable[[], Awaitable[None]]) -> None:
-        """Make a change; once more over what is stored if somebody else has changed the topic meanwhile.
+        """Make a change; make it once more from the stored state if the topic was changed meanwhile.
 
-        Raises Fenced, BackfillFailed when it is not a job's any more, Conflict.
+        Raises Fenced, BackfillFailed when the history is no longer a job's, Conflict.
         """
         async with self._lock:
             try:

@@ -1,13 +1,14 @@
-"""How history becomes a job's that nobody has left to one: in one transaction under the driver's claim.
+"""Takeover of a history from the topic's daemon by a job, in one transaction under the driver's claim.
 
 Where the daemon carries out a plan, the plan names the job as its worker from then on; each record of the daemon
 checks the plan's version. Where there is no plan, the owner of the topic might begin with any ledger: its claim is
-ended with the transaction that records the plan, as another owner would end it, and whoever claims the topic next
-begins behind the boundary. The attempt that the daemon had begun moves to those of the job, which goes on with the
-same upload: whatever the daemon may still send is what the job sends as well.
+ended with the transaction that records the plan, as another owner would end it, and the next owner begins behind the
+boundary. The attempt that the daemon has begun moves to those of the job, which resumes the same upload: the parts that
+the daemon may still send are the same as the job's.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -22,18 +23,18 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.policy.store import ensure
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.context import OffloadContext
-from offloaderd.spark.backfill.eligible import Prospect, prospect
-from offloaderd.spark.jobs.job import Aim, Origin
+from offloaderd.spark.backfill.eligible import Aim, Origin, Prospect, prospect
 
 log = structlog.get_logger(__name__)
 
 HOLD_S = 90.0
-"""How long a plan says that a driver holds it, unless it is said again."""
+"""Seconds for which a plan names its driver, unless the driver renews that."""
 
 TRIES = 20
-"""How often it is tried while the daemon notes its progress in the attempt that is to be moved."""
+"""Tries while the daemon notes its progress in the attempt that is to be moved."""
 
 
 async def take_up(context: OffloadContext, claim: Claim, aim: Aim, *, me: str) -> None:
@@ -57,13 +58,13 @@ async def take_up(context: OffloadContext, claim: Claim, aim: Aim, *, me: str) -
 
 
 async def _take(context: OffloadContext, claim: Claim, found: Prospect, me: str) -> None:
-    """Carry it out. Raises Fenced, Conflict and NotFound when something was changed meanwhile."""
+    """Make the transaction. Raises Fenced, Conflict and NotFound when something was changed meanwhile."""
     store, topic, clock = context.metadata, claim.topic, context.upload_context.clock
     plan = held(replace(found.plan, worker=Worker.JOB), me, clock.wall_ms())
     path = paths.history_plan(topic)
     steps: list[Step] = []
     if found.origin is Origin.NEW:
-        await _ensure_ranges(context, claim)
+        await until_answered(clock, partial(ensure, store, paths.history_ranges(topic)))
         steps, epoch = await _without_owner(context, claim, me)
         plan = replace(plan, epoch=epoch, daemon_id=me)
         steps += await _moved(context, claim, paths.attempt(topic), plan.last)
@@ -77,16 +78,6 @@ async def _take(context: OffloadContext, claim: Claim, found: Prospect, me: str)
         return (await catalog.load(store, topic)).history == plan
 
     await Fence(store, claim, clock=clock, metrics=context.upload_context.metrics).settle(steps, recorded)
-
-
-async def _ensure_ranges(context: OffloadContext, claim: Claim) -> None:
-    async def made() -> None:
-        try:
-            await context.metadata.create(paths.history_ranges(claim.topic), b"")
-        except Conflict:
-            return
-
-    await until_answered(context.upload_context.clock, made)
 
 
 async def _without_owner(context: OffloadContext, claim: Claim, me: str) -> tuple[list[Step], int]:
@@ -104,7 +95,7 @@ async def _without_owner(context: OffloadContext, claim: Claim, me: str) -> tupl
 
 
 async def _moved(context: OffloadContext, claim: Claim, path: str, last: Position) -> list[Step]:
-    """Return the steps that move the daemon's attempt to those of the job, if it has one of history."""
+    """Return the steps that move the daemon's attempt at history, if it has one, to those of the job."""
     found = await until_answered(context.upload_context.clock, lambda: node(context.metadata, path))
     if found is None:
         return []
@@ -116,5 +107,5 @@ async def _moved(context: OffloadContext, claim: Claim, path: str, last: Positio
 
 
 def held(plan: HistoryPlan, me: str, now_ms: int) -> HistoryPlan:
-    """Return the plan as it says that a driver works on it."""
+    """Return the plan with a driver's hold on it."""
     return replace(plan, holder=me, holder_until_ms=now_ms + round(HOLD_S * 1000))

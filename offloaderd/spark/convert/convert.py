@@ -1,68 +1,63 @@
-"""Conversion of what is stored (V1 to V2 and back, small segments to larger ones): plan, run, status and cancel.
+"""Conversion of stored segments (V1 to V2 and back, small segments to larger ones): plan, run, status and cancel.
 
-    async with open_context(settings, clock, rewriting=True) as (context, book):
-        ended = await run(context, book, [topic], options, driver)
+    ended = await run(settings, Wanted(topics=[topic]), Options(target=Target.MERGED))
 
-A run may be broken off at any time, by whatever: the next one goes on. Executors are this process or Spark's.
+A run may be ended at any time, in any way: the next one resumes it. Executors are this process or Spark's.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.each import each
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.daemon.settings import Settings
 from offloaderd.history.boundaries import segment_bytes_for
 from offloaderd.history.rewriting.rewrite import cut_of
 from offloaderd.history.rewriting.stored_feed import PIECE_BYTES
 from offloaderd.metadata import paths
-from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.policy.store import enabled_topics
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.spark.convert.topic import TopicConversion
-from offloaderd.spark.jobs.attempts import attempts_of
-from offloaderd.spark.jobs.job import PATIENCE_S, Written
-from offloaderd.spark.jobs.lease import claimed
-from offloaderd.spark.jobs.rewrite_job import (
-    ConversionFailed,
-    Driver,
-    Outlook,
-    Progress,
-    RewriteTask,
-    Target,
-    Wish,
-    outlook,
-)
-from offloaderd.spark.jobs.rewrite_task import rewrite_segment
-from offloaderd.spark.jobs.stores import Share
+from offloaderd.spark.convert.outlook import ConversionFailed, Outlook, Target, Wish, outlook
+from offloaderd.spark.convert.topic import Progress, TopicConversion
+from offloaderd.spark.jobs import stores
+from offloaderd.spark.jobs.job import Driver, Ended, RewriteTask, Runner, Wanted, Written, driver_id, for_each
+from offloaderd.spark.jobs.lease import attempts_of, claimed, driver_of
+from offloaderd.spark.jobs.run import SparkRunner
+from offloaderd.spark.jobs.write_task import rewrite_segment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPICS_AT_A_TIME = 8
 SLOTS_HERE = 2
 """Objects that are written at a time without Spark: one is read while another is proven."""
 LOOKS_PER_OBJECT = 9
-"""Requests that look whether the three objects are there, and read their tables back."""
+"""Requests that check the three objects, and read their tables back."""
 PUTS_PER_OBJECT = 4
-"""Beside the parts: the upload is created and completed, index and manifest are put."""
+"""Requests beside the parts: the upload is created and completed, index and manifest are put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a conversion is run. Sizes of 0: by each topic's policy, and half of it for what counts as small."""
+class Options(stores.Options):
+    """How a conversion is run. `small_bytes` 0: half of a segment's size."""
 
     target: Target
-    segment_bytes: int = 0
     small_bytes: int = 0
-    share: Share = field(default_factory=Share)
-    patience_s: float = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run would do: how many segments and bytes become how many objects, with about so many requests."""
+    """The segments and bytes that a run would rewrite, the objects that they become, and estimated requests."""
 
     target: Target
     outlook: Outlook
@@ -75,17 +70,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What became of one topic: how it ended, or why it did not."""
-
-    topic: TopicName
-    progress: Progress | None = None
-    error: OffloaderError | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a topic's segments are now. `begun` objects are written, or being written, and not exchanged."""
+    """A topic's segments now. `begun` objects are written, or being written, and not exchanged."""
 
     topic: TopicName
     driver: str
@@ -97,18 +83,18 @@ class Status:
 
 
 class LocalRunner:
-    """Carries tasks out in this process."""
+    """Carries tasks out in this process; see Runner."""
 
     def __init__(self, context: OffloadContext) -> None:
         self._context = context
 
     async def run(self, task: RewriteTask) -> Written:
-        """Have an object written; see Runner."""
+        """See Runner."""
         return await rewrite_segment(self._context, task)
 
 
 async def wish_of(context: OffloadContext, book: PolicyResolver, topic: TopicName, options: Options) -> Wish:
-    """Return what is to be made of a topic's segments. Raises Transient."""
+    """Return the wish for a topic, by the options or else its policy. Raises Transient."""
     policy = RollPolicy.of(await book.of(topic))
     size = segment_bytes_for(options.segment_bytes or policy.segment_bytes_max, context.layout)
     return Wish(target=options.target, segment_bytes=size, small_bytes=options.small_bytes or -(-size // 2))
@@ -117,15 +103,8 @@ async def wish_of(context: OffloadContext, book: PolicyResolver, topic: TopicNam
 async def plan(
     context: OffloadContext, book: PolicyResolver, topics: Sequence[TopicName], options: Options
 ) -> list[tuple[TopicName, Plan | OffloaderError]]:
-    """Say what would be done of each topic, or why nothing. Raises Transient."""
-
-    async def one(topic: TopicName) -> tuple[TopicName, Plan | OffloaderError]:
-        try:
-            return topic, await _plan(context, book, topic, options)
-        except OffloaderError as error:
-            return topic, error
-
-    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
+    """Return the plan of each topic, or why there is none. Raises Transient."""
+    return await for_each(topics, lambda one: _plan(context, book, one, options), in_flight_max=TOPICS_AT_A_TIME)
 
 
 async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName, options: Options) -> Plan:
@@ -150,38 +129,64 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
 
 
 async def run(
-    context: OffloadContext, book: PolicyResolver, topics: Sequence[TopicName], options: Options, driver: Driver
-) -> list[Ended]:
+    settings: Settings,
+    wanted: Wanted,
+    options: Options,
+    progress: Callable[[Progress], None] = lambda _: None,
+    *,
+    session: SparkSession | None = None,
+) -> list[Ended[Progress]]:
+    """Rewrite topics' segments, with the executors of a session or without one in this process.
+
+    Raises InvalidConfig, Transient.
+    """
+    clock, share = SystemClock(), options.share
+    rate = share.upload_bytes_per_s if session is None else 0
+    async with AsyncExitStack() as stack:
+        spark = stack.enter_context(SparkRunner(session, settings, share, name="convert")) if session else None
+        opened = stores.open_context(settings, clock, upload_bytes_per_s=rate, rewriting=True)
+        context, book = await stack.enter_async_context(opened)
+        runner: Runner[RewriteTask] = spark or LocalRunner(context)
+        driver = Driver(
+            runner=runner,
+            slots=asyncio.Semaphore(spark.slots if spark else share.slots or SLOTS_HERE),
+            me=driver_id(clock),
+            patience_s=options.patience_s,
+            progress=progress,
+        )
+        return await drive(context, book, await named(context.metadata, wanted), options, driver)
+
+
+async def drive(
+    context: OffloadContext,
+    book: PolicyResolver,
+    topics: Sequence[TopicName],
+    options: Options,
+    driver: Driver[RewriteTask, Progress],
+) -> list[Ended[Progress]]:
     """Rewrite topics' segments; one topic that fails does not end the others."""
 
-    async def one(topic: TopicName) -> Ended:
-        try:
-            wish = await wish_of(context, book, topic, options)
-            return Ended(topic=topic, progress=await TopicConversion(context, topic, driver, wish).run())
-        except OffloaderError as error:
-            return Ended(topic=topic, error=error)
+    async def one(topic: TopicName) -> Progress:
+        return await TopicConversion(context, topic, driver, await wish_of(context, book, topic, options)).run()
 
-    return await each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
+    ended = await for_each(topics, one, in_flight_max=TOPICS_AT_A_TIME)
+    return [Ended.of(topic, found) for topic, found in ended]
 
 
-async def named(
-    store: MetadataStore, topics: Sequence[TopicName], namespaces: Sequence[tuple[str, str]]
-) -> list[TopicName]:
+async def named(store: MetadataStore, wanted: Wanted) -> list[TopicName]:
     """Return the topics by name, and all enabled ones of namespaces with segments. Raises Transient."""
-    known = await enabled_topics(store) if namespaces else []
-    known = [one for one in known if (one.tenant, one.namespace) in namespaces]
-    held = await each(known, lambda one: store.children(paths.ledgers(one)))
-    return list(dict.fromkeys([*topics, *(one for one, ledgers in zip(known, held, strict=True) if ledgers)]))
+    topics = await wanted.enabled(store)
+    ledgers = await each(topics, lambda one: store.children(paths.ledgers(one)))
+    return [one for one, known in zip(topics, ledgers, strict=True) if known or one in wanted.topics]
 
 
 async def status(store: MetadataStore, topic: TopicName) -> Status:
-    """Say what a topic's segments are. Raises CorruptData, Transient."""
+    """Return what segments a topic has. Raises CorruptData, Transient."""
     topic_map = await catalog.load(store, topic)
-    held = await node(store, paths.history_holder(topic))
     whole = [one for one in topic_map.segments if one.method is OffloadMethod.LEDGER_BASED]
     return Status(
         topic=topic,
-        driver=held.value.decode(errors="replace") if held is not None else "",
+        driver=await driver_of(store, topic),
         ledgers=len(whole),
         segments=len(topic_map.segments) - len(whole),
         payload_bytes=sum(one.payload_bytes for one in topic_map.segments),
@@ -191,9 +196,9 @@ async def status(store: MetadataStore, topic: TopicName) -> Status:
 
 
 async def cancel(context: OffloadContext, topic: TopicName) -> int:
-    """Depose whoever converts a topic; what was begun goes to the trash. Returns how much that is.
+    """Depose the driver of a topic's conversion; what was begun goes to the trash. Return how many attempts that is.
 
-    Raises ConversionFailed while a backfill is not done, whose segments these would be.
+    Raises ConversionFailed while a backfill is not done, whose attempts these would be.
     """
     clock = context.upload_context.clock
     if (await catalog.load(context.metadata, topic)).unfinished is not None:

@@ -1,46 +1,37 @@
-"""What driver and executors of a backfill tell each other: plain values, small enough for any number of them."""
+"""Values that a job's driver and its executors exchange; small, since a driver has any number of executors."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from uuid import UUID
 
+from offloaderd.core.aio.each import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
-from offloaderd.objects.places import Place
+from offloaderd.core.model import Position, TopicName
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.policy.store import enabled_topics
 from offloaderd.segment.claim.fence import Claim
 
+T = TypeVar("T")
+ProgressT = TypeVar("ProgressT")
+TaskT = TypeVar("TaskT")
+TaskT_contra = TypeVar("TaskT_contra", contravariant=True)
+
 PATIENCE_S = 300.0
-"""How long one request may fail before the executor gives its segment back, to be gone on with elsewhere."""
-
-
-class BackfillFailed(OffloaderError):
-    """The backfill of a topic cannot go on by itself. What is committed stays, what is written is gone on with."""
-
-
-class AlreadyDone(BackfillFailed):
-    """All of a topic's history is offloaded, or known to be lost."""
-
-
-class Origin(StrEnum):
-    """Whose a plan is before a run begins."""
-
-    JOB = "job"
-    DAEMON = "daemon"
-    """The topic's daemon works on it, and is relieved of it."""
-    NEW = "new"
-    """Nobody has planned it; the ledgers go as a whole."""
+"""Seconds that one request may fail before the executor gives its task back, for another to resume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTask:
-    """One segment to be written: its attempt is recorded, and says how it is cut.
+    """One segment of history to write; its attempt is recorded, with the layout.
 
-    It begins at `begin` and ends at `end`, or with `limit_bytes` of payload unless that is None. History ends with
-    `last`, before entry 0 of ledger `boundary`.
-    `again` says that somebody may have begun with it.
+    The segment begins at `begin` and ends at `end`, or with `limit_bytes` of payload unless that is None. History ends
+    with `last`, before entry 0 of ledger `boundary`. `again`: an executor may have begun it before.
     """
 
     claim: Claim
@@ -54,22 +45,38 @@ class SegmentTask:
     patience_s: float = PATIENCE_S
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteTask:
+    """One object to write from stored ones; its attempt is recorded. `begin` and `end` are inclusive.
+
+    `whole`: the object holds a ledger. `again`: an executor may have begun it before.
+    """
+
+    claim: Claim
+    segment_id: UUID
+    begin: Position
+    end: Position
+    whole: bool
+    again: bool
+    patience_s: float = PATIENCE_S
+
+
 class Outcome(StrEnum):
-    """What became of a task."""
+    """The outcome of a task."""
 
     READY = "ready"
     """All objects are stored and verified, and the attempt says so."""
     BROKEN = "broken"
     """The attempt cannot become a segment, and has to be given up."""
     FENCED = "fenced"
-    """Another driver has taken the topic over."""
-    HINDERED = "hindered"
-    """It can be gone on with, here or elsewhere."""
+    """Another driver has the topic's claim."""
+    UNFINISHED = "unfinished"
+    """The attempt can be resumed, here or by another executor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What an executor says in the end."""
+    """An executor's answer."""
 
     outcome: Outcome
     error: str = ""
@@ -77,50 +84,78 @@ class Written:
     payload_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a topic's backfill stands: segments that this run has committed, that wait for their turn, are written."""
+class Runner(Protocol[TaskT_contra]):
+    """Has tasks carried out by executors."""
 
-    topic: TopicName
-    entries_left: int
-    bytes_left: int
-    bytes_all: int
-    committed: int
-    waiting: int
-    writing: int
-    ranges: int
-    ranges_done: int
-    losses: int
-    retries: int
-
-
-class Runner(Protocol):
-    """Whoever has tasks carried out."""
-
-    async def run(self, task: SegmentTask) -> Written:
-        """Have a segment written. Raises Transient when nobody knows what became of it. Cancellation stops it."""
+    async def run(self, task: TaskT_contra) -> Written:
+        """Have an object written. Raises Transient when the outcome is unknown. Cancellation stops the task."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
-    """How a topic's history is to be offloaded, by its policy; `segment_bytes` is what segments have of payload."""
-
-    segment_bytes: int
-    place: Place
-    method: OffloadMethod = OffloadMethod.STREAMING
-    order: HistoryOrder = HistoryOrder.HISTORY_FIRST
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    """What all topics of one run share. `slots` are the places for segments that are being written.
+@dataclass(frozen=True, kw_only=True)
+class Driver(Generic[TaskT, ProgressT]):
+    """What all topics of one run share. `slots` limits the objects that are written at the same time.
 
     `me` is an id that no other driver ever has.
     """
 
-    runner: Runner
+    runner: Runner[TaskT]
     slots: asyncio.Semaphore
     me: str
     patience_s: float = PATIENCE_S
-    progress: Callable[[Progress], None] = lambda _: None
+    progress: Callable[[ProgressT], None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Generic[ProgressT]):
+    """The end of a run for one topic: its progress, or the error; `nothing`: there was nothing to do."""
+
+    topic: TopicName
+    progress: ProgressT | None = None
+    error: OffloaderError | None = None
+    nothing: bool = False
+
+    @classmethod
+    def of(cls, topic: TopicName, found: "ProgressT | OffloaderError", *, nothing: bool = False) -> "Ended[ProgressT]":
+        """Return the end with a progress, with an error, or with nothing to do."""
+        if nothing:
+            return cls(topic=topic, nothing=True)
+        if isinstance(found, OffloaderError):
+            return cls(topic=topic, error=found)
+        return cls(topic=topic, progress=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The topics of a job: by name, and all of namespaces, each `tenant/namespace`."""
+
+    topics: Sequence[TopicName] = ()
+    namespaces: Sequence[tuple[str, str]] = ()
+
+    async def enabled(self, store: MetadataStore) -> list[TopicName]:
+        """Return the topics by name, then the enabled ones of the namespaces, each once. Raises Transient."""
+        known = await enabled_topics(store) if self.namespaces else []
+        return list(dict.fromkeys([*self.topics, *(one for one in known if self.has_namespace(one))]))
+
+    def has_namespace(self, topic: TopicName) -> bool:
+        """Return whether the namespace of a topic is among those of the job."""
+        return (topic.tenant, topic.namespace) in self.namespaces
+
+
+async def for_each(
+    topics: Sequence[TopicName], act: Callable[[TopicName], Awaitable[T]], *, in_flight_max: int
+) -> list[tuple[TopicName, T | OffloaderError]]:
+    """Return what `act` returns for each topic, or its error: one topic that fails does not end the others."""
+
+    async def one(topic: TopicName) -> tuple[TopicName, T | OffloaderError]:
+        try:
+            return topic, await act(topic)
+        except OffloaderError as error:
+            return topic, error
+
+    return await each(topics, one, in_flight_max=in_flight_max)
+
+
+def driver_id(clock: Clock) -> str:
+    """Return a new id of a driver, which names its machine and process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{clock.uuid().hex[:8]}"

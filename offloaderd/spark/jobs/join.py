@@ -1,8 +1,8 @@
-"""What an executor has written becomes a segment that joins on to those before it.
+"""The last step before the commit of a job's segment: its manifest gets the totals of everything before it.
 
-An executor knows nothing of other segments, so the draft that it puts says that nothing is known of times before its
-own begin. Here, in the order of the topic, what lay before is added: the entries, the greatest time and the losses. It
-is recorded in the attempt before the manifest is put, so that a deposed driver puts the same bytes as the next one.
+An executor knows nothing of other segments, so the manifest that it puts is a draft without them. The driver adds
+them in the order of the topic: the number of entries, the greatest time and the losses. They are recorded in the
+attempt before the manifest is put, so that a deposed driver puts the same bytes as the next one.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,10 @@ log = structlog.get_logger(__name__)
 async def stored(
     context: OffloadContext, topic: TopicName, attempt: Attempt, kinds: Sequence[ObjectKind] = (ObjectKind.MANIFEST,)
 ) -> tuple[SegmentUpload, SegmentManifest]:
-    """Return what a job's executor says of a segment that it has written, with what reaches its objects.
+    """Return the manifest of a segment that an executor has written, with the upload for its objects.
 
-    It is in the first of the `kinds` that is there. Raises SegmentFailed when it is not, or is another's.
+    The manifest is the first of the `kinds` that is found. Raises SegmentFailed for none, and for one of another
+    segment.
     """
     where = attempt.keys
     named = context.labels(where, topic)
@@ -55,7 +56,7 @@ async def stored(
 
 
 async def verified(upload: SegmentUpload, attempt: Attempt, described: SegmentManifest) -> CommittedSegment:
-    """Look whether data and index are there; returns the segment to be committed. Raises SegmentFailed."""
+    """Verify data and index; return the segment to commit. Raises SegmentFailed."""
     where = attempt.keys
     for key, size in ((where.data, described.data_bytes), (where.index, described.index_bytes)):
         try:
@@ -66,16 +67,16 @@ async def verified(upload: SegmentUpload, attempt: Attempt, described: SegmentMa
 
 
 class Joiner:
-    """Prepares the segments of one topic for their commit, one after the other."""
+    """Prepares the segments of one topic for their commit, in their order."""
 
     def __init__(self, context: OffloadContext, history: HistoryRecord) -> None:
         self._context = context
         self._history = history
 
     async def join(self, attempt: Attempt, attempts: AttemptLog) -> CommittedSegment:
-        """Put a segment's manifest and look whether all of it is there; returns what is to be committed.
+        """Verify a segment and put its manifest; return the segment to commit.
 
-        Raises SegmentFailed when it is not, or is another; Fenced.
+        Raises SegmentFailed when it is incomplete, or another; Fenced.
         """
         context = self._context
         upload, written = await stored(
@@ -91,7 +92,7 @@ class Joiner:
     async def _joined(
         self, attempt: Attempt, attempts: AttemptLog, written: SegmentManifest, upload: SegmentUpload
     ) -> Seal:
-        """Return the segment's seal with what lies before it, as it is recorded from now on. Raises Fenced."""
+        """Return the segment's seal with the totals before it, which are recorded now. Raises Fenced."""
         seal = attempt.seal
         if seal is None:
             raise SegmentFailed(f"the record of {attempt.segment_id} does not say where it ends")
@@ -104,7 +105,7 @@ class Joiner:
         return seal
 
     async def drop_draft(self, attempt: Attempt) -> None:
-        """Delete the draft of a segment that is committed; what a lost answer leaves of it is the collector's."""
+        """Delete the draft of a committed segment; garbage collection deletes it if an answer is lost."""
         try:
             await self._context.upload_context.objects.at(attempt.bucket).delete([attempt.keys.draft])
         except OffloaderError as error:

@@ -1,15 +1,14 @@
-"""Who drives a job on a topic, a backfill or a conversion: one driver at a time, fenced like a topic's owner.
+"""The claim of the driver of a topic's job, backfill or conversion: one at a time, fenced like a topic's owner.
 
 A claim raises the number in `history/driver` and creates the ephemeral `history/holder` in one transaction; each later
 write of the driver and of its executors checks the version of the former. A driver that was paused, or cut off, and
-comes back changes nothing. The holder's node only spares two drivers the trouble of deposing each other.
+comes back changes nothing. The holder's node only keeps two drivers from deposing each other.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
-from offloaderd.core.aio.signal import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
@@ -18,7 +17,12 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.policy.store import ensure
+from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
+from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.context import OffloadContext
 
 TRIES = 10
 
@@ -26,43 +30,24 @@ TRIES = 10
 class Driven(Conflict):
     """Another driver works on the topic."""
 
-
-async def check_free(store: MetadataStore, topic: TopicName) -> None:
-    """Raise Driven when somebody drives the topic now; whoever claims it finds out for certain."""
-    held = await node(store, paths.history_holder(topic))
-    if held is not None:
-        raise _driven(topic, held.value)
-
-
-def _driven(topic: TopicName, who: bytes) -> Driven:
-    return Driven(
-        f"driver {who.decode(errors='replace')} works on the history or the segments of {topic}",
-        hint=f"see offloadctl backfill status {topic} and offloadctl convert status {topic}; cancel of either ends it",
-    )
-
-
-async def as_driver(
-    store: MetadataStore,
-    topic: TopicName,
-    me: str,
-    clock: Clock,
-    work: Callable[[Claim], Coroutine[Any, Any, None]],
-    *,
-    job: str,
-    failed: type[OffloaderError],
-) -> None:
-    """Do a job's work as the topic's driver. Raises `failed` as soon as the session is lost, and as `claim` does."""
-    session = await store.session()
-
-    async def lost() -> None:
-        await session.lost.wait()
-        raise failed(
-            f"the driver lost its session with the metadata store, and with it the {job} of {topic}",
-            hint="run it again: it goes on where it stood",
+    def __init__(self, topic: TopicName, driver: str) -> None:
+        super().__init__(
+            f"driver {driver} works on the history or the segments of {topic}",
+            hint=f"see offloadctl backfill status {topic} and offloadctl convert status {topic}; "
+            "cancel of either ends it",
         )
 
-    async with claimed(store, topic, me, clock) as held:
-        await race(work(held), lost())
+
+async def driver_of(store: MetadataStore, topic: TopicName) -> str:
+    """Return the id of the topic's driver, empty for none. Raises Transient."""
+    held = await node(store, paths.history_holder(topic))
+    return held.value.decode(errors="replace") if held is not None else ""
+
+
+async def check_free(store: MetadataStore, topic: TopicName) -> None:
+    """Raise Driven when the topic has a driver now; only a claim makes sure of it."""
+    if driver := await driver_of(store, topic):
+        raise Driven(topic, driver)
 
 
 @asynccontextmanager
@@ -78,12 +63,12 @@ async def claimed(
 
 
 async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool = False) -> Claim:
-    """Become the topic's driver; `me` is an id that nobody else ever has.
+    """Become the topic's driver; `me` is an id that no other driver ever has.
 
-    Raises Driven when somebody else is it and is not to be deposed, Transient.
+    Raises Driven when another one is it and is not to be deposed, Transient.
     """
     for folder in (paths.history_attempts(topic), paths.history_writers(topic)):
-        await _ensure(store, folder, clock)
+        await until_answered(clock, partial(ensure, store, folder))
     path, backoff = paths.history_driver(topic), Backoff(clock)
     for _ in range(TRIES):
         try:
@@ -98,14 +83,14 @@ async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *
 
 async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool) -> Claim | None:
     path, holder = paths.history_driver(topic), paths.history_holder(topic)
-    known, held = await node(store, path), await node(store, holder)
+    known, driver = await node(store, path), await driver_of(store, topic)
     before = epoch_record.decode(known.value, path=path) if known is not None else None
     steps: list[Step] = []
-    if held is not None:
-        if held.value == me.encode() and before is not None and before.daemon_id == me and known is not None:
+    if driver:
+        if driver == me and before is not None and before.daemon_id == me and known is not None:
             return Claim(topic, before.epoch, known.version, path)  # a claim whose answer was lost
         if not depose:
-            raise _driven(topic, held.value)
+            raise Driven(topic, driver)
         steps.append(Delete(holder))
     epoch = before.epoch + 1 if before is not None else 1
     value = epoch_record.encode(epoch_record.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
@@ -118,18 +103,34 @@ async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *,
 
 
 async def release(store: MetadataStore, held: Claim) -> None:
-    """Let others claim it at once. What fails is left to the end of the session."""
+    """Let others claim the topic at once. After a failure the end of the session does that."""
     try:
         await store.transact([Check(held.path, held.epoch_version), Delete(paths.history_holder(held.topic))])
     except OffloaderError:
         return
 
 
-async def _ensure(store: MetadataStore, folder: str, clock: Clock) -> None:
-    async def made() -> None:
-        try:
-            await store.create(folder, b"")
-        except Conflict:
-            return
+def attempt_log(
+    context: OffloadContext, claim: Claim, path: str | None = None, head: HeadKeeper | None = None
+) -> AttemptLog:
+    """Return the log of an attempt under a driver's claim.
 
-    await until_answered(clock, made)
+    `head` keeps the topic's head in the bucket if the attempt is to be committed.
+    """
+    upload = context.upload_context
+    return AttemptLog(context.metadata, claim, clock=upload.clock, metrics=upload.metrics, path=path, head=head)
+
+
+async def attempts_of(
+    context: OffloadContext, claim: Claim, head: HeadKeeper | None = None
+) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
+    """Yield the attempts of a topic's jobs that are neither committed nor given up. Raises CorruptData.
+
+    `head`: see `attempt_log`.
+    """
+    folder, clock = paths.history_attempts(claim.topic), context.upload_context.clock
+    for name in await until_answered(clock, lambda: context.metadata.children(folder)):
+        attempts = attempt_log(context, claim, f"{folder}/{name}", head)
+        found = await until_answered(clock, attempts.load)
+        if found is not None:
+            yield attempts, found

@@ -1,8 +1,8 @@
-"""Has segments written by Spark: a job of one partition for each, named in Spark's own pages.
+"""Tasks as Spark jobs: one of a single partition for each, named in Spark's own pages.
 
-One partition a job, and not all in one: so no more run side by side than the limits were divided by, whatever the
-cluster grows to; one that fails is given to another executor without ending the rest; and the oldest goes first, for
-that is the order in which they are committed.
+With one job for all, the number of tasks at a time would grow with the cluster, beyond that by which the limits were
+divided. A job of its own that fails goes to another executor without ending the others, and the oldest runs first,
+which is the order of commits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.errors import gist
-from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
-from offloaderd.spark.jobs.rewrite_job import RewriteTask
-from offloaderd.spark.jobs.rewrite_task import rewrite_segment
+from offloaderd.spark.jobs.job import Outcome, RewriteTask, SegmentTask, Written
 from offloaderd.spark.jobs.stores import Share, open_context, open_stores
-from offloaderd.spark.jobs.write_task import write_segment
+from offloaderd.spark.jobs.write_task import rewrite_segment, write_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,24 +36,26 @@ ERROR_CHARS_MAX = 300
 class SparkRunner:
     """A Runner over a Spark session; use it as a context manager."""
 
-    def __init__(self, session: SparkSession, settings: Settings, share: Share, *, group: str) -> None:
+    def __init__(self, session: SparkSession, settings: Settings, share: Share, *, name: str) -> None:
+        """`slots` are those of the share, or else one for each core that Spark has now."""
         self._context = session.sparkContext
         self._settings = settings
-        self._share = share
-        self._group = group
-        self._threads = ThreadPoolExecutor(share.slots, thread_name_prefix="backfill")
+        self.slots = share.slots or max(1, self._context.defaultParallelism)
+        self._share = replace(share, slots=self.slots)
+        self._group = f"{name}-{SystemClock().uuid()}"
+        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix=name)
 
     def __enter__(self) -> Self:
         """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Have Spark stop what still runs."""
+        """Have Spark stop the jobs that still run."""
         self._context.cancelJobGroup(self._group)
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def run(self, task: Task) -> Written:
-        """Have a segment written by an executor; see Runner."""
+        """See Runner."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
 
     def _job(self, task: Task) -> Written:
@@ -67,8 +67,8 @@ class SparkRunner:
                 context.parallelize([(self._settings, self._share, task)], 1).mapPartitions(on_executor).collect()
             )
         except Exception as error:
-            said = gist(str(error) or type(error).__name__)[:ERROR_CHARS_MAX]
-            raise Transient(f"the executor failed: {said}") from error
+            message = gist(str(error) or type(error).__name__)[:ERROR_CHARS_MAX]
+            raise Transient(f"the executor failed: {message}") from error
         return found[0]
 
 
@@ -84,7 +84,7 @@ def on_executor(tasks: Iterable[tuple[Settings, Share, Task]]) -> Iterator[Writt
 
 
 async def execute(settings: Settings, share: Share, task: Task, *, again: bool = False) -> Written:
-    """Write one segment with an executor's share of all limits; `again` says that Spark has tried it before."""
+    """Write one segment with an executor's share of all limits; `again`: Spark has tried it before."""
     own, rate = share.of_one(settings), share.upload_bytes_per_s / share.slots
     task, clock = replace(task, again=task.again or again), SystemClock()
     try:
@@ -97,11 +97,11 @@ async def execute(settings: Settings, share: Share, task: Task, *, again: bool =
         async with open_stores(own, clock, upload_bytes_per_s=rate) as stores, traced(own, stores.context) as to:
             return await write_segment(to, stores.source, task)
     except OffloaderError as error:
-        return Written(outcome=Outcome.HINDERED, error=str(error))
+        return Written(outcome=Outcome.UNFINISHED, error=str(error))
 
 
 @asynccontextmanager
 async def traced(settings: Settings, context: OffloadContext) -> AsyncIterator[OffloadContext]:
-    """Yield the same with its segments traced where the settings say so; what waits is sent at the end."""
+    """Yield a context whose segments are traced if the settings say so; waiting spans are sent at the end."""
     async with contexts.opened_traces(settings, context.upload_context.metrics) as traces:
         yield contexts.traced(context, traces)

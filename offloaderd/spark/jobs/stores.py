@@ -1,12 +1,12 @@
-"""What driver and executors work with, opened by the daemon's own settings; each has sessions of its own.
+"""The stores of a driver and of executors, opened by the daemon's settings; each has sessions of its own.
 
-Limits hold over all executors together: each is given its share of what bookies and bucket are to bear, and a fixed
-amount of memory for parts on their way, whatever the size of its segment.
+Limits hold for all executors together: each has its share of the rates for bookies and bucket, and a fixed amount of
+memory for parts in flight, whatever the size of its segment.
 """
 
 from collections.abc import AsyncIterator, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
@@ -23,24 +23,21 @@ from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
+from offloaderd.spark.jobs.job import PATIENCE_S
 from offloaderd.topic.memory.pool import BufferPool
 
 PARTS_HELD = 8
-"""Parts for which an executor has memory: those on their way, and the one that is being read."""
+"""Parts for which an executor has memory: those in flight, and the one that is being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one of `slots` executors may use of limits that hold for all; rates in a second, 0 for none."""
+    """The share of one of `slots` executors in limits that hold for all; rates in a second, 0 for none."""
 
-    slots: int = 1
+    slots: int = 0
     source_bytes_per_s: float = 0
     source_requests_per_s: float = 0
     upload_bytes_per_s: float = 0
-
-    def in_slots(self, slots: int) -> "Share":
-        """Return the same for so many executors."""
-        return replace(self, slots=slots)
 
     def of_one(self, settings: Settings) -> Settings:
         """Return the settings of one executor."""
@@ -64,12 +61,21 @@ class Share:
 
 
 def share(limit: float, slots: int) -> int:
-    """Return one executor's part of a limit; 0 stays none, and anything else stays something."""
+    """Return one executor's part of a limit, at least 1; 0 for no limit."""
     return max(1, int(limit / slots)) if limit else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a job is run. `segment_bytes` 0: by each topic's policy; `share.slots` 0: one for each core of Spark."""
+
+    segment_bytes: int = 0
+    share: Share = field(default_factory=Share)
+    patience_s: float = PATIENCE_S
+
+
 class RatedPace(Pace):
-    """Places for parts that are taken at a rate: each counts as a whole part."""
+    """Slots for parts that are taken at a rate: each counts as a whole part."""
 
     def __init__(self, ceiling: int, *, bytes_per_s: float, part_bytes: int, clock: Clock) -> None:
         super().__init__(ceiling)
@@ -78,7 +84,7 @@ class RatedPace(Pace):
         self._clock = clock
 
     async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
-        """Take a place at the rate, waiting for one's turn."""
+        """Take slots as soon as the rate allows it."""
         if wait_s := self._bucket.take(self._part_bytes):
             await self._clock.sleep(wait_s)
         await super().acquire(wanted, holder)
@@ -86,7 +92,7 @@ class RatedPace(Pace):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """Everything that is open."""
+    """The open stores."""
 
     context: OffloadContext
     source: LedgerSource
@@ -95,7 +101,7 @@ class Stores:
 
 @asynccontextmanager
 async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0) -> AsyncIterator[Stores]:
-    """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient when something is away."""
+    """Open metadata, bucket and ledgers, in this order. Raises InvalidConfig, Transient."""
     async with open_context(settings, clock, upload_bytes_per_s=upload_bytes_per_s) as (context, book):
         if context.source is None:
             raise InvalidConfig(
@@ -108,10 +114,9 @@ async def open_stores(settings: Settings, clock: Clock, *, upload_bytes_per_s: f
 async def open_context(
     settings: Settings, clock: Clock, *, upload_bytes_per_s: float = 0, rewriting: bool = False
 ) -> AsyncIterator[tuple[OffloadContext, PolicyResolver]]:
-    """Open the same, and no ledgers where there are none; raises the same.
+    """Open metadata, bucket and, if there are any, ledgers. Raises InvalidConfig, Transient.
 
-    For `rewriting` what is stored already the embedded store is not opened, which knows nothing of a ledger but its
-    entries.
+    For `rewriting` stored segments the embedded store is not opened: it has nothing of a ledger but its entries.
     """
     metrics = Metrics()
     async with AsyncExitStack() as stack:
@@ -154,7 +159,7 @@ async def open_context(
 async def _ledgers(
     stack: AsyncExitStack, settings: Settings, clock: Clock, metrics: Metrics, *, rewriting: bool
 ) -> Ledgers:
-    """Open the ledgers to read them: of the embedded store, its daemon stays the owner."""
+    """Open the ledgers for reading: the daemon stays the owner of the embedded store."""
     if settings.ledgers.kind == "embedded" and rewriting:
         return Ledgers()
     if settings.ledgers.kind != "embedded":

@@ -1,13 +1,14 @@
-"""An executor's work: one segment of history from its record to verified objects, by the daemon's own code.
+"""An executor's work: one segment of history, or one rewritten object, from its record to verified objects.
 
-It commits nothing and puts no manifest, only the draft of one: requests of an executor that was lost may still arrive
-after the commit, and must not change what was committed. When all is stored it marks the attempt as offloaded, so that
-whoever drives the job, now or after a crash, can commit it in its turn. Every write checks the driver's claim; one
-executor at a time writes a segment.
+It is the daemon's own writer, but for the end: an executor commits and exchanges nothing. When all is stored it marks
+the attempt as offloaded, and the driver, this one or the next after a crash, commits it in its turn. Of history only
+the draft of a manifest is put, since requests of an executor that was lost may still arrive after the commit, and must
+not change what was committed. Every write checks the driver's claim; one executor at a time writes a segment.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import UUID
 
 import structlog
@@ -17,40 +18,77 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
-from offloaderd.format.values import LedgerPart
+from offloaderd.format.values import LedgerPart, SegmentManifest
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import edge_at, ledgers_of
+from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, look_up
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore, Session
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.topic_map import conversion
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import known_ends
 from offloaderd.segment.committer import Assignment, FindManifest, Surroundings, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.feed import Gap
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.spark.jobs.job import Outcome, SegmentTask, Written
-from offloaderd.spark.jobs.mark_stored import MarkStored
-from offloaderd.spark.jobs.rewrite_job import RewriteTask
+from offloaderd.spark.jobs.job import Outcome, RewriteTask, SegmentTask, Written
+from offloaderd.spark.jobs.lease import attempt_log
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 1.0
+"""Seconds between two checks of failures, and between two tries to be the only writer."""
+
 WRITER_S = 60.0
-"""How long to wait for an executor that was lost to be forgotten: as long as a session may last."""
+"""Seconds to wait for the lock of an executor that was lost: as long as a session may last."""
+
+
+class MarkStored:
+    """Marks attempts as offloaded; see Committer. The driver begins attempts, records losses, commits and gives up."""
+
+    def __init__(self, attempts: AttemptLog, *, manifest: ObjectKind, proof: SameEntries | None = None) -> None:
+        """`proof`: of an object that is to replace others."""
+        self.manifest = manifest
+        self._attempts = attempts
+        self._proof = proof
+
+    async def begin(self, attempt: Attempt) -> None:
+        """See Committer."""
+
+    async def record_loss(self, gap: Gap) -> None:
+        """See Committer; a segment of a job ends before a loss."""
+
+    async def before_complete(self, attempt: Attempt) -> None:
+        """See Committer; the driver compares the head when it commits."""
+
+    async def before_manifest(self, described: SegmentManifest) -> None:
+        """See Committer."""
+        if self._proof is not None:
+            await self._proof.check(described)
+
+    async def commit(self, segment: VerifiedSegment) -> None:
+        """Mark the attempt. Raises Conflict, and changes nothing, for one that a successor has written."""
+        await self._attempts.update(replace(segment.attempt, status=AttemptStatus.OFFLOADED, parts=()))
+
+    async def give_up(self, attempt: Attempt, why: str) -> None:
+        """See Committer."""
 
 
 class TaskFacts:
-    """What an executor knows of a topic: the ledgers of its history, and nothing of what is committed; see SealFacts.
+    """The facts that an executor has: the ledgers of history, and nothing of committed segments; see SealFacts.
 
-    So its manifest says nothing of times before the segment; who commits it knows them.
+    So its manifest has no times from before the segment; the driver adds them at the commit.
     """
 
     def __init__(self, context: OffloadContext, task: SegmentTask, begin: Position) -> None:
@@ -61,7 +99,7 @@ class TaskFacts:
         self._task = task
 
     async def refresh(self) -> None:
-        """Take in what the source has. Raises Transient, HistoryTorn, IdentityRefused."""
+        """Read the source's list of ledgers. Raises Transient, HistoryTorn, IdentityRefused."""
         task = self._task
         old = await ledgers_of(listing_of_job(self._context, self._map), task.claim.topic, task.last, task.boundary)
         self.chain.look([*old, edge_at(task.boundary)])
@@ -81,20 +119,24 @@ class TaskFacts:
 
 
 async def write_segment(context: OffloadContext, source: LedgerSource, task: SegmentTask) -> Written:
-    """Write a segment; every outcome that can be told is returned, none of our errors raised."""
-    return await carried_out(context, task, lambda attempts, attempt: _write(context, source, task, attempts, attempt))
+    """Write a segment of history; our own errors are returned as outcomes."""
+    return await _carried_out(context, task, lambda attempts, attempt: _write(context, source, task, attempts, attempt))
 
 
-async def carried_out(
+async def rewrite_segment(context: OffloadContext, task: RewriteTask) -> Written:
+    """Write an object from stored ones and prove that it has the same entries; errors as for `write_segment`."""
+    return await _carried_out(context, task, lambda attempts, attempt: _rewrite(context, task, attempts, attempt))
+
+
+async def _carried_out(
     context: OffloadContext, task: SegmentTask | RewriteTask, act: Callable[[AttemptLog, Attempt], Awaitable[int]]
 ) -> Written:
-    """Bring a task's attempt to its end by `act`, as the only executor that writes it; tell how it ended.
+    """Complete a task's attempt by `act`, as its only executor; `act` returns payload bytes.
 
-    `act` returns payload bytes. An attempt whose objects are stored already is left alone.
+    An attempt whose objects are stored already is left alone.
     """
     clock, topic = context.upload_context.clock, task.claim.topic
-    path = paths.history_job_attempt(topic, task.segment_id)
-    attempts = AttemptLog(context.metadata, task.claim, clock=clock, metrics=context.upload_context.metrics, path=path)
+    attempts = attempt_log(context, task.claim, paths.history_job_attempt(topic, task.segment_id))
     started = clock.monotonic()
     try:
         session = await context.metadata.session()
@@ -114,7 +156,7 @@ async def carried_out(
     except Fenced as error:
         return Written(outcome=Outcome.FENCED, error=str(error))
     except OffloaderError as error:
-        return Written(outcome=Outcome.HINDERED, error=str(error))
+        return Written(outcome=Outcome.UNFINISHED, error=str(error))
     return Written(outcome=Outcome.READY, seconds=clock.monotonic() - started, payload_bytes=written[0])
 
 
@@ -128,7 +170,7 @@ async def _known(attempts: AttemptLog, task: SegmentTask | RewriteTask) -> Attem
 async def _write(
     context: OffloadContext, source: LedgerSource, task: SegmentTask, attempts: AttemptLog, attempt: Attempt
 ) -> int:
-    """Bring the attempt to its end; returns its payload bytes."""
+    """Write a segment of history; return its payload bytes. Raises SegmentFailed, Fenced, Transient."""
     clock, topic = context.upload_context.clock, task.claim.topic
     failure_tracker = FailureTracker(topic, clock, lambda: None)
 
@@ -169,11 +211,44 @@ async def _write(
             )
         )
 
-    await race(write(), out_of_patience(failure_tracker, clock, task.patience_s))
+    await race(write(), _out_of_patience(failure_tracker, clock, task.patience_s))
     return sum(one.payload_bytes for one in written if one is not None)
 
 
-async def out_of_patience(failure_tracker: FailureTracker, clock: Clock, patience_s: float) -> None:
+async def _rewrite(context: OffloadContext, task: RewriteTask, attempts: AttemptLog, attempt: Attempt) -> int:
+    """Write and prove an object; return its payload bytes. Raises SegmentFailed, Fenced, Transient."""
+    clock, topic = context.upload_context.clock, task.claim.topic
+    topic_map = await until_answered(clock, lambda: catalog.load(context.metadata, topic))
+    goal = _goal_at(topic_map, task)
+    if goal is None:
+        raise SegmentFailed(f"{topic} does not hold {task.begin} to {task.end} as it did")
+    failure_tracker = FailureTracker(topic, clock, lambda: None)
+
+    async def write() -> None:
+        old = await look_up(context, topic, goal, failure_tracker=failure_tracker)
+        feed = old.feed(attempt)
+        proof = SameEntries(old, feed, attempt)
+        committer = MarkStored(attempts, manifest=ObjectKind.MANIFEST, proof=proof)
+        work = old.assignment(attempt, resumed=task.again, notes={"rewriting": True, "job": True})
+        writer = SegmentWriter(context, attempts, committer, failure_tracker=failure_tracker)
+        await writer.run(work, feed, old.stop(), RewriteFacts(old, lambda: topic_map))
+
+    await race(write(), _out_of_patience(failure_tracker, clock, task.patience_s))
+    return goal.payload_bytes
+
+
+def _goal_at(topic_map: TopicMap, task: RewriteTask) -> Goal | None:
+    """Return the segments of a task's range and their entries, None when the map does not hold them so any more."""
+    if task.whole:
+        holders = conversion.holders_of(topic_map, task.begin.ledger_id)
+        goal = goal_of(holders, ledger_id=task.begin.ledger_id) if holders else None
+    else:
+        sources = [one for one in topic_map.segments if one.begin <= task.end and task.begin <= one.end]
+        goal = goal_of(sources) if sources else None
+    return goal if goal is not None and (goal.begin, goal.end) == (task.begin, task.end) else None
+
+
+async def _out_of_patience(failure_tracker: FailureTracker, clock: Clock, patience_s: float) -> None:
     """Raise Transient once something has failed for so long."""
     while True:
         worst = failure_tracker.worst
@@ -186,9 +261,9 @@ async def out_of_patience(failure_tracker: FailureTracker, clock: Clock, patienc
 async def _alone(
     store: MetadataStore, session: Session, topic: TopicName, segment_id: UUID, clock: Clock
 ) -> AsyncIterator[None]:
-    """Be the only executor that writes the segment. Raises Transient while another may still do it.
+    """Be the only executor that writes the segment. Raises Transient while another one has the lock.
 
-    The node goes with the session: what lies there once that is lost is a successor's.
+    The lock's node goes with the session: a node that is there after the session was lost is a successor's.
     """
     path = paths.history_writer(topic, segment_id)
     deadline = clock.monotonic() + WRITER_S

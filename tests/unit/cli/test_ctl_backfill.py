@@ -15,9 +15,11 @@ from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.metadata.records.history import HistoryRange
 from offloaderd.policy.cost import Prices
 from offloaderd.segment.builders.builder import SegmentLayout
-from offloaderd.spark.backfill.backfill import Ended, Status
+from offloaderd.spark.backfill.backfill import Status
+from offloaderd.spark.backfill.eligible import BackfillFailed, Origin
 from offloaderd.spark.backfill.plan import TopicPlan
-from offloaderd.spark.jobs.job import BackfillFailed, Origin, Progress
+from offloaderd.spark.backfill.topic import Progress
+from offloaderd.spark.jobs.job import Ended
 
 TOPIC = TopicName.parse("public/default/orders")
 MIB = 1 << 20

@@ -15,8 +15,10 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.merging import goal_of
-from offloaderd.spark.convert.convert import Ended, Plan, Status
-from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Outlook, Progress, Target
+from offloaderd.spark.convert.convert import Plan, Status
+from offloaderd.spark.convert.outlook import ConversionFailed, Outlook, Target
+from offloaderd.spark.convert.topic import Progress
+from offloaderd.spark.jobs.job import Ended
 
 if TYPE_CHECKING:
     import pytest
@@ -81,7 +83,9 @@ def test_a_plan_shows_what_becomes_of_what_and_what_stays(capsys: pytest.Capture
 
 def test_how_it_ended_is_told_with_what_was_left(capsys: pytest.CaptureFixture[str]) -> None:
     """Failures by range; a topic that was not done at all."""
-    done = Progress(done=1, goals=2, bytes_done=10, bytes_all=20, writing=0, failures=("1:0..1:9: unreadable",))
+    done = Progress(
+        topic=TOPIC, done=1, goals=2, bytes_done=10, bytes_all=20, writing=0, failures=("1:0..1:9: unreadable",)
+    )
     convert.show_ended([Ended(topic=TOPIC, progress=done), Ended(topic=TOPIC, error=Transient("away"))])
     out, err = capsys.readouterr()
     assert "1 object in place of the old ones" in out
@@ -89,8 +93,8 @@ def test_how_it_ended_is_told_with_what_was_left(capsys: pytest.CaptureFixture[s
     assert "left as it was: 1:0..1:9: unreadable" in err
     assert convert.ended_json(Ended(topic=TOPIC, progress=done))["failures"] == ["1:0..1:9: unreadable"]
     with Bars() as bars:
-        convert.show_progress(bars, TOPIC, done)
-        convert.show_progress(bars, TOPIC, done)
+        convert.show_progress(bars, done)
+        convert.show_progress(bars, done)
     assert capsys.readouterr().err.count("50.0 %") == 1
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.spark.backfill.topic import TopicBackfill
-from offloaderd.spark.jobs.job import Aim, Driver, Progress, SegmentTask, Written
+from offloaderd.spark.backfill.eligible import Aim
+from offloaderd.spark.backfill.topic import Progress, TopicBackfill
+from offloaderd.spark.jobs.job import Driver, SegmentTask, Written
 from offloaderd.spark.jobs.write_task import write_segment
 from tests.unit.history.test_history import rig_with
 from tests.unit.rigs.owned import Owned

@@ -16,9 +16,10 @@ from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
-from offloaderd.spark.backfill.eligible import plan_for_job
+from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, plan_for_job
+from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Progress, SegmentTask
+from offloaderd.spark.jobs.job import SegmentTask
 from offloaderd.spark.jobs.lease import Driven
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references

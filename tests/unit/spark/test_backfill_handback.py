@@ -11,11 +11,11 @@ import pytest
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata.records.history import RangeState, Worker
+from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, Origin
 from offloaderd.spark.backfill.handback import hand_back
 from offloaderd.spark.backfill.plan import aim_of, plan_topic
 from offloaderd.spark.backfill.takeover import take_up
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import AlreadyDone, BackfillFailed, Origin
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole

@@ -11,8 +11,8 @@ from offloaderd.core.errors import IdentityRefused
 from offloaderd.core.model import Position
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity, paths
+from offloaderd.spark.backfill.eligible import BackfillFailed
 from offloaderd.spark.backfill.handback import hand_back
-from offloaderd.spark.jobs.job import BackfillFailed
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S

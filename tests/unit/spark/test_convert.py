@@ -14,11 +14,12 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.spark.convert import convert
-from offloaderd.spark.convert.topic import TopicConversion
+from offloaderd.spark.convert.outlook import ConversionFailed, Target, Wish, outlook
+from offloaderd.spark.convert.topic import Progress, TopicConversion
 from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs.job import Driver, RewriteTask
 from offloaderd.spark.jobs.lease import Driven
-from offloaderd.spark.jobs.rewrite_job import ConversionFailed, Driver, Target, Wish, outlook
-from offloaderd.spark.jobs.rewrite_task import rewrite_segment
+from offloaderd.spark.jobs.write_task import rewrite_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.rebuild import rebuild
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.spark.jobs.job import Written
-    from offloaderd.spark.jobs.rewrite_job import RewriteTask
     from offloaderd.testing.faults import When
     from tests.unit.rigs.rig import Rig
 
@@ -87,7 +87,9 @@ def conversion(
 ) -> TopicConversion:
     """One run over the rig's topic."""
     context = rig.context(store or rig.tree.connect(), source=None)
-    driver = Driver(runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=5.0)
+    driver: Driver[RewriteTask, Progress] = Driver(
+        runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=5.0
+    )
     return TopicConversion(
         context, TOPIC, driver, Wish(target=target, segment_bytes=segment_bytes, small_bytes=small_bytes)
     )
@@ -189,7 +191,9 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
     rig.objects = FaultyStore(objects, kill)
     store = FaultyMetadata(tree, kill)
     context = rig.context(store, source=None)
-    driver = Driver(runner=convert.LocalRunner(context), slots=asyncio.Semaphore(1), me=f"dies-{at}")
+    driver: Driver[RewriteTask, Progress] = Driver(
+        runner=convert.LocalRunner(context), slots=asyncio.Semaphore(1), me=f"dies-{at}"
+    )
     wish = Wish(target=target, segment_bytes=2500, small_bytes=2500)
     async with asyncio.timeout(PATIENCE_S):
         running = asyncio.ensure_future(TopicConversion(context, TOPIC, driver, wish).run())  # noqa: TID251 - to be killed

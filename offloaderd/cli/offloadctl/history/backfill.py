@@ -23,11 +23,13 @@ from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.policy.cost import Prices
 from offloaderd.protocol.message_json import picked
 from offloaderd.spark.backfill import backfill as work
-from offloaderd.spark.backfill.backfill import Ended, Options, Status, Wanted
+from offloaderd.spark.backfill.backfill import Status
+from offloaderd.spark.backfill.eligible import Origin
 from offloaderd.spark.backfill.handback import HandedBack, hand_back
 from offloaderd.spark.backfill.plan import TopicPlan
-from offloaderd.spark.jobs.job import Origin, Progress
-from offloaderd.spark.jobs.stores import Stores, open_stores
+from offloaderd.spark.backfill.topic import Progress
+from offloaderd.spark.jobs.job import Ended, Wanted
+from offloaderd.spark.jobs.stores import Options, Stores, open_stores
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
@@ -130,13 +132,12 @@ def _run(
     check_libraries()
     # Before Spark, which takes its time.
     topics, done = asyncio.run(_with_stores(settings, lambda stores: work.checked(stores, wanted)))
-    ended = [work.Ended(topic=topic, nothing=True) for topic in done]
+    ended = [Ended[Progress](topic=topic, nothing=True) for topic in done]
     if topics:
         with (
             spark_session("offloaderd backfill", master=master, options=conf, starting=show.note) as spark,
             Bars() as bars,
         ):
-            chosen = work.with_slots(chosen, work.slots_of(spark, chosen.share.slots or None))
             ended += asyncio.run(work.run(settings, spark, topics, chosen, partial(show_progress, bars)))
     session.tell({"topics": [ended_json(one) for one in ended]}, lambda: show_ended(ended))
     for one in ended:
@@ -290,7 +291,7 @@ def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices)
     }
 
 
-def show_ended(ended: Sequence[Ended]) -> None:
+def show_ended(ended: Sequence[Ended[Progress]]) -> None:
     """Show what became of the topics of a run."""
     for one in ended:
         if one.nothing:
@@ -309,7 +310,7 @@ def show_ended(ended: Sequence[Ended]) -> None:
         click.echo("no topic has history for a job", err=True)
 
 
-def ended_json(one: Ended) -> dict[str, object]:
+def ended_json(one: Ended[Progress]) -> dict[str, object]:
     """Return what became of a topic as JSON shows it."""
     counts = ("committed", "losses", "retries")
     return {

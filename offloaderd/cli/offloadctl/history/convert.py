@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,11 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import picked
-from offloaderd.segment.context import OffloadContext
-from offloaderd.spark.backfill.backfill import Wanted, slots_of
 from offloaderd.spark.convert import convert as work
-from offloaderd.spark.convert.convert import Ended, Options, Plan, Status
-from offloaderd.spark.jobs.rewrite_job import Driver, Progress, Runner, Target
-from offloaderd.spark.jobs.run import SparkRunner
+from offloaderd.spark.convert.convert import Options, Plan, Status
+from offloaderd.spark.convert.outlook import Target
+from offloaderd.spark.convert.topic import Progress
+from offloaderd.spark.jobs.job import Ended, Wanted
 from offloaderd.spark.jobs.stores import open_context
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def plan(
 def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
     async def planned() -> Sequence[tuple[TopicName, Plan | OffloaderError]]:
         async with open_context(settings, SystemClock(), rewriting=True) as (context, book):
-            topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
+            topics = await work.named(context.metadata, wanted)
             return await work.plan(context, book, topics, chosen)
 
     found = session.run(planned())
@@ -155,54 +153,21 @@ def run(
         check_libraries()
     if not yes:
         confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
-    with Bars() as bars:
+    with Bars() as bars, ExitStack() as stack:
+        session_of_spark = None
         if given["spark"]:
-            ended = _with_spark(settings, wanted, chosen, bars, master=given["master"], conf=said.conf)
-        else:
-            ended = asyncio.run(_here(settings, wanted, chosen, bars))
+            from offloaderd.spark.session import spark_session  # noqa: PLC0415 - as above
+
+            started = spark_session("offloaderd convert", master=given["master"], options=said.conf, starting=show.note)
+            session_of_spark = stack.enter_context(started)
+        progress = partial(show_progress, bars)
+        ended = asyncio.run(work.run(settings, wanted, chosen, progress, session=session_of_spark))
     session.tell({"topics": [ended_json(one) for one in ended]}, lambda: show_ended(ended))
     for one in ended:
         if one.error is not None:
             report(one.error)
     failed = any(one.error is not None or (one.progress is not None and one.progress.failures) for one in ended)
     return FAILED if failed else OK
-
-
-async def _here(settings: Settings, wanted: Wanted, chosen: Options, bars: Bars) -> Sequence[Ended]:
-    rate = chosen.share.upload_bytes_per_s
-    async with open_context(settings, SystemClock(), upload_bytes_per_s=rate, rewriting=True) as (context, book):
-        topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
-        driver = _driver(context, work.LocalRunner(context), chosen.share.slots or work.SLOTS_HERE, chosen, bars)
-        return await work.run(context, book, topics, chosen, driver)
-
-
-def _with_spark(
-    settings: Settings, wanted: Wanted, chosen: Options, bars: Bars, *, master: str | None, conf: dict[str, str]
-) -> Sequence[Ended]:
-    from offloaderd.spark.session import spark_session  # noqa: PLC0415
-
-    with spark_session("offloaderd convert", master=master, options=conf, starting=show.note) as spark:
-        share = chosen.share.in_slots(slots_of(spark, chosen.share.slots or None))
-
-        async def work_on() -> Sequence[Ended]:
-            clock = SystemClock()
-            with SparkRunner(spark, settings, share, group=f"convert-{clock.uuid()}") as runner:
-                async with open_context(settings, clock, rewriting=True) as (context, book):
-                    topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
-                    driver = _driver(context, runner, share.slots, chosen, bars)
-                    return await work.run(context, book, topics, chosen, driver)
-
-        return asyncio.run(work_on())
-
-
-def _driver(context: OffloadContext, runner: Runner, slots: int, chosen: Options, bars: Bars) -> Driver:
-    return Driver(
-        runner=runner,
-        slots=asyncio.Semaphore(slots),
-        me=f"{socket.gethostname()}-{os.getpid()}-{context.upload_context.clock.uuid().hex[:8]}",
-        patience_s=chosen.patience_s,
-        progress=partial(show_progress, bars),
-    )
 
 
 @convert.command(short_help="Show what segments topics have, and who rewrites them.")
@@ -222,7 +187,7 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
 
     async def asked() -> list[Status]:
         async with open_context(settings, SystemClock(), rewriting=True) as (context, _):
-            topics = await work.named(context.metadata, wanted.topics, wanted.namespaces)
+            topics = await work.named(context.metadata, wanted)
             return [await work.status(context.metadata, topic) for topic in topics]
 
     found = session.run(asked())
@@ -277,10 +242,10 @@ PLANS: show.Table[tuple[TopicName, Plan]] = show.Table(
 )
 
 
-def show_progress(bars: Bars, topic: TopicName, one: Progress) -> None:
+def show_progress(bars: Bars, one: Progress) -> None:
     """Show how far a topic is; each exchange is a step."""
     said = f"{one.done} of {show.plural(one.goals, 'object')}, {one.writing} being written"
-    bars.show(str(topic), said, one.bytes_done, one.bytes_all, step=one.done)
+    bars.show(str(one.topic), said, one.bytes_done, one.bytes_all, step=one.done)
 
 
 def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None:
@@ -317,7 +282,7 @@ def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]
     }
 
 
-def show_ended(ended: Sequence[Ended]) -> None:
+def show_ended(ended: Sequence[Ended[Progress]]) -> None:
     """Show what became of the topics of a run."""
     for one in ended:
         if one.progress is None:
@@ -328,7 +293,7 @@ def show_ended(ended: Sequence[Ended]) -> None:
             click.echo(f"{one.topic}: left as it was: {failure}", err=True)
 
 
-def ended_json(one: Ended) -> dict[str, object]:
+def ended_json(one: Ended[Progress]) -> dict[str, object]:
     """Return what became of a topic as JSON shows it."""
     done = one.progress
     return {
