@@ -13,23 +13,23 @@ class GcMetrics(Families):
     """The part of the metrics that is about garbage."""
 
     gc_runs = counter(
-        "Collections of garbage by outcome. failed deletes nothing more; the log says why. Look when two fail in a "
+        "Collections of garbage by outcome. A failed one stops deleting; the log says why. Look when two fail in a "
         "row.",
         outcome=GC_OUTCOMES,
     )
     gc_objects = counter(
-        "Objects and uploads that collections found, by what was done: deleted, delete (it would have been, but "
-        "gc.mode is report), failed, keep (young, or not ours), alarm (see offloaderd_gc_alarms).",
+        "Objects and uploads that collections found, by action. deleted. delete: would have been deleted, but gc.mode "
+        "is report. failed: the deletion failed. keep: too young, or not ours. alarm: see offloaderd_gc_alarms.",
         action=GC_ACTIONS,
     )
     gc_orphan_bytes = gauge(
-        "Bytes of objects that nobody refers to, as the last collection found them, before it deleted any. Look when "
-        "it keeps growing: something leaves segments unfinished."
+        "Bytes of objects without a reference, as the last collection found them before it deleted any. Look when it "
+        "keeps growing: something leaves segments unfinished."
     )
     gc_alarms = gauge(
-        "What the last collection found that it may not repair: objects of committed segments that are missing or "
-        "have another length, and segments outside of every map that hold what nothing else holds. Page when it is "
-        "not 0; offloadctl gc lists them.",
+        "What the last collection found and may not repair: objects of committed segments that are missing or have "
+        "another length, and segments in no map that have the only copy of their entries. Page when it is not 0; "
+        "offloadctl gc lists them.",
         kind=GC_ALARMS,
     )
     gc_last_complete_timestamp_seconds = gauge(

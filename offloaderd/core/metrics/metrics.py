@@ -60,24 +60,26 @@ class Metrics(
     """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
 
     build_info = gauge(
-        "Always 1; its labels say what runs here. Join with it to compare versions.", version=OPEN, revision=OPEN
+        "Always 1; its labels name the version that runs. Join other metrics with it to compare versions.",
+        version=OPEN,
+        revision=OPEN,
     )
     ready = gauge("1 while the daemon serves, 0 while it starts or drains. Page when it stays 0 for two minutes.")
     dependency_up = gauge(
-        "1 while the dependency answers, else 0; no series for what this daemon does without. /readyz says what it "
-        "answered last.",
+        "1 while the dependency answers, else 0; no series for a dependency that this daemon does not use. /readyz "
+        "shows its last answer.",
         dependency=DEPENDENCIES,
     )
 
-    source_entries = counter("Entries taken in, pushed by a broker or tailed. Flat under load: no feed.")
-    source_bytes = counter("Payload bytes taken in. Its rate against upload_bytes is the balance.")
+    source_entries = counter("Entries taken in, pushed by a broker or tailed. Flat under load: nothing arrives.")
+    source_bytes = counter("Payload bytes taken in. Compare its rate with that of upload_bytes.")
     source_gaps = counter(
-        "Times that entries were missing between two that arrived and had to be looked for. Page on any increase."
+        "Times that entries between two that arrived were missing and had to be searched for. Page on any increase."
     )
     source_fallback_reads = counter(
-        "Reads of the ledger source for what the buffer declined or dropped. High: raise memory.buffer_bytes."
+        "Reads of the ledger source for entries that the buffer declined or dropped. High: raise memory.buffer_bytes."
     )
-    source_fallback_bytes = counter("Payload bytes of those reads: load the source would not have had.")
+    source_fallback_bytes = counter("Payload bytes of those reads: additional load on the source.")
     buffer_bytes = gauge("Bytes in the tailing buffers of all topics.")
     buffer_limit_bytes = gauge("Bytes the tailing buffers may hold in all (memory.buffer_bytes).")
     buffer_rejected_entries = counter(
@@ -101,24 +103,25 @@ class Metrics(
         kind=("certain", "possible"),
     )
     broker_ledgers = counter(
-        "Ledgers that brokers offloaded themselves, by what became of them. Page on lost, and on waiting.",
+        "Ledgers that brokers offloaded themselves, by outcome. Page on lost, and on waiting.",
         outcome=("adopted", "offloaded_again", "lost", "waiting"),
     )
     bookie_requests = counter(
-        "Requests to bookies by what came of them; wait: long polls, probe: whether a bookie that owes answers to "
-        "long polls is alive. Errors that rise: offloadctl doctor.",
+        "Requests to bookies by outcome. wait: long polls; probe: whether a bookie that has not answered long polls "
+        "is alive. Rising errors: run offloadctl doctor.",
         operation=BOOKIE_OPERATIONS,
         outcome=BOOKIE_OUTCOMES,
     )
     bookie_request_duration_seconds = histogram(
         "Time from a request to a bookie to its answer.", operation=BOOKIE_TIMED
     )
-    bookie_bytes = counter("Bytes read from bookies, entries and headers: the load we are to them.")
+    bookie_bytes = counter("Bytes read from bookies, entries and headers: this daemon's load on them.")
     bookie_hedged_reads = counter(
-        "Reads that were sent to a second replica because the first was slow. Rising: a bookie is ill."
+        "Reads that were sent to a second replica because the first was slow. Rising: a bookie is overloaded or "
+        "failing."
     )
     bookie_connections = gauge("Connections to bookies that are open now.")
-    bookies_avoided = gauge("Bookies that are left in peace for a while because they failed lately.")
+    bookies_avoided = gauge("Bookies to which no requests are sent for a while because they failed recently.")
     bookie_requests_in_flight = gauge("Requests to bookies that wait for their answer.")
     bookie_long_polls = gauge(
         "Long polls that bookies have not answered: about one for each idle topic that is not polled."
@@ -131,16 +134,17 @@ class Metrics(
         scope=("daemon", "topic"),
     )
     source_hidden_entries = topic_gauge(
-        "Entries that bookies hold beyond what is known to be confirmed, which is what a quiet writer hides."
+        "Entries that bookies hold and that are not known to be confirmed: the last ones of a writer that has stopped "
+        "writing."
     )
 
     pipeline_bytes = gauge(
-        "Bytes by stage on their way to durable. The stage that grows is the one that is slow.",
+        "Bytes on their way to durable, by stage. The stage that grows is the slow one.",
         stage=("assembly", "transfer", "commit", "verify"),
     )
     inflight_parts = gauge("Parts being uploaded now; at most offload.parts_in_flight_max.")
     lag_bytes = topic_gauge(
-        "Payload bytes confirmed but not yet durable. Compare with the source's room to see when it will overrun."
+        "Payload bytes confirmed but not yet durable. Compare with the free space of the source to see when it is full."
     )
     lag_entries = topic_gauge("Entries confirmed but not yet durable.")
     lag_seconds = topic_gauge(
@@ -150,10 +154,12 @@ class Metrics(
         "1 while the age of the oldest entry that is not durable is unknown; `offloadctl status` says why."
     )
     segment_age_max_seconds = topic_gauge(
-        "Age at which the topic's segments are sealed; streamed topics alone have it. Compare their lag with it."
+        "Age at which the topic's segments are sealed; only streamed topics have it. Compare their lag with it."
     )
     remote_segments = topic_gauge("Committed segments of the topic, those that brokers wrote included.")
-    remote_bytes = topic_gauge("Bytes of the data objects of these; their indexes and manifests are not counted.")
+    remote_bytes = topic_gauge(
+        "Bytes of the data objects of committed segments; their indexes and manifests are not counted."
+    )
     stalled = topic_gauge(
         "1 while a topic makes no progress, by class of error; `offloadctl status` has the message. Page on any.",
         reason=ERROR_CLASSES,
@@ -161,11 +167,12 @@ class Metrics(
     oldest_open_segment_seconds = gauge("Age of the oldest segment that is not committed; 0 without one.")
 
     segments = counter(
-        "Segments that reached a state. failed rising: see the log's segment.failed events.",
+        "Segments that reached a state. Rising failed: see the segment.failed events of the log.",
         state=("assigned", "offloaded", "failed"),
     )
     segment_rolls = counter(
-        "Why segments were sealed. Mostly age with little data: raise offload.segment_age_max_s.",
+        "Segments by the reason for which they were sealed. Mostly age with little data: raise "
+        "offload.segment_age_max_s.",
         reason=tuple(map(str, RollReason)),
     )
     segment_bytes = histogram("Bytes of the data object of each committed segment.", BYTES_BUCKETS)
@@ -175,33 +182,34 @@ class Metrics(
         LONG_SECONDS_BUCKETS,
     )
     upload_parts = counter(
-        "Parts by outcome; kept and replaced: stored by an earlier owner.", outcome=("ok", "failed", "kept", "replaced")
+        "Parts by outcome. kept: an earlier owner had stored it; replaced: an earlier owner had stored another one.",
+        outcome=("ok", "failed", "kept", "replaced"),
     )
-    upload_bytes = counter("Bytes of uploaded parts. Flat while transfer bytes wait: page.")
+    upload_bytes = counter("Bytes of uploaded parts. Page when it is flat while bytes wait in the stage transfer.")
     upload_part_duration_seconds = histogram(
-        "Time of one part's upload with its retries, in buckets to 6 h: an outage of the store is in it.",
+        "Time of one part's upload with its retries, outages of the store included, in buckets to 6 h.",
         LONG_SECONDS_BUCKETS,
     )
     upload_retries = counter(
-        "Requests tried again, by class of error. denied: check credentials; throttled: lower the parallelism.",
+        "Requests that were repeated, by class of error. denied: check credentials; throttled: lower the parallelism.",
         **{"class": ERROR_CLASSES},
     )
     uploads_aborted = counter(
-        "Multipart uploads given up: failed, or left behind by the owner before (takeover).",
+        "Multipart uploads given up. failed: their segment failed; takeover: the previous owner had left them.",
         reason=("failed", "takeover"),
     )
-    upload_last_success_timestamp_seconds = gauge("Unix time of the last part that was stored; 0: none yet.")
+    upload_last_success_timestamp_seconds = gauge("Unix time when the last part was stored; 0: none yet.")
 
     metadata_commits = counter(
         "Metadata transactions by outcome. unknown: settled by reading back; conflict: look for a second owner.",
         outcome=("ok", "conflict", "unknown", "error"),
     )
     metadata_commit_duration_seconds = histogram(
-        "Time of one commit with read-backs and retries, in buckets to 6 h: an outage of ZooKeeper is in it.",
+        "Time of one commit with read-backs and retries, outages of ZooKeeper included, in buckets to 6 h.",
         LONG_SECONDS_BUCKETS,
     )
     metadata_node_bytes = gauge(
-        "Size of the largest node of the last change of a map. From 900000 on a ledger's context goes into pieces."
+        "Size of the largest node in the last change of a map. From 900000 on a ledger's context is stored in pieces."
     )
     zk_session_state = gauge("Metadata session: 0 lost, 1 suspended, 2 connected.")
     zk_session_losses = counter(
@@ -215,10 +223,11 @@ class Metrics(
     )
     cache_bytes = gauge("Bytes held by the cache.", cache=CACHES)
     cache_limit_bytes = gauge("Bytes the cache may hold.", cache=CACHES)
-    cache_evictions = counter("What caches dropped, by cause.", cache=CACHES, cause=("size", "stale"))
-    prefetch_bytes = counter("Bytes read ahead of the reader. Far above read_bytes: readers give up early.")
+    cache_evictions = counter("Items that caches dropped, by cause.", cache=CACHES, cause=("size", "stale"))
+    prefetch_bytes = counter("Bytes fetched in advance of the reader. Far above read_bytes: readers stop early.")
     checksum_failures = counter(
-        "Stored bytes that were not what was written. Page on any; the log's data.corrupt events name the object.",
+        "Times that stored bytes were not those that were written. Page on any; the data.corrupt events of the log "
+        "name the object.",
         where=("upload", "read", "scrub"),
     )
     verified_bytes = counter("Bytes of objects that were checked before their commit.")

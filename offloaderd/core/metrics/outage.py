@@ -7,8 +7,8 @@ class OutageMetrics(Families):
     """The part of Metrics that is about outages."""
 
     upload_concurrency = gauge(
-        "Parts of all topics that may be on their way at a time: halved when the store asks for fewer requests, "
-        "raised again as parts work. Low for long: the store cannot take what is written."
+        "Parts of all topics that may be uploaded at the same time: halved when the store asks for fewer requests, "
+        "raised again as parts succeed. Low for long: the store cannot take what is written."
     )
     stalled_seconds = topic_gauge(
         "How long a topic has been stalled; 0 while it makes progress. Page above a few minutes."
@@ -20,10 +20,11 @@ class OutageMetrics(Families):
         "Payload bytes of these. Compare with the source's room, or spill.bytes_max, to see when it overruns."
     )
     unprotected_seconds = topic_gauge(
-        "How long ago that outage began, until all it held up is stored. Compare with the source's retention."
+        "How long ago that outage began; 0 once everything that it delayed is stored. Compare with the source's "
+        "retention."
     )
     spill_bytes = gauge("Bytes of spill files on this daemon's disk, of all topics.")
-    spill_limit_bytes = gauge("Bytes they may take (spill.bytes_max); 0: topics cannot spill.")
+    spill_limit_bytes = gauge("Bytes that spill files may take (spill.bytes_max); 0: topics cannot spill.")
     spilled_entries = counter(
         "Pushed entries that found no room in memory and went to disk. Rising without an outage: uploads lag."
     )

@@ -17,15 +17,16 @@ class PlacementMetrics(Families):
         "Topics that this daemon owns and has suspended because they are idle (offload.suspend_after_s)."
     )
     topic_wakes = counter(
-        "Topics that were taken up again, by what woke them. source: there is something new. due: a duty, or an hour "
-        "has passed. used: a push, a read, a call. policy: another one holds.",
+        "Suspended topics that were resumed, by cause. source: the source has something new. due: a duty, or an hour "
+        "has passed. used: a push, a read, a call. policy: the policy has changed.",
         cause=WAKE_CAUSES,
     )
     ownership_changes = counter(
         "Topics claimed and given up or lost. Rising steadily: sessions flap.", direction=("gained", "lost")
     )
     fenced_writes = counter(
-        "Writes refused because another daemon owns the topic now. One after a pause is right; many: network."
+        "Writes refused because another daemon owns the topic now. One after a pause of the daemon is normal; many "
+        "point to the network."
     )
     placement_daemons = gauge(
         "Daemons that this one takes into account, itself among them. All daemons should show the same numbers; "
@@ -33,17 +34,19 @@ class PlacementMetrics(Families):
         standing=STANDINGS,
     )
     placement_topics = gauge(
-        "Topics that this daemon works on or waits for. first: it ranks first for them. elsewhere: another daemon "
-        "does, and they are handed over when the daemons have settled; look when this stays above 0 for an hour.",
+        "Topics that this daemon owns or waits for. first: it ranks first for them. elsewhere: another daemon ranks "
+        "first, and they are handed over once no daemon joins or leaves any more; look when this stays above 0 for an "
+        "hour.",
         place=PLACES,
     )
     ownership_moves = counter(
-        "Topics that this daemon handed over. moved: the other one took it. returned: it did not, look at its log. "
-        "adopted: taken from a daemon that lives and left it alone, look at that one's log.",
+        "Topics that this daemon handed over or took. moved: the other daemon claimed it. returned: it did not; look "
+        "at its log. adopted: claimed here because the living daemon that ranks first did not; look at that one's "
+        "log.",
         outcome=MOVES,
     )
     handover_seconds = histogram(
-        "Time from the decision to hand a topic over until it was released: its open segment is sealed and committed "
-        "meanwhile. Entries wait for no longer than the new owner's claim after that. Buckets to 6 h.",
+        "Time from the decision to hand a topic over until its release, in which the open segment is sealed and "
+        "committed, in buckets to 6 h. After the release entries wait only for the claim of the new owner.",
         LONG_SECONDS_BUCKETS,
     )

@@ -12,26 +12,27 @@ class ReadMetrics(Families):
     """The part of the metrics that is about reads."""
 
     read_requests = counter(
-        "Runs of entries read, by tier asked and outcome. fallback: the tier failed and the next one answered.",
+        "Runs of entries read, by the tier that was asked and outcome. fallback: the tier failed and the next one "
+        "answered.",
         source=TIERS,
         outcome=("ok", "fallback", "error", "cancelled"),
     )
-    read_bytes = counter("Payload bytes handed out by tier.", source=TIERS)
-    read_entries = counter("Entries handed out by tier.", source=TIERS)
+    read_bytes = counter("Payload bytes served, by tier.", source=TIERS)
+    read_entries = counter("Entries served, by tier.", source=TIERS)
     read_choice_entries = counter(
-        "Entries handed out, by tier and why it was this one (PIP-73). chosen: the read priority says so, or they "
-        "were in the buffer. only_here: the tier that comes first has not got them. fell_back_missing, _corrupt, "
-        "_unavailable: it has, and could not give them: look at that tier when these rise.",
+        "Entries served, by tier and the reason for it (PIP-73). chosen: by the read priority, or they were in the "
+        "buffer. only_here: the tier with priority does not have them. fell_back_missing, _corrupt, _unavailable: it "
+        "should have them and could not give them; look at that tier when these rise.",
         source=TIERS,
         why=WHYS,
     )
     read_choice_bytes = counter(
-        "Payload bytes handed out, by tier and why it was this one, as read_choice_entries.", source=TIERS, why=WHYS
+        "Payload bytes served, by tier and the reason for it, as read_choice_entries.", source=TIERS, why=WHYS
     )
     broker_unknown = counter(
-        "Ledgers that a broker wanted to read, and of which nobody can say what became of them: map_unknown (the map "
-        "has not all of it, and not its deletion), topic_unknown (nothing is on record of the topic), entries_missing"
-        " (an object is gone). Brokers try again and skip nothing. Page on any.",
+        "Ledgers that a broker asked to read and whose state is unknown. map_unknown: the map has neither all of the "
+        "ledger nor its deletion. topic_unknown: there is no record of the topic. entries_missing: an object is "
+        "missing. Brokers try again and skip nothing. Page on any.",
         reason=BROKER_UNKNOWN,
     )
     read_duration_seconds = histogram(
@@ -44,11 +45,11 @@ class ReadMetrics(Families):
     )
     readers = gauge("Reads open now; at most read.readers_max.")
     seeks = counter(
-        "Seeks by what they went by and what answered: manifests, one block or entry, a scan of several, nothing "
-        "there yet. Many scans: topics whose segments are of older versions, or lie in the source still.",
+        "Seeks by kind of target and by what was needed to answer: manifests, one block or entry, a scan of several, "
+        "nothing there yet. Many scans: the segments are of older versions, or the entries are in the source still.",
         kind=("time", "index", "sequence"),
         outcome=("manifest", "block", "scan", "nothing", "error"),
     )
     seek_bytes = counter(
-        "Bytes that seeks read, blocks of the bucket and entries of the ledger source.", source=("objects", "source")
+        "Bytes that seeks read: blocks of the bucket, entries of the ledger source.", source=("objects", "source")
     )

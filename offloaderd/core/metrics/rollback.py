@@ -13,9 +13,9 @@ class RollbackMetrics(Families):
     )
     rollback_bytes = counter("Payload bytes of the ledgers that were rewritten.")
     rollback_failures = counter(
-        "Ledgers that could not be rewritten and stay in their segments, by why: unreadable (what is in the bucket is"
-        " not what was committed) or upload (the object could not be stored, or did not read back as it was sent). "
-        "Look when it grows: offloadctl rollback plan TOPIC names them.",
+        "Ledgers that could not be rewritten and stay in their segments, by reason. unreadable: the bucket does not "
+        "hold what was committed. upload: the object could not be stored, or did not read back as it was sent. Look "
+        "when it grows: offloadctl rollback plan TOPIC names them.",
         reason=FAILURE_REASONS,
     )
     rollback_remaining_ledgers = topic_gauge(

@@ -8,7 +8,7 @@ class S3Metrics(Families):
     """The part of Metrics that is about the object store."""
 
     s3_requests = counter(
-        "Answers of the object store by operation and code. More than 5 % of 5xx: ask whoever runs it.",
+        "Answers of the object store by operation and code. More than 5 % of 5xx: ask its operator.",
         operation=OPEN,
         code=OPEN,
     )
@@ -16,12 +16,16 @@ class S3Metrics(Families):
     s3_throttles = counter(
         "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max."
     )
-    s3_bytes = counter("Body bytes received (in) and sent (out): traffic to pay.", direction=("in", "out"))
-    s3_requests_in_flight = gauge(
-        "Requests to the object store under way, with those that wait for a connection. At objects.connections_max "
-        "for long: requests queue up; raise it, or the store is slow."
+    s3_bytes = counter(
+        "Body bytes received (in) and sent (out), which may be charged as traffic.", direction=("in", "out")
     )
-    bucket_accessible = gauge("1 while the bucket exists and lets us in. Page when 0 for two minutes.")
+    s3_requests_in_flight = gauge(
+        "Requests to the object store that are not answered, with those that wait for a connection. At "
+        "objects.connections_max for long: raise that setting, or the store is slow."
+    )
+    bucket_accessible = gauge(
+        "1 while the bucket exists and can be used with our credentials. Page when 0 for two minutes."
+    )
 
     def request_begun(self) -> None:
         """Note that a request to the object store is under way; `request` says how it ended."""

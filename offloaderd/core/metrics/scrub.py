@@ -11,14 +11,14 @@ class ScrubMetrics(Families):
         "look whether scrub.enabled is off."
     )
     scrub_objects = counter(
-        "Objects that the scrub has looked at, by result; unreachable counts looks that the store did not answer.",
+        "Objects that the scrub has checked, by result. unreachable: the store did not answer.",
         result=("sound", "damaged", "unreachable"),
     )
     scrub_damaged_segments = topic_gauge(
-        "Segments of the topic that were not as they were written when the scrub last looked. Page when it is not 0: "
-        "offloadctl verify TOPIC says what is wrong. A repair shows within an hour."
+        "Segments of the topic that the last check by the scrub found damaged. Page when it is not 0: offloadctl "
+        "verify TOPIC says what is wrong. A repair shows within an hour."
     )
     scrub_last_complete_timestamp_seconds = topic_gauge(
-        "Since when each of the topic's segments has been verified (or committed); 0 when it has none. Older than "
-        "scrub.interval_s by days: raise scrub.bytes_per_s."
+        "The oldest time at which one of the topic's segments was last verified (or committed); 0 without segments. "
+        "Older than scrub.interval_s by days: raise scrub.bytes_per_s."
     )
