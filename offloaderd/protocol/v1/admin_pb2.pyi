@@ -48,7 +48,7 @@ class ListTopicsResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     METADATA_ERROR_FIELD_NUMBER: _builtins.int
     metadata_error: _builtins.str
-    """why there are only those that this daemon works on; empty: these are all"""
+    """why the list has only the topics that this daemon owns; empty: the list is complete"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSummary]: ...
     def __init__(
@@ -87,13 +87,13 @@ class TopicSummary(_message.Message):
     entries: _builtins.int
     """confirmed in the source"""
     selected_by: _builtins.str
-    """the pattern that its policy follows from; empty: it has none, or its own"""
+    """the pattern that its policy comes from; empty: it has no policy, or one of its own"""
     partitioned: _builtins.bool
-    """no topic of its own: its partitions follow it"""
+    """a partitioned topic: it has no entries itself, and its partitions have its policy"""
     placement: _builtins.str
-    """why it is not where it belongs; empty: it is, or is not offloaded"""
+    """Why another daemon owns it than the one that ranks first; empty: the first one does, or it is not offloaded."""
     paused_ms: _builtins.int
-    """since when an operator has it stand still; 0: it does not"""
+    """since when an operator has paused it; 0: it is not paused"""
     def __init__(
         self,
         *,
@@ -159,7 +159,7 @@ Global___ListSelectionsResponse: _TypeAlias = ListSelectionsResponse  # noqa: Y0
 
 @_typing.final
 class Selection(_message.Message):
-    """A standing order: topics that match the pattern are enabled, those that come later as well."""
+    """A pattern by which topics are enabled, later ones too."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -178,9 +178,9 @@ class Selection(_message.Message):
     POLICIES_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
     topics: _builtins.int
-    """enabled by it"""
+    """how many topics it has enabled"""
     created_ms: _builtins.int
-    """of expressions that match one topic the older one counts"""
+    """if several expressions match a topic, the oldest counts"""
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
     segment_age_min_s: _builtins.float
@@ -247,7 +247,7 @@ Global___Selection: _TypeAlias = Selection  # noqa: Y015
 
 @_typing.final
 class TopicChange(_message.Message):
-    """What becomes of one topic that was named, or that a pattern matches."""
+    """The outcome for one topic that was named or that a pattern matches."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -258,7 +258,7 @@ class TopicChange(_message.Message):
     outcome: _builtins.str
     """enabled, disabled, changed, unchanged or left-alone"""
     reason: _builtins.str
-    """why it is left alone, or what governs it from now on"""
+    """why it was left alone, or whose policy it has now"""
     def __init__(
         self,
         *,
@@ -290,15 +290,17 @@ class EnableTopicRequest(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for those there are and will be."""
+    """A topic, with its partitions; or TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION for all topics that match now or
+    later.
+    """
     segment_bytes_max: _builtins.int
     segment_age_max_s: _builtins.float
     segment_age_min_s: _builtins.float
     read_priority: _builtins.str
     dry_run: _builtins.bool
-    """change nothing, say what would be changed"""
+    """change nothing, answer what would be changed"""
     outage: _builtins.str
-    """block, source or spill: what becomes of entries while the store is away for long"""
+    """block, source or spill: what happens to entries while the store is away for long"""
     retention: _builtins.str
     """keep, follow or limited: how long the tier keeps what was offloaded"""
     retention_age_s: _builtins.float
@@ -307,7 +309,7 @@ class EnableTopicRequest(_message.Message):
     """of limited"""
     @_builtins.property
     def policies(self) -> _policy_pb2.OffloadPolicies:
-        """more of the policy; what is said twice counts as said here"""
+        """further values of the policy; for a value that is given twice, the one here counts"""
 
     def __init__(
         self,
@@ -370,7 +372,7 @@ class EnableTopicResponse(_message.Message):
     PATTERN_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     pattern: _builtins.str
-    """as it was understood"""
+    """the pattern as the daemon has parsed it"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicChange]: ...
     def __init__(
@@ -534,14 +536,15 @@ class OffloadRequest(_message.Message):
     topic: _builtins.str
     wait: _builtins.bool
     size_threshold: _builtins.int
-    """How much is to stay in BookKeeper at most, in bytes, as in `pulsar-admin topics offload`: the newest ledgers stay
-    whose sizes, the open one's included, add up to no more; all older ones go. The open ledger stays in any case.
+    """How many bytes are to stay in BookKeeper at most, as in `pulsar-admin topics offload`. The newest ledgers stay as
+    long as their sizes, the open one's included, add up to no more; all older ones are offloaded. The open ledger
+    always stays.
     """
     dry_run: _builtins.bool
-    """do nothing, say what would go"""
+    """do nothing, answer what would be offloaded"""
     @_builtins.property
     def to(self) -> _common_pb2.Position:
-        """The newest entry to offload. Ledgers that go as a whole go up to the last one that ends there or before."""
+        """The newest entry to offload. With the method ledger-based: all ledgers that end there or before."""
 
     def __init__(
         self,
@@ -570,7 +573,7 @@ class OffloadStatusRequest(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     wait: _builtins.bool
-    """report until nothing is under way any more"""
+    """stream progress until the request has ended"""
     def __init__(
         self,
         *,
@@ -611,33 +614,33 @@ class OffloadProgress(_message.Message):
     remaining_entries: _builtins.int
     remaining_bytes: _builtins.int
     done: _builtins.bool
-    """nothing more comes of it; `outcome` says what has"""
+    """the request has ended; `outcome` says how"""
     message: _builtins.str
-    """why it does not move at the moment; empty: it does"""
+    """why there is no progress at the moment; empty: there is"""
     outcome: _builtins.str
-    """nothing (there was nothing to do), running, done, failed, planned (a dry run), or unknown: nobody asked, and the
-    daemon that is asked does not work on the topic.
+    """nothing (there was nothing to do), running, done, failed, planned (a dry run), or unknown: no request is on record,
+    and the daemon that answers does not own the topic.
     """
     reason: _builtins.str
-    """why there is nothing to do, or less than was asked for; why it failed"""
+    """why there is nothing to do, or less than was requested; why it failed"""
     wanted: _builtins.str
-    """what was asked for, in words; empty: nothing was asked by hand"""
+    """the request in words; empty: there was none"""
     asked_ms: _builtins.int
-    """when; 0: nothing was asked by hand"""
+    """when it was made; 0: there was none"""
     asked_by: _builtins.str
     """the address it came from"""
     done_ms: _builtins.int
-    """when the target was offloaded; 0: it is not, or nobody can say"""
+    """when the target was offloaded; 0: it is not, or the time is unknown"""
     method: _builtins.str
-    """that of the topic's policy; empty: only its owner knows"""
+    """method of the topic's policy; empty: only the owner knows it"""
     owner: _builtins.str
-    """daemon id; empty: nobody works on the topic"""
+    """daemon id; empty: the topic has no owner"""
     owner_address: _builtins.str
-    """set if that is another daemon than the one that answers: it knows more"""
+    """set if the owner is another daemon than the one that answers; the owner knows more"""
     segment_id: _builtins.str
     """of the open segment"""
     segment_entries: _builtins.int
-    """in it so far"""
+    """in the open segment so far"""
     @_builtins.property
     def target(self) -> _common_pb2.Position:
         """the newest entry to wait for; unset: there is none"""
@@ -646,11 +649,11 @@ class OffloadProgress(_message.Message):
     def offloaded(self) -> _common_pb2.Position: ...
     @_builtins.property
     def plan(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedOffload]:
-        """what was left to do when the call was made"""
+        """what remained to be offloaded when the call was made"""
 
     @_builtins.property
     def stood(self) -> _common_pb2.Position:
-        """how far the offloading was when it was asked"""
+        """how far the topic was offloaded when the request was made"""
 
     def __init__(
         self,
@@ -702,7 +705,7 @@ class PlannedOffload(_message.Message):
     method: _builtins.str
     """streaming, or ledger-based: the whole ledger in an object of its own"""
     due: _builtins.bool
-    """it goes by itself as well"""
+    """the policy offloads it without a request too"""
     def __init__(
         self,
         *,
@@ -758,7 +761,7 @@ class StatusResponse(_message.Message):
         up: _builtins.bool
         message: _builtins.str
         since_ms: _builtins.int
-        """since when it is down; 0: it is up, or that is not known"""
+        """since when it is down; 0: it is up, or the time is unknown"""
         def __init__(
             self,
             *,
@@ -795,7 +798,7 @@ class StatusResponse(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]: ...
     @_builtins.property
     def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what is wrong and belongs to no single topic, as a selection that is not applied"""
+        """what is wrong and concerns no single topic, such as a pattern that is not applied"""
 
     def __init__(
         self,
@@ -885,41 +888,41 @@ class TopicStatus(_message.Message):
     hidden_entries: _builtins.int
     """stored beyond it, and not known to be confirmed"""
     looked_age_s: _builtins.float
-    """how long ago the source last told"""
+    """seconds since the source last answered"""
     outage: _builtins.str
-    """block, source or spill: what holds while the store is away"""
+    """block, source or spill: the policy for outages of the store"""
     stalled_class: _builtins.str
     """of stalled_reason, as in the metric"""
     stalled_since_ms: _builtins.int
     """0: not stalled"""
     unprotected_entries: _builtins.int
-    """What an outage of the store keeps from being durable, from its begin until all of that is."""
+    """Entries that an outage of the store keeps from being durable; counted until all of them are."""
     unprotected_bytes: _builtins.int
     unprotected_since_ms: _builtins.int
-    """0: nothing"""
+    """0: there are none"""
     spilled_entries: _builtins.int
     """of the unprotected ones, those on the daemon's disk"""
     spilled_bytes: _builtins.int
     placement: _builtins.str
-    """why it is not where it belongs; empty: it is"""
+    """why another daemon owns it than the one that ranks first; empty: the first one does"""
     open_segment_continued: _builtins.bool
     """an earlier owner began it"""
     method: _builtins.str
     """streaming, ledger-based or none; empty: only its owner knows"""
     taken_entries: _builtins.int
-    """What went into segments since this daemon claimed the topic, history apart; again what a failed segment held. Two
-    answers give a rate; a smaller number than before: another daemon counts, or another claim.
+    """Entries written to segments since this daemon claimed the topic, without history; those of a failed segment count
+    again. Two answers give a rate. A smaller number than before comes from another daemon or a new claim.
     """
     taken_bytes: _builtins.int
     paused_ms: _builtins.int
-    """since when an operator has it stand still; 0: it does not"""
+    """since when an operator has paused it; 0: it is not paused"""
     paused_by: _builtins.str
     asleep: _builtins.bool
-    """nothing happens to it: its owner keeps the claim and little else"""
+    """It is suspended because it is idle: its owner keeps the claim and little else in memory."""
     lag_unknown: _builtins.bool
-    """lag_entries and lag_bytes say nothing: nobody has looked, or the source did not answer"""
+    """Lag_entries and lag_bytes are unknown: the source was not asked yet, or did not answer."""
     lag_age_unknown: _builtins.bool
-    """lag_seconds says nothing: the same, or the oldest entry has no time"""
+    """lag_seconds is unknown: as lag_unknown, or the oldest entry has no time"""
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -932,7 +935,7 @@ class TopicStatus(_message.Message):
 
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdentityRefusal]:
-        """while there is one, nothing of the topic is deleted or granted"""
+        """as long as there is one, nothing of the topic is deleted or granted"""
 
     @_builtins.property
     def damaged_ledgers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1010,7 +1013,7 @@ class IdentityRefusal(_message.Message):
     """what `offloadctl identity accept` would accept"""
     since_ms: _builtins.int
     hint: _builtins.str
-    """the way out"""
+    """what to do"""
     def __init__(
         self,
         *,
@@ -1039,7 +1042,7 @@ class LostRange(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     NOTICED_MS_FIELD_NUMBER: _builtins.int
     entries: _builtins.int
-    """known to be lost; 0: nobody can say whether there were any"""
+    """known to be lost; 0: it is unknown whether there were any"""
     noticed_ms: _builtins.int
     @_builtins.property
     def after(self) -> _common_pb2.Position:

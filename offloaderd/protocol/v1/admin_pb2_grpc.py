@@ -87,14 +87,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSelections(self, request, context):
-        """The patterns whose topics are enabled as they come.
+        """The patterns by which topics are enabled, later ones too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EnableTopic(self, request, context):
-        """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well.
+        """Enables offloading for a topic with its partitions, or for all topics that match a pattern, later ones too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,15 +115,16 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Offload(self, request, context):
-        """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
-        committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
+        """Manual offload (PIP-76 and PIP-17): requests that everything up to a position is sealed and committed. With `wait`
+        it streams progress until that is done. A later request that reaches further replaces an earlier one. The next
+        owner of the topic continues with the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OffloadStatus(self, request, context):
-        """What became of the last Offload, by what is stored and what the topic's owner knows.
+        """The state of the last Offload, from what is stored and from what the topic's owner knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

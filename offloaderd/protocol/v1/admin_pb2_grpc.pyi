@@ -34,19 +34,20 @@ class AdminServiceStub:
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
     """The topics that the ledger source knows or a policy names, each with its owner."""
     ListSelections: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]
-    """The patterns whose topics are enabled as they come."""
+    """The patterns by which topics are enabled, later ones too."""
     EnableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]
-    """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
+    """Enables offloading for a topic with its partitions, or for all topics that match a pattern, later ones too."""
     DisableTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]
     """Completes the open segments and stops offloading; what is stored stays readable."""
     ListSegments: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]
     """The topic's segments in order, the open one last."""
     Offload: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]
-    """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
-    committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
+    """Manual offload (PIP-76 and PIP-17): requests that everything up to a position is sealed and committed. With `wait`
+    it streams progress until that is done. A later request that reaches further replaces an earlier one. The next
+    owner of the topic continues with the request.
     """
     OffloadStatus: _grpc.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]
-    """What became of the last Offload, by what is stored and what the topic's owner knows."""
+    """The state of the last Offload, from what is stored and from what the topic's owner knows."""
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
     """The daemon, and its topics with lag, open segment and errors."""
 
@@ -56,19 +57,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
     """The topics that the ledger source knows or a policy names, each with its owner."""
     ListSelections: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSelectionsRequest, _admin_pb2.ListSelectionsResponse]  # type: ignore[assignment]
-    """The patterns whose topics are enabled as they come."""
+    """The patterns by which topics are enabled, later ones too."""
     EnableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.EnableTopicRequest, _admin_pb2.EnableTopicResponse]  # type: ignore[assignment]
-    """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
+    """Enables offloading for a topic with its partitions, or for all topics that match a pattern, later ones too."""
     DisableTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DisableTopicRequest, _admin_pb2.DisableTopicResponse]  # type: ignore[assignment]
     """Completes the open segments and stops offloading; what is stored stays readable."""
     ListSegments: _aio.UnaryStreamMultiCallable[_admin_pb2.ListSegmentsRequest, _admin_pb2.Segment]  # type: ignore[assignment]
     """The topic's segments in order, the open one last."""
     Offload: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
-    """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
-    committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
+    """Manual offload (PIP-76 and PIP-17): requests that everything up to a position is sealed and committed. With `wait`
+    it streams progress until that is done. A later request that reaches further replaces an earlier one. The next
+    owner of the topic continues with the request.
     """
     OffloadStatus: _aio.UnaryStreamMultiCallable[_admin_pb2.OffloadStatusRequest, _admin_pb2.OffloadProgress]  # type: ignore[assignment]
-    """What became of the last Offload, by what is stored and what the topic's owner knows."""
+    """The state of the last Offload, from what is stored and from what the topic's owner knows."""
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
     """The daemon, and its topics with lag, open segment and errors."""
 
@@ -87,7 +89,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListSelectionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListSelectionsResponse, _abc.Awaitable[_admin_pb2.ListSelectionsResponse]]:
-        """The patterns whose topics are enabled as they come."""
+        """The patterns by which topics are enabled, later ones too."""
 
     @_abc_1.abstractmethod
     def EnableTopic(
@@ -95,7 +97,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.EnableTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.EnableTopicResponse, _abc.Awaitable[_admin_pb2.EnableTopicResponse]]:
-        """Has a topic, its partitions, or all topics of a pattern offloaded, those that come later as well."""
+        """Enables offloading for a topic with its partitions, or for all topics that match a pattern, later ones too."""
 
     @_abc_1.abstractmethod
     def DisableTopic(
@@ -119,8 +121,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.OffloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.OffloadProgress], _abc.AsyncIterator[_admin_pb2.OffloadProgress]]:
-        """PIP-76's manual offload, and PIP-17's: has what was asked for sealed and, with `wait`, streams progress until it is
-        committed. A later request takes the place of an earlier one that it goes beyond; who owns the topic next goes on.
+        """Manual offload (PIP-76 and PIP-17): requests that everything up to a position is sealed and committed. With `wait`
+        it streams progress until that is done. A later request that reaches further replaces an earlier one. The next
+        owner of the topic continues with the request.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +132,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.OffloadStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.OffloadProgress], _abc.AsyncIterator[_admin_pb2.OffloadProgress]]:
-        """What became of the last Offload, by what is stored and what the topic's owner knows."""
+        """The state of the last Offload, from what is stored and from what the topic's owner knows."""
 
     @_abc_1.abstractmethod
     def Status(

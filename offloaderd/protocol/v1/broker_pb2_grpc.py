@@ -61,9 +61,9 @@ class BrokerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def EnsureLedger(self, request, context):
-        """Have a closed ledger offloaded to its end, and its copy verified: entries, payload bytes and objects. Reports until
-        that is done, or until the caller has to do something, which may be to ask again (`wait_ms`). Repeating is safe, and
-        goes on with what is under way.
+        """Has a closed ledger offloaded to its end, and verifies its copy: entries, payload bytes and objects. Streams the
+        state until that is done, or until the caller has to act, for instance to call again (`wait_ms`). Repeating is safe
+        and continues the same work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,7 +84,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteLedger(self, request, context):
-        """The broker keeps a ledger's copy no longer. Nothing is deleted that Pulsar's list still calls offloaded.
+        """The broker no longer needs a ledger's copy. Nothing is deleted that Pulsar's list still marks as offloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

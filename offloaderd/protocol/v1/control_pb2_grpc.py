@@ -60,29 +60,29 @@ class ControlServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Reload(self, request, context):
-        """Has the daemon that is asked read its settings again, as SIGHUP does: all that can be followed, or, if anything is
-        wrong, nothing.
+        """The daemon that is called reads its settings again, as after SIGHUP. It applies all that can change without a
+        restart; if anything is wrong, it applies nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLogLevels(self, request, context):
-        """What is logged from which level on.
+        """The log levels of modules.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """Has a module, and all below it, log from another level on for a while.
+        """Sets the log level of a module, and of everything below it, for a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseTopic(self, request, context):
-        """Has a topic, with its partitions, stand still or go on, whoever owns it.
+        """Pauses or resumes a topic with its partitions, whichever daemon owns it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,15 +50,15 @@ class HistoryServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PlanHistory(self, request, context):
-        """Say into which segments a topic's history would be split, and what finding their boundaries costs. Changes
-        nothing. Any daemon does it.
+        """Shows the segments into which a topic's history would be split, and the requests that finding their boundaries
+        takes. Changes nothing. Any daemon answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHistory(self, request, context):
-        """How far the planned history of a topic is offloaded, and who does it. Any daemon says it.
+        """How far the planned history of a topic is offloaded, and by whom. Any daemon answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

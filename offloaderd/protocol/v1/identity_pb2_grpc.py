@@ -50,15 +50,15 @@ class IdentityServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ShowIdentity(self, request, context):
-        """What is known of the deployment, its source and its places, and what is refused of a topic. Any daemon answers.
+        """The identity of the deployment, its source and its places, and the refusals of a topic. Any daemon answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcceptIdentity(self, request, context):
-        """Believe from now on what is refused. It is about the evidence that stands now: other evidence is refused again.
-        Any daemon does it; the topic's owner goes on within half a minute.
+        """Accepts a difference that is refused. Only the present evidence is accepted: other evidence is refused again. Any
+        daemon takes the call; the topic's owner resumes within half a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,15 +50,16 @@ class InspectServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Explain(self, request, context):
-        """Says where an entry is, in which object and bytes, verified when, or why there is none. The entry's block is read.
+        """Shows where an entry is: object, bytes and the time of its last verification; or why there is none. The entry's
+        block is read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Compares the committed segments of a topic with the bucket, streams what was found of each, oldest first, and at the
-        end what is wrong between them. Any daemon can do it; nothing is changed.
+        """Compares the committed segments of a topic with the bucket. Streams the findings of each, oldest first, and at the
+        end those between segments, such as gaps. Any daemon answers; nothing is changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

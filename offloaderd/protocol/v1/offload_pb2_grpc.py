@@ -45,10 +45,10 @@ class OffloadServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def StreamingOffload(self, request_iterator, context):
-        """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
-        whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
-        control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
-        A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
+        """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order, and
+        report the offloaded position whenever it moves. When memory is full the server stops reading for a push-only topic
+        (flow control). For a topic with a ledger source it answers FULL and reads the entries from the source itself. A
+        caller that half-closes the stream gets the remaining answers; the call ends when all is offloaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,20 +32,20 @@ class OffloadServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OffloadServiceAsyncStub: ...
     StreamingOffload: _grpc.StreamStreamMultiCallable[_offload_pb2.StreamingOffloadRequest, _offload_pb2.StreamingOffloadResponse]
-    """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
-    whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
-    control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
-    A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
+    """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order, and
+    report the offloaded position whenever it moves. When memory is full the server stops reading for a push-only topic
+    (flow control). For a topic with a ledger source it answers FULL and reads the entries from the source itself. A
+    caller that half-closes the stream gets the remaining answers; the call ends when all is offloaded.
     """
 
 @_typing.type_check_only
 class OffloadServiceAsyncStub(OffloadServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     StreamingOffload: _aio.StreamStreamMultiCallable[_offload_pb2.StreamingOffloadRequest, _offload_pb2.StreamingOffloadResponse]  # type: ignore[assignment]
-    """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
-    whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
-    control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
-    A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
+    """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order, and
+    report the offloaded position whenever it moves. When memory is full the server stops reading for a push-only topic
+    (flow control). For a topic with a ledger source it answers FULL and reads the entries from the source itself. A
+    caller that half-closes the stream gets the remaining answers; the call ends when all is offloaded.
     """
 
 class OffloadServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -55,10 +55,10 @@ class OffloadServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_offload_pb2.StreamingOffloadRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_offload_pb2.StreamingOffloadResponse], _abc.AsyncIterator[_offload_pb2.StreamingOffloadResponse]]:
-        """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order and,
-        whenever it moves, the offloaded position. The server stops reading when a push-only topic has no room (flow
-        control); for a topic with a ledger source it declines with FULL and reads the entries from the source itself.
-        A caller that half-closes the stream gets the remaining acknowledgements; the call ends when all is offloaded.
+        """The first request names the topic; the following ones carry batches. Answers acknowledge batches in order, and
+        report the offloaded position whenever it moves. When memory is full the server stops reading for a push-only topic
+        (flow control). For a topic with a ledger source it answers FULL and reads the entries from the source itself. A
+        caller that half-closes the stream gets the remaining answers; the call ends when all is offloaded.
         """
 
 def add_OffloadServiceServicer_to_server(servicer: OffloadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -50,16 +50,15 @@ class PlacementServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListDaemons(self, request, context):
-        """The daemons as the one that is asked knows them; for a topic in the order in which they should have it.
+        """The daemons that the called one knows; for a topic in the order in which they rank for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has the daemon that is asked hand its topics to the others and take none any more, while it goes on serving reads;
-        streams how many are left until there is none. Ending the call does not end the draining; `undo`, or a restart,
-        does.
+        """The daemon that is called hands its topics to the others and claims no more; it still serves reads. Streams how
+        many topics remain until there is none. Ending the call does not end the draining; `undo` or a restart does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

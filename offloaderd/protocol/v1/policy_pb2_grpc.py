@@ -55,23 +55,23 @@ class PolicyServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetPolicies(self, request, context):
-        """What is said at a level, and what holds there with the level that each value comes from.
+        """The policy of a level, and the effective values there, each with the level that it comes from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicies(self, request, context):
-        """Say this at a level in place of what was said there. All mistakes are told at once, and nothing is changed then. It
-        takes effect on all daemons without a restart; segments that are there stay as they are. A namespace whose policy
-        names a method other than none has its topics offloaded, those that come later as well.
+        """Replaces the policy of a level. A policy with mistakes changes nothing, and all its mistakes are reported at once.
+        A change takes effect on all daemons without a restart; existing segments stay as they are. A namespace's policy
+        with a method other than none enables all its topics, later ones too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemovePolicies(self, request, context):
-        """Say nothing at a level any more.
+        """Removes the policy of a level.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,22 +29,24 @@ class _TransactionsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Transact
     TRANSACTIONS_UNSPECIFIED: _Transactions.ValueType  # 0
     """as TRANSACTIONS_COMMITTED"""
     TRANSACTIONS_COMMITTED: _Transactions.ValueType  # 1
-    """What a consumer is given: no markers, no messages of aborted transactions, and nothing from the first message of the
-    first open transaction on. Following waits there for the outcome, else the answers end with `held_back`.
+    """What a consumer gets: no markers, no messages of aborted transactions, and nothing from the first message of the
+    first open transaction on. With `follow` the read waits there for the outcome; else the answers end with
+    `held_back`.
     """
     TRANSACTIONS_ALL: _Transactions.ValueType  # 2
-    """All messages and markers, with what became of their transactions."""
+    """All messages and markers, with the state of their transactions."""
 
 class Transactions(_Transactions, metaclass=_TransactionsEnumTypeWrapper): ...
 
 TRANSACTIONS_UNSPECIFIED: Transactions.ValueType  # 0
 """as TRANSACTIONS_COMMITTED"""
 TRANSACTIONS_COMMITTED: Transactions.ValueType  # 1
-"""What a consumer is given: no markers, no messages of aborted transactions, and nothing from the first message of the
-first open transaction on. Following waits there for the outcome, else the answers end with `held_back`.
+"""What a consumer gets: no markers, no messages of aborted transactions, and nothing from the first message of the
+first open transaction on. With `follow` the read waits there for the outcome; else the answers end with
+`held_back`.
 """
 TRANSACTIONS_ALL: Transactions.ValueType  # 2
-"""All messages and markers, with what became of their transactions."""
+"""All messages and markers, with the state of their transactions."""
 Global___Transactions: _TypeAlias = Transactions  # noqa: Y015
 
 class _TransactionState:
@@ -115,11 +117,11 @@ class _SeekAnswerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SeekAnswer
     DESCRIPTOR: _descriptor.EnumDescriptor
     SEEK_ANSWER_UNSPECIFIED: _SeekAnswer.ValueType  # 0
     SEEK_ANSWER_MANIFEST: _SeekAnswer.ValueType  # 1
-    """from tables of segments and the buffer alone"""
+    """by manifests, indexes and the buffer alone"""
     SEEK_ANSWER_BLOCK: _SeekAnswer.ValueType  # 2
-    """with one block of the bucket, or one entry of the source"""
+    """by one block of the bucket, or one entry of the source"""
     SEEK_ANSWER_SCAN: _SeekAnswer.ValueType  # 3
-    """with several"""
+    """by several of these"""
     SEEK_ANSWER_NOTHING: _SeekAnswer.ValueType  # 4
     """no entry reaches the target yet"""
 
@@ -127,11 +129,11 @@ class SeekAnswer(_SeekAnswer, metaclass=_SeekAnswerEnumTypeWrapper): ...
 
 SEEK_ANSWER_UNSPECIFIED: SeekAnswer.ValueType  # 0
 SEEK_ANSWER_MANIFEST: SeekAnswer.ValueType  # 1
-"""from tables of segments and the buffer alone"""
+"""by manifests, indexes and the buffer alone"""
 SEEK_ANSWER_BLOCK: SeekAnswer.ValueType  # 2
-"""with one block of the bucket, or one entry of the source"""
+"""by one block of the bucket, or one entry of the source"""
 SEEK_ANSWER_SCAN: SeekAnswer.ValueType  # 3
-"""with several"""
+"""by several of these"""
 SEEK_ANSWER_NOTHING: SeekAnswer.ValueType  # 4
 """no entry reaches the target yet"""
 Global___SeekAnswer: _TypeAlias = SeekAnswer  # noqa: Y015
@@ -153,7 +155,7 @@ class ReadRequest(_message.Message):
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     follow: _builtins.bool
-    """go on with new entries until `last`, or until cancelled"""
+    """continue with new entries until `last`, or until cancelled"""
     batch_bytes: _builtins.int
     """payload bytes a response, at least one entry; 0, or more than it: read.batch_bytes of the server"""
     read_priority: _builtins.str
@@ -161,13 +163,14 @@ class ReadRequest(_message.Message):
     entries_max: _builtins.int
     """0: no limit"""
     client_bytes: _builtins.bool
-    """PIP-70: without what the broker put before an entry"""
+    """leave out the metadata that the broker put before an entry (PIP-70)"""
     framed: _builtins.bool
-    """Entries may come in `frames`, which is much cheaper; batch_bytes counts the bytes of frames then. Daemons that know
-    nothing of it answer with payloads, and so does this one with client_bytes, or what does not come from the bucket.
+    """The client accepts entries in `frames`, which costs much less; batch_bytes then counts bytes of frames. Older
+    daemons ignore this and answer with payloads. So does this one for entries that are not from the bucket, and with
+    client_bytes.
     """
     transactions: Global___Transactions.ValueType
-    """of ReadMessages; entries are given as they are, whatever transaction they are in"""
+    """for ReadMessages only; Read gives all entries, whatever their transactions"""
     @_builtins.property
     def first(self) -> _common_pb2.Position:
         """absent: the oldest entry"""
@@ -178,7 +181,9 @@ class ReadRequest(_message.Message):
 
     @_builtins.property
     def seek(self) -> Global___SeekTarget:
-        """Instead of `first`: where Seek would find it. Nothing there yet: nothing is read, or what comes when following."""
+        """Instead of `first`: the position that Seek would answer. If no entry reaches the target yet, nothing is read; with
+        `follow`, the entries that come later.
+        """
 
     def __init__(
         self,
@@ -227,8 +232,9 @@ class ReadResponse(_message.Message):
     entries: _builtins.int
     """how many are in `frames`"""
     frames: _builtins.bytes
-    """Consecutive entries from batch.first_entry_id on, each as int32 length, int64 entry id (both big endian) and payload,
-    with nothing between and behind. A block's checksum was compared, heads may not have been: check ids and lengths.
+    """Consecutive entries from batch.first_entry_id on, each as int32 length, int64 entry id (both big endian) and
+    payload, with nothing between or behind them. The daemon has compared the block's checksum, but may not have
+    checked ids and lengths: check them.
     """
     @_builtins.property
     def batch(self) -> _common_pb2.EntryBatch:
@@ -260,7 +266,7 @@ class ReadMessagesResponse(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
     @_builtins.property
     def held_back(self) -> Global___HeldBack:
-        """Only in the last answer, without messages: the range goes on, and consumers are not given the rest yet."""
+        """Only in the last answer, which has no messages: the range has more messages, which consumers do not get yet."""
 
     def __init__(
         self,
@@ -331,7 +337,7 @@ Global___Transaction: _TypeAlias = Transaction  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """What a consumer would be given; times are milliseconds."""
+    """A message as a consumer would get it; times are milliseconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -365,21 +371,21 @@ class Message(_message.Message):
     broker_ms: _builtins.int
     """PIP-70"""
     index: _builtins.int
-    """PIP-70: of this message in the topic; absent where the broker counted otherwise"""
+    """Index of this message in the topic (PIP-70); absent where the broker does not count single messages."""
     tombstone: _builtins.bool
     reason: _builtins.str
-    """why data is not a message's"""
+    """why `data` is not the content of a message"""
     tier: _common_pb2.Tier.ValueType
     """where it came from"""
     @_builtins.property
     def position(self) -> _common_pb2.Position:
-        """of the entry; of a message in chunks, the last one's"""
+        """position of the entry; for a message in chunks, of the last chunk"""
 
     @_builtins.property
     def properties(self) -> _containers.RepeatedCompositeFieldContainer[Global___Property]: ...
     @_builtins.property
     def transaction(self) -> Global___Transaction:
-        """absent: in none, or an older daemon answers"""
+        """absent: the message is in none, or an older daemon answers"""
 
     def __init__(
         self,
@@ -524,7 +530,7 @@ class SeekTarget(_message.Message):
     time_ms: _builtins.int
     """the first entry that is not older"""
     index: _builtins.int
-    """the entry that holds the message with this index (PIP-70), or the next one that is kept"""
+    """The entry with the message of this index (PIP-70), or the next entry that still exists."""
     sequence: _builtins.int
     """the entry with this number, counted over all ledgers from 0, or the next one"""
     def __init__(
@@ -587,9 +593,9 @@ class SeekResponse(_message.Message):
     index: _builtins.int
     """of its last message"""
     sequence: _builtins.int
-    """unset: nobody has counted"""
+    """number of the entry; unset: it is unknown"""
     tier: _common_pb2.Tier.ValueType
-    """who has it"""
+    """the tier that has it"""
     gets: _builtins.int
     """ranges of data objects that were fetched"""
     get_bytes: _builtins.int
@@ -599,7 +605,7 @@ class SeekResponse(_message.Message):
     """requests to the ledger source"""
     @_builtins.property
     def position(self) -> _common_pb2.Position:
-        """of the entry; nothing: behind the newest one, unset when the topic has none"""
+        """Position of the entry; for SEEK_ANSWER_NOTHING: behind the newest entry, unset for a topic without entries."""
 
     def __init__(
         self,

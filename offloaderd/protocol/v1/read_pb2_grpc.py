@@ -74,14 +74,15 @@ class ReadServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LastPositions(self, request, context):
-        """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory.
+        """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Seek(self, request, context):
-        """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it.
+        """Finds a position by time, message index or entry number: the first entry, in the order of the topic, that reaches
+        the target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

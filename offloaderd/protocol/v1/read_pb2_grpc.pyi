@@ -36,9 +36,11 @@ class ReadServiceStub:
     ReadMessages: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _grpc.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]
-    """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
+    """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory."""
     Seek: _grpc.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]
-    """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
+    """Finds a position by time, message index or entry number: the first entry, in the order of the topic, that reaches
+    the target.
+    """
 
 @_typing.type_check_only
 class ReadServiceAsyncStub(ReadServiceStub):
@@ -48,9 +50,11 @@ class ReadServiceAsyncStub(ReadServiceStub):
     ReadMessages: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]  # type: ignore[assignment]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
     LastPositions: _aio.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]  # type: ignore[assignment]
-    """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
+    """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory."""
     Seek: _aio.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]  # type: ignore[assignment]
-    """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
+    """Finds a position by time, message index or entry number: the first entry, in the order of the topic, that reaches
+    the target.
+    """
 
 class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,7 +79,7 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _read_pb2.LastPositionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_read_pb2.LastPositionsResponse, _abc.Awaitable[_read_pb2.LastPositionsResponse]]:
-        """How far a topic reaches: the ends of what can be read, of what is in the bucket and of what is in memory."""
+        """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory."""
 
     @_abc_1.abstractmethod
     def Seek(
@@ -83,6 +87,8 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _read_pb2.SeekRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_read_pb2.SeekResponse, _abc.Awaitable[_read_pb2.SeekResponse]]:
-        """Where a time, a message or an entry is: the first entry, in the order of the log, that reaches it."""
+        """Finds a position by time, message index or entry number: the first entry, in the order of the topic, that reaches
+        the target.
+        """
 
 def add_ReadServiceServicer_to_server(servicer: ReadServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

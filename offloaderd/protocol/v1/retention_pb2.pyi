@@ -53,14 +53,14 @@ class ListLedgersResponse(_message.Message):
     deleted_bytes: _builtins.int
     """of their data objects"""
     source_error: _builtins.str
-    """why nothing is known of the source; empty: it was asked, or there is none"""
+    """why the state at the source is unknown; empty: it is known, or there is no source"""
     metadata_error: _builtins.str
-    """why grants are not known, and the rest is what this daemon knows; empty: all is known"""
+    """Why grants are unknown and the rest is only what this daemon has in memory; empty: all is known."""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ledger]: ...
     @_builtins.property
     def floor(self) -> _common_pb2.Position:
-        """up to here all was offloaded and deleted again; not set: nothing was"""
+        """All entries up to here were offloaded, and deleted from the tier since; not set: none were."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Ledger(_message.Message):
     segments: _builtins.int
     """that hold entries of it"""
     at_source: _builtins.bool
-    """not set: nobody can say"""
+    """not set: unknown"""
     deleted_ms: _builtins.int
-    """when it was marked deleted; 0: it is kept"""
+    """when it was marked deleted; 0: it was not"""
     @_builtins.property
     def grant(self) -> Global___Grant: ...
     def __init__(
@@ -154,7 +154,7 @@ class Grant(_message.Message):
     DAMAGED_FIELD_NUMBER: _builtins.int
     verified_ms: _builtins.int
     readback: _builtins.bool
-    """all data was read, not only looked for"""
+    """all data was read; false: only its existence and size were checked"""
     daemon_id: _builtins.str
     """who verified it"""
     epoch: _builtins.int
@@ -195,7 +195,7 @@ class DeleteLedgersRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     dry_run: _builtins.bool
-    """change nothing, say what would be deleted"""
+    """change nothing, answer what would be deleted"""
     @_builtins.property
     def ledger_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -222,15 +222,15 @@ class DeleteLedgersResponse(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def marked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """those that were not marked before"""
+        """the ledgers that were not marked before"""
 
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeletedSegment]:
-        """that go at once"""
+        """segments that are deleted at once"""
 
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """ledgers that are not marked and keep the oldest segment, so that others wait"""
+        """Ledgers that are not marked and are in the oldest segment, so that later segments wait."""
 
     def __init__(
         self,

@@ -60,30 +60,30 @@ class RetentionServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListLedgers(self, request, context):
-        """Every ledger of a topic that the source or the tier has, by id, with what has become of it.
+        """Every ledger of a topic that the source or the tier has, by id, with its state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteLedgers(self, request, context):
-        """Mark ledgers deleted in the tier. A segment goes, oldest first, when all its ledgers are marked. Ledgers that the
-        source still has are refused. Repeating is safe. Only the topic's owner does it.
+        """Marks ledgers deleted in the tier. A segment is deleted, oldest first, when all its ledgers are marked. Ledgers
+        that the source still has are refused. Repeating is safe. Only the topic's owner takes the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeGrant(self, request, context):
-        """Take back the permission to delete a ledger from its source, or say beforehand that there is to be none. It is not
-        given again by itself. Refused once the deletion has begun. Any daemon does it.
+        """Revokes the permission to delete a ledger from its source, or forbids it in advance. It is not granted again until
+        AllowGrant. Refused once the deletion has begun. Any daemon takes the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AllowGrant(self, request, context):
-        """Lift that: the copy is verified anew, and then the ledger is granted again.
+        """Lifts a revocation: the copy is verified anew, and then the ledger is granted again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,33 +32,33 @@ class RetentionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RetentionServiceAsyncStub: ...
     ListLedgers: _grpc.UnaryUnaryMultiCallable[_retention_pb2.ListLedgersRequest, _retention_pb2.ListLedgersResponse]
-    """Every ledger of a topic that the source or the tier has, by id, with what has become of it."""
+    """Every ledger of a topic that the source or the tier has, by id, with its state."""
     DeleteLedgers: _grpc.UnaryUnaryMultiCallable[_retention_pb2.DeleteLedgersRequest, _retention_pb2.DeleteLedgersResponse]
-    """Mark ledgers deleted in the tier. A segment goes, oldest first, when all its ledgers are marked. Ledgers that the
-    source still has are refused. Repeating is safe. Only the topic's owner does it.
+    """Marks ledgers deleted in the tier. A segment is deleted, oldest first, when all its ledgers are marked. Ledgers
+    that the source still has are refused. Repeating is safe. Only the topic's owner takes the call.
     """
     RevokeGrant: _grpc.UnaryUnaryMultiCallable[_retention_pb2.RevokeGrantRequest, _retention_pb2.RevokeGrantResponse]
-    """Take back the permission to delete a ledger from its source, or say beforehand that there is to be none. It is not
-    given again by itself. Refused once the deletion has begun. Any daemon does it.
+    """Revokes the permission to delete a ledger from its source, or forbids it in advance. It is not granted again until
+    AllowGrant. Refused once the deletion has begun. Any daemon takes the call.
     """
     AllowGrant: _grpc.UnaryUnaryMultiCallable[_retention_pb2.AllowGrantRequest, _retention_pb2.AllowGrantResponse]
-    """Lift that: the copy is verified anew, and then the ledger is granted again."""
+    """Lifts a revocation: the copy is verified anew, and then the ledger is granted again."""
 
 @_typing.type_check_only
 class RetentionServiceAsyncStub(RetentionServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListLedgers: _aio.UnaryUnaryMultiCallable[_retention_pb2.ListLedgersRequest, _retention_pb2.ListLedgersResponse]  # type: ignore[assignment]
-    """Every ledger of a topic that the source or the tier has, by id, with what has become of it."""
+    """Every ledger of a topic that the source or the tier has, by id, with its state."""
     DeleteLedgers: _aio.UnaryUnaryMultiCallable[_retention_pb2.DeleteLedgersRequest, _retention_pb2.DeleteLedgersResponse]  # type: ignore[assignment]
-    """Mark ledgers deleted in the tier. A segment goes, oldest first, when all its ledgers are marked. Ledgers that the
-    source still has are refused. Repeating is safe. Only the topic's owner does it.
+    """Marks ledgers deleted in the tier. A segment is deleted, oldest first, when all its ledgers are marked. Ledgers
+    that the source still has are refused. Repeating is safe. Only the topic's owner takes the call.
     """
     RevokeGrant: _aio.UnaryUnaryMultiCallable[_retention_pb2.RevokeGrantRequest, _retention_pb2.RevokeGrantResponse]  # type: ignore[assignment]
-    """Take back the permission to delete a ledger from its source, or say beforehand that there is to be none. It is not
-    given again by itself. Refused once the deletion has begun. Any daemon does it.
+    """Revokes the permission to delete a ledger from its source, or forbids it in advance. It is not granted again until
+    AllowGrant. Refused once the deletion has begun. Any daemon takes the call.
     """
     AllowGrant: _aio.UnaryUnaryMultiCallable[_retention_pb2.AllowGrantRequest, _retention_pb2.AllowGrantResponse]  # type: ignore[assignment]
-    """Lift that: the copy is verified anew, and then the ledger is granted again."""
+    """Lifts a revocation: the copy is verified anew, and then the ledger is granted again."""
 
 class RetentionServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -67,7 +67,7 @@ class RetentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retention_pb2.ListLedgersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retention_pb2.ListLedgersResponse, _abc.Awaitable[_retention_pb2.ListLedgersResponse]]:
-        """Every ledger of a topic that the source or the tier has, by id, with what has become of it."""
+        """Every ledger of a topic that the source or the tier has, by id, with its state."""
 
     @_abc_1.abstractmethod
     def DeleteLedgers(
@@ -75,8 +75,8 @@ class RetentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retention_pb2.DeleteLedgersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retention_pb2.DeleteLedgersResponse, _abc.Awaitable[_retention_pb2.DeleteLedgersResponse]]:
-        """Mark ledgers deleted in the tier. A segment goes, oldest first, when all its ledgers are marked. Ledgers that the
-        source still has are refused. Repeating is safe. Only the topic's owner does it.
+        """Marks ledgers deleted in the tier. A segment is deleted, oldest first, when all its ledgers are marked. Ledgers
+        that the source still has are refused. Repeating is safe. Only the topic's owner takes the call.
         """
 
     @_abc_1.abstractmethod
@@ -85,8 +85,8 @@ class RetentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retention_pb2.RevokeGrantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retention_pb2.RevokeGrantResponse, _abc.Awaitable[_retention_pb2.RevokeGrantResponse]]:
-        """Take back the permission to delete a ledger from its source, or say beforehand that there is to be none. It is not
-        given again by itself. Refused once the deletion has begun. Any daemon does it.
+        """Revokes the permission to delete a ledger from its source, or forbids it in advance. It is not granted again until
+        AllowGrant. Refused once the deletion has begun. Any daemon takes the call.
         """
 
     @_abc_1.abstractmethod
@@ -95,6 +95,6 @@ class RetentionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retention_pb2.AllowGrantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retention_pb2.AllowGrantResponse, _abc.Awaitable[_retention_pb2.AllowGrantResponse]]:
-        """Lift that: the copy is verified anew, and then the ledger is granted again."""
+        """Lifts a revocation: the copy is verified anew, and then the ledger is granted again."""
 
 def add_RetentionServiceServicer_to_server(servicer: RetentionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,7 +27,7 @@ class PlanRollbackRequest(_message.Message):
     target: _builtins.str
     """a topic, or TENANT/NAMESPACE for its topics that have a policy or segments"""
     to_ledger_id: _builtins.int
-    """of one topic: as if nothing behind it was to be rewritten"""
+    """for one topic: plan only ledgers up to this one"""
     def __init__(
         self,
         *,
@@ -60,14 +60,14 @@ class PlanRollbackResponse(_message.Message):
     UNFINISHED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     method: _builtins.str
-    """of the topic's policy: what comes later goes by it"""
+    """method of the topic's policy, by which later entries are offloaded"""
     enabled: _builtins.bool
     prefix: _builtins.str
-    """in front of all keys; a stock broker knows of none"""
+    """prefix of all keys; a stock broker expects none"""
     bytes_per_s: _builtins.float
-    """by which seconds are estimated"""
+    """rate that the estimated seconds are based on"""
     measured: _builtins.bool
-    """or guessed"""
+    """the rate was measured; false: it is an assumption"""
     unfinished: _builtins.str
     """history that is still to be offloaded; empty: none"""
     @_builtins.property
@@ -122,19 +122,19 @@ class RollbackLedger(_message.Message):
     standing: _builtins.str
     """whole, convertible, open, trimmed, lost, unsure, deleted, elsewhere or pinned"""
     why: _builtins.str
-    """it cannot be rewritten; empty: it can, or is whole"""
+    """why it cannot be rewritten; empty: it can, or is whole"""
     entries: _builtins.int
-    """that are offloaded"""
+    """offloaded entries"""
     payload_bytes: _builtins.int
     segments: _builtins.int
     """that hold entries of it"""
     requests: _builtins.int
-    """to the bucket, about; this and the next one of what can be rewritten"""
+    """Approximate requests to the bucket; this and `seconds` are of ledgers that can be rewritten."""
     seconds: _builtins.float
     segment_id: _builtins.str
-    """of the object that holds it whole"""
+    """id of the object that holds the whole ledger"""
     driver: _builtins.str
-    """who wrote that"""
+    """driver that wrote that object"""
     def __init__(
         self,
         *,
@@ -169,7 +169,7 @@ class RollbackOrder(_message.Message):
     to_ledger_id: _builtins.int
     ordered_ms: _builtins.int
     ended_ms: _builtins.int
-    """0: it is being carried out"""
+    """0: it has not ended"""
     stopped: _builtins.bool
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___RollbackFailure]: ...
@@ -300,11 +300,11 @@ class RollbackProgress(_message.Message):
     ledger_id: _builtins.int
     """being rewritten"""
     phase: _builtins.str
-    """of that: writing, verifying or committing"""
+    """writing, verifying or committing that ledger"""
     ledger_bytes: _builtins.int
-    """payload bytes of that which were written"""
+    """payload bytes of that ledger that were written"""
     error: _builtins.str
-    """what hinders it at the moment"""
+    """present error"""
     @_builtins.property
     def order(self) -> Global___RollbackOrder:
         """not set: there is none"""

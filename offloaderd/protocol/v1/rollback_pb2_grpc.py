@@ -60,29 +60,31 @@ class RollbackServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PlanRollback(self, request, context):
-        """What a stock broker could read, and what it would take: one message a topic, in name order. Any daemon answers.
+        """Shows what a stock broker could read and what rewriting the rest would cost: one message for each topic, in name
+        order. Any daemon answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConvertTopic(self, request, context):
-        """Order that a topic's ledgers are rewritten. It is recorded, and carried out beside all else that goes on with the
-        topic, also by its next owners. Repeating is safe. Only the topic's owner takes it.
+        """Orders that a topic's ledgers are rewritten. The order is recorded; the owner carries it out while it offloads the
+        topic, and so do later owners. Repeating is safe. Only the topic's owner takes the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowRollback(self, request, context):
-        """Progress of the order, at least every few seconds; ends when it has. Only the topic's owner knows.
+        """Streams progress of the order at least every few seconds, until the order has ended. Only the topic's owner takes
+        the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopRollback(self, request, context):
-        """Take the order back. The ledger that is being written is given up; what was rewritten stays.
+        """Withdraws the order. The ledger that is being written is given up; ledgers that were rewritten stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,29 +32,37 @@ class RollbackServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RollbackServiceAsyncStub: ...
     PlanRollback: _grpc.UnaryStreamMultiCallable[_rollback_pb2.PlanRollbackRequest, _rollback_pb2.PlanRollbackResponse]
-    """What a stock broker could read, and what it would take: one message a topic, in name order. Any daemon answers."""
+    """Shows what a stock broker could read and what rewriting the rest would cost: one message for each topic, in name
+    order. Any daemon answers.
+    """
     ConvertTopic: _grpc.UnaryUnaryMultiCallable[_rollback_pb2.ConvertTopicRequest, _rollback_pb2.ConvertTopicResponse]
-    """Order that a topic's ledgers are rewritten. It is recorded, and carried out beside all else that goes on with the
-    topic, also by its next owners. Repeating is safe. Only the topic's owner takes it.
+    """Orders that a topic's ledgers are rewritten. The order is recorded; the owner carries it out while it offloads the
+    topic, and so do later owners. Repeating is safe. Only the topic's owner takes the call.
     """
     FollowRollback: _grpc.UnaryStreamMultiCallable[_rollback_pb2.FollowRollbackRequest, _rollback_pb2.RollbackProgress]
-    """Progress of the order, at least every few seconds; ends when it has. Only the topic's owner knows."""
+    """Streams progress of the order at least every few seconds, until the order has ended. Only the topic's owner takes
+    the call.
+    """
     StopRollback: _grpc.UnaryUnaryMultiCallable[_rollback_pb2.StopRollbackRequest, _rollback_pb2.StopRollbackResponse]
-    """Take the order back. The ledger that is being written is given up; what was rewritten stays."""
+    """Withdraws the order. The ledger that is being written is given up; ledgers that were rewritten stay."""
 
 @_typing.type_check_only
 class RollbackServiceAsyncStub(RollbackServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PlanRollback: _aio.UnaryStreamMultiCallable[_rollback_pb2.PlanRollbackRequest, _rollback_pb2.PlanRollbackResponse]  # type: ignore[assignment]
-    """What a stock broker could read, and what it would take: one message a topic, in name order. Any daemon answers."""
+    """Shows what a stock broker could read and what rewriting the rest would cost: one message for each topic, in name
+    order. Any daemon answers.
+    """
     ConvertTopic: _aio.UnaryUnaryMultiCallable[_rollback_pb2.ConvertTopicRequest, _rollback_pb2.ConvertTopicResponse]  # type: ignore[assignment]
-    """Order that a topic's ledgers are rewritten. It is recorded, and carried out beside all else that goes on with the
-    topic, also by its next owners. Repeating is safe. Only the topic's owner takes it.
+    """Orders that a topic's ledgers are rewritten. The order is recorded; the owner carries it out while it offloads the
+    topic, and so do later owners. Repeating is safe. Only the topic's owner takes the call.
     """
     FollowRollback: _aio.UnaryStreamMultiCallable[_rollback_pb2.FollowRollbackRequest, _rollback_pb2.RollbackProgress]  # type: ignore[assignment]
-    """Progress of the order, at least every few seconds; ends when it has. Only the topic's owner knows."""
+    """Streams progress of the order at least every few seconds, until the order has ended. Only the topic's owner takes
+    the call.
+    """
     StopRollback: _aio.UnaryUnaryMultiCallable[_rollback_pb2.StopRollbackRequest, _rollback_pb2.StopRollbackResponse]  # type: ignore[assignment]
-    """Take the order back. The ledger that is being written is given up; what was rewritten stays."""
+    """Withdraws the order. The ledger that is being written is given up; ledgers that were rewritten stay."""
 
 class RollbackServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -63,7 +71,9 @@ class RollbackServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollback_pb2.PlanRollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollback_pb2.PlanRollbackResponse], _abc.AsyncIterator[_rollback_pb2.PlanRollbackResponse]]:
-        """What a stock broker could read, and what it would take: one message a topic, in name order. Any daemon answers."""
+        """Shows what a stock broker could read and what rewriting the rest would cost: one message for each topic, in name
+        order. Any daemon answers.
+        """
 
     @_abc_1.abstractmethod
     def ConvertTopic(
@@ -71,8 +81,8 @@ class RollbackServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollback_pb2.ConvertTopicRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollback_pb2.ConvertTopicResponse, _abc.Awaitable[_rollback_pb2.ConvertTopicResponse]]:
-        """Order that a topic's ledgers are rewritten. It is recorded, and carried out beside all else that goes on with the
-        topic, also by its next owners. Repeating is safe. Only the topic's owner takes it.
+        """Orders that a topic's ledgers are rewritten. The order is recorded; the owner carries it out while it offloads the
+        topic, and so do later owners. Repeating is safe. Only the topic's owner takes the call.
         """
 
     @_abc_1.abstractmethod
@@ -81,7 +91,9 @@ class RollbackServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollback_pb2.FollowRollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollback_pb2.RollbackProgress], _abc.AsyncIterator[_rollback_pb2.RollbackProgress]]:
-        """Progress of the order, at least every few seconds; ends when it has. Only the topic's owner knows."""
+        """Streams progress of the order at least every few seconds, until the order has ended. Only the topic's owner takes
+        the call.
+        """
 
     @_abc_1.abstractmethod
     def StopRollback(
@@ -89,6 +101,6 @@ class RollbackServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rollback_pb2.StopRollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rollback_pb2.StopRollbackResponse, _abc.Awaitable[_rollback_pb2.StopRollbackResponse]]:
-        """Take the order back. The ledger that is being written is given up; what was rewritten stays."""
+        """Withdraws the order. The ledger that is being written is given up; ledgers that were rewritten stay."""
 
 def add_RollbackServiceServicer_to_server(servicer: RollbackServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

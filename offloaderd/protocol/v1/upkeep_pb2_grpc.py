@@ -45,8 +45,9 @@ class UpkeepServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Gc(self, request, context):
-        """Compares the bucket and its open uploads with the metadata of all topics of the cluster, and streams every find as
-        it is judged, at the end the sum. Nothing is deleted unless `apply` is set. One collection at a time a daemon.
+        """Compares the bucket and its open uploads with the metadata of all topics of the cluster. Streams every finding with
+        its verdict, and the totals at the end. Nothing is deleted unless `apply` is set. A daemon runs one collection at a
+        time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
