@@ -48,7 +48,7 @@ def _goals(figures: Sequence[Figure]) -> Picture:
     for row, one in enumerate(reversed(figures)):
         goal = one.goal or 1.0
         times = [value / goal if one.more_is_better else goal / value for value in one.values]
-        colour = OURS if one.met else MISSED
+        colour = OURS if one.is_reached else MISSED
         axes.plot([min(times), max(times)], [row, row], color=colour, linewidth=2)
         axes.plot([median(times)], [row], marker="o", color=colour)
     axes.axvline(1.0, color="black", linewidth=1)

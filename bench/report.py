@@ -31,7 +31,7 @@ class Figure:
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
-    def met(self) -> bool | None:
+    def is_reached(self) -> bool | None:
         """Whether the median meets the goal; None without a goal, or without a figure."""
         if self.goal is None or not self.values:
             return None
@@ -43,12 +43,12 @@ def page(about: Sequence[str], figures: Sequence[Figure], pictures: Sequence[tup
     """Return the report; `about` are paragraphs, and pictures have a title and a file beside the page."""
     whole = [one for one in figures if not one.process]
     with_goal = [one for one in whole if one.goal is not None and one.values]
-    met = sum(1 for one in with_goal if one.met)
+    reached = sum(1 for one in with_goal if one.is_reached)
     parts = [
         "# Measured",
         *about,
         *(f"![{title}]({file})" for title, file in pictures),
-        f"## Goals\n\n{met} of {len(with_goal)} are met, by the median.",
+        f"## Goals\n\n{reached} of {len(with_goal)} are met, by the median.",
         table(with_goal),
         "## Other figures",
         table(one for one in whole if one not in with_goal),
@@ -67,7 +67,7 @@ def table(figures: Iterable[Figure]) -> str:
     for one in figures:
         low, middle, high = _range(one)
         goal = "" if one.goal is None else f"{'≥' if one.more_is_better else '≤'} {show(one.goal, one.unit)}"
-        verdict = {True: " ✓", False: " **missed**", None: ""}[one.met]
+        verdict = {True: " ✓", False: " **missed**", None: ""}[one.is_reached]
         notes = "; ".join([*(f"{name} {text}" for name, text in one.notes.items()), *filter(None, [one.missing])])
         lines.append(f"| {one.benchmark} | {one.figure} | {low} | {middle} | {high} | {goal}{verdict} | {notes} |")
     return "\n".join(lines)
@@ -111,7 +111,7 @@ def spread(values: Sequence[float], unit: str) -> str:
 
 def as_json(about: Sequence[str], figures: Sequence[Figure]) -> str:
     """Return the same for machines."""
-    content = {"about": list(about), "figures": [{**asdict(one), "met": one.met} for one in figures]}
+    content = {"about": list(about), "figures": [{**asdict(one), "met": one.is_reached} for one in figures]}
     return json.dumps(content, indent=1) + "\n"
 
 

@@ -231,12 +231,12 @@ def test_no_machine_is_named() -> None:
 @pytest.mark.parametrize("library", sorted(KEPT_APART))
 def test_libraries_stay_where_they_belong(library: str) -> None:
     """An adapter's library is imported by that adapter only, so that it can be replaced."""
-    strangers = [
+    wrong = [
         name
         for name in sources(generated=True)
         if name.startswith("offloaderd/") and not name.startswith(KEPT_APART[library]) and library in imported(name)
     ]
-    assert not strangers
+    assert not wrong
 
 
 @pytest.mark.parametrize("pattern", sorted(ONLY_HERE))
@@ -273,7 +273,7 @@ def test_a_package_goes_by_its_own_settings() -> None:
     """What is set for another package is its business; only who puts packages together knows all settings."""
     above = ("cli", "daemon", "drill", "spark", "standalone", "testing")
     lent = {("ledgers", "bookkeeper")}  # the source of managed ledgers follows them as the section of bookies says
-    strangers = []
+    wrong = []
     for name in (one for one in sources() if one.startswith("offloaderd/")):
         package = name.split("/")[1]
         owners = set(re.findall(r"from offloaderd\.(\w+)(?:\.\w+)*\.settings import", text(name)))
@@ -282,8 +282,8 @@ def test_a_package_goes_by_its_own_settings() -> None:
             {(package, owner) for owner in owners - {package}} - lent
             or (not is_section and ("pydantic" in imported(name) or "offloaderd.core.section" in text(name)))
         ):
-            strangers.append(name)
-    assert not strangers
+            wrong.append(name)
+    assert not wrong
 
 
 def test_every_requirement_is_pinned_and_hashed() -> None:

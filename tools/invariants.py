@@ -116,7 +116,7 @@ def try_without(guard: Guard, root: Path = ROOT) -> Outcome:
             else:
                 shutil.copy2(root / part, copy / part)
         (copy / guard.file).write_text(text, encoding="utf-8")
-        return Outcome(guard, *_judge(_run([guard.test], copy)))
+        return Outcome(guard, *_verdict_of(_run([guard.test], copy)))
 
 
 def _run(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str] | None:
@@ -151,7 +151,7 @@ def _run(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str] | Non
         return None
 
 
-def _judge(done: subprocess.CompletedProcess[str] | None) -> tuple[Verdict, str]:
+def _verdict_of(done: subprocess.CompletedProcess[str] | None) -> tuple[Verdict, str]:
     if done is None:
         return Verdict.CAUGHT, f"the test hung for {TIMEOUT_S:g} s"
     output = (done.stdout + done.stderr)[-3000:]

@@ -11,7 +11,7 @@ ANSWERS_S = 1.0
 WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
 
 
-async def metadata_trouble(metadata: MetadataStore) -> str:
+async def metadata_error(metadata: MetadataStore) -> str:
     """Return why the metadata store cannot be asked now, empty when it answers."""
     try:
         async with asyncio.timeout(ANSWERS_S):

@@ -142,14 +142,14 @@ async def until_answered(
     ask: Callable[[], Awaitable[T]],
     *,
     passes: type[Exception] | tuple[type[Exception], ...] = Transient,
-    met: Callable[..., None] | None = None,
+    on_error: Callable[..., None] | None = None,
 ) -> T:
-    """Ask until the answer is none of what `passes`; `met` hears of every such failure."""
+    """Ask until the answer is none of what `passes`; `on_error` hears of every such failure."""
     backoff = Backoff(pace)
     while True:
         try:
             return await ask()
         except passes as error:
-            if met is not None:
-                met(error)
+            if on_error is not None:
+                on_error(error)
             await backoff.wait(error)

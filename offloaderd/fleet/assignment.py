@@ -74,7 +74,7 @@ class Spread:
         self._measure()
         self._wake.notify()
 
-    def heed_all(self) -> None:
+    def refresh_policies(self) -> None:
         """Have every topic that is here follow its policies as they are merged now."""
         for supervisor in self.supervised.values():
             supervisor.change(supervisor.policy)

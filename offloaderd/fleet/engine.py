@@ -171,7 +171,7 @@ class Engine:
         if supervisor.asleep is not None:
             await race(awake(), self._clock.sleep(WAKE_S))
 
-    async def heed(self, topic: TopicName) -> None:
+    async def refresh_policy(self, topic: TopicName) -> None:
         """Have a topic that is here follow what is said of it at this moment, which it may not have been told yet.
 
         Raises Transient, CorruptData.
@@ -286,7 +286,7 @@ class Engine:
 
     def policies_changed(self) -> None:
         """Have the topics that are here follow the book, after the daemon's own levels in it changed."""
-        self._spread.heed_all()
+        self._spread.refresh_policies()
 
     def inherit(self, session_id: str) -> None:
         """Take what a session of a former run of this daemon still holds: that run has ended for certain."""
@@ -306,7 +306,7 @@ class Engine:
                     self._clock,
                     look,
                     passes=OffloaderError,
-                    met=lambda error: log.warning("topics.unreadable", path=path, error=str(error)),
+                    on_error=lambda error: log.warning("topics.unreadable", path=path, error=str(error)),
                 )
 
     async def _look(self) -> None:

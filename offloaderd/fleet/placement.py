@@ -128,7 +128,7 @@ class Placement:
                 self._clock,
                 self._look,
                 passes=OffloaderError,
-                met=lambda error: log.warning("daemons.unreadable", error=str(error)),
+                on_error=lambda error: log.warning("daemons.unreadable", error=str(error)),
             )
 
     async def _look(self) -> None:

@@ -153,7 +153,7 @@ class Adoption:
         try:
             segment = await verified(self._context, self._topic, info)
         except Transient as error:
-            self._failure_tracker.met(error, FAILURE)
+            self._failure_tracker.record(error, FAILURE)
             await self._backoff.wait(error)
             return None
         except OffloaderError as error:
@@ -169,7 +169,7 @@ class Adoption:
         self._found.pop(ledger_id, None)
         self._refused.pop(ledger_id, None)
         self._backoff.reset()
-        self._failure_tracker.over(FAILURE)
+        self._failure_tracker.clear(FAILURE)
 
     async def _refuse(self, info: LedgerInfo, error: OffloaderError) -> None:
         """Leave a ledger to the other ways there are; without one it is lost, or the topic stops before it."""
@@ -189,7 +189,7 @@ class Adoption:
         if ledger_id not in self._readable:
             if loss is None:
                 self._refused[ledger_id] = self._clock.monotonic() + RETRY_S
-                self._failure_tracker.met(error, FAILURE)
+                self._failure_tracker.record(error, FAILURE)
                 return
             await self._record.lost(loss)
         self._settled(ledger_id)
@@ -210,7 +210,7 @@ async def adopt_head(
     attempts: AttemptLog,
     topic_map: TopicMap,
     ledgers: Listing,
-    met: Callable[[Transient], None] | None = None,
+    on_error: Callable[[Transient], None] | None = None,
 ) -> TopicMap:
     """Adopt the ledgers with which a topic begins of which nothing is offloaded yet; returns the map with them.
 
@@ -231,12 +231,12 @@ async def adopt_head(
             return []
         return [known[ledger_id] for ledger_id in sorted(known)]
 
-    infos = await until_answered(clock, listed, met=met)
+    infos = await until_answered(clock, listed, on_error=on_error)
     for info, following in zip(infos, [*infos[1:], None], strict=False):  # no ledgers yet: nothing follows
         if info.offloaded is None:
             break
         try:
-            segment = await until_answered(clock, lambda info=info: verified(context, topic, info), met=met)  # type: ignore[misc]
+            segment = await until_answered(clock, lambda info=info: verified(context, topic, info), on_error=on_error)  # type: ignore[misc]
         except OffloaderError as error:
             log.warning(
                 "ledger.not_adopted", topic=str(topic), ledger_id=info.ledger_id, error=str(error), outcome="later"

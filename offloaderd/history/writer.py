@@ -124,7 +124,7 @@ class HistoryWriter:
     async def _look(self) -> list[LedgerInfo]:
         """Take in what the source has, as soon as it answers. Raises HistoryTorn, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
-        infos = await until_answered(self._turn, lambda: self._history.look(checked), met=self._failing)
+        infos = await until_answered(self._turn, lambda: self._history.look(checked), on_error=self._failing)
         self._failing(None)
         return infos
 
@@ -139,7 +139,9 @@ class HistoryWriter:
             self._source, self._topic, segment_bytes=segment_bytes, clock=self._clock, metrics=self._metrics
         )
         begin = Position(plan.first, 0)
-        split = await until_answered(self._turn, lambda: splitter.split(infos, begin, plan.last), met=self._failing)
+        split = await until_answered(
+            self._turn, lambda: splitter.split(infos, begin, plan.last), on_error=self._failing
+        )
         await self._history.store(split, segment_bytes)
         log.info(
             "history.split",
@@ -158,8 +160,8 @@ class HistoryWriter:
             await self._history.lost(step)
         if step is None:
             return None
-        place = await until_answered(self._turn, self._place, met=self._failing)
-        layout = await until_answered(self._turn, partial(self._layout, step.first), met=self._failing)
+        place = await until_answered(self._turn, self._place, on_error=self._failing)
+        layout = await until_answered(self._turn, partial(self._layout, step.first), on_error=self._failing)
         return self._context.attempt(
             step.first, layout, place, epoch=self._offloader.claim.epoch, failures=self._failures
         )

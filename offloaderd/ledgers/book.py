@@ -325,9 +325,9 @@ def check_payloads(payloads: Sequence[bytes]) -> None:
     """Raise InvalidInput for an append without entries, or with one too large or not of bytes; b"" is legal."""
     if not payloads:
         raise InvalidInput("an append without entries", hint="hand over at least one entry")
-    strangers = set(map(type, payloads)) - {bytes}
-    if strangers:
-        raise InvalidInput(f"payloads must be bytes, not {', '.join(sorted(kind.__name__ for kind in strangers))}")
+    kinds = set(map(type, payloads)) - {bytes}
+    if kinds:
+        raise InvalidInput(f"payloads must be bytes, not {', '.join(sorted(kind.__name__ for kind in kinds))}")
     largest = max(map(len, payloads))
     if largest > ENTRY_BYTES_MAX:
         raise InvalidInput(

@@ -160,7 +160,7 @@ def guests(prefix: str, cluster: str) -> str:
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}/"
 
 
-def guest_marker(prefix: str, cluster: str, deployment_id: str) -> str:
+def provisional_marker(prefix: str, cluster: str, deployment_id: str) -> str:
     """Key of the marker of a deployment that works below a prefix which is marked as another's."""
     return f"{guests(prefix, cluster)}{deployment_id}.marker"
 

@@ -84,7 +84,7 @@ async def put(
 ) -> ObjectInfo:
     """Put a marker in place of the one that there is (or of that ETag alone), or a guest's beside it."""
     cluster, ours = marker.cluster, marker.deployment_id
-    key = keys.guest_marker(prefix, cluster, ours) if provisional else keys.marker(prefix, cluster)
+    key = keys.provisional_marker(prefix, cluster, ours) if provisional else keys.marker(prefix, cluster)
     labels = keys.segment_metadata(cluster, ours)
     return await store.put(key, head_format.encode_marker(marker), metadata=labels, if_etag=if_etag)
 

@@ -120,7 +120,7 @@ class _Reader:
         self._given = given
         self._out = Import(mistakes=mistakes)
         self._values: dict[str, object] = {}
-        self._judged: dict[str, Verdict] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def read(self) -> Import:
         """Judge every key."""
@@ -132,13 +132,13 @@ class _Reader:
         elif driver is Driver.FILESYSTEM:
             self._directory()
         for one in self._given.values():
-            if one.key not in self._judged:
+            if one.key not in self._verdicts:
                 self._ignore(one, self._why_unused(one.key, driver))
         if driver is not None:
             self._as_pulsar_would()
         out = self._out
         out.policies = OffloadPolicies(**self._values)  # type: ignore[arg-type]
-        out.verdicts = sorted(self._judged.values(), key=lambda one: one.line)
+        out.verdicts = sorted(self._verdicts.values(), key=lambda one: one.line)
         out.mistakes.sort(key=_line_of)
         return out
 
@@ -269,14 +269,14 @@ class _Reader:
         return one if one is not None and one.value else None
 
     def _use(self, one: "Property", what: str) -> None:
-        self._judged[one.key] = Verdict(one.line, one.key, one.value, what)
+        self._verdicts[one.key] = Verdict(one.line, one.key, one.value, what)
 
     def _ignore(self, one: "Property", why: str) -> None:
         value = HIDDEN if SECRET.search(one.key) and one.value else one.value
-        self._judged[one.key] = Verdict(one.line, one.key, value, "", why)
+        self._verdicts[one.key] = Verdict(one.line, one.key, value, "", why)
 
     def _wrong(self, one: "Property", why: str) -> None:
-        self._judged[one.key] = Verdict(one.line, one.key, one.value, "", why)
+        self._verdicts[one.key] = Verdict(one.line, one.key, one.value, "", why)
         self._out.mistakes.append(f"line {one.line}: {one.key}: {why}")
 
 

@@ -33,7 +33,7 @@ DISCOVERY_S = 10.0
 """A new topic is offloaded at most this long, and a listing, after the source shows it."""
 JITTER_S = 1.0
 """Most that daemons wait after a selection changed, so that the one that was asked is done before others look."""
-JUDGED_S = 300.0
+COMPARED_S = 300.0
 """A topic that was left alone is looked at again after this long: it may no longer be compacted."""
 HINT_UNAPPLIED = "new topics are not enabled by it: enable another pattern for them, then disable this one"
 FIRST_TOLD = 5
@@ -53,8 +53,8 @@ class Discovery:
         self._stale = True
         self._rules = Rules({}, {})
         self._policies: dict[TopicName, TopicPolicy | CorruptData] = {}
-        self._judged: set[TopicName] = set()
-        self._judged_at = 0.0
+        self._compared: set[TopicName] = set()
+        self._compared_at_s = 0.0
         self._silent: set[Scope] = set()
         self._not_covered: set[str] = set()
 
@@ -85,14 +85,14 @@ class Discovery:
         compare = self._stale
         if compare:
             await self._read()
-        again = self._clock.monotonic() - self._judged_at >= JUDGED_S
+        again = self._clock.monotonic() - self._compared_at_s >= COMPARED_S
         if again:
-            self._judged.clear()
-            self._judged_at = self._clock.monotonic()
+            self._compared.clear()
+            self._compared_at_s = self._clock.monotonic()
         if compare or again:
             await self._look_at_domains()
         listed = await self._listed()
-        fresh = sorted(listed.difference(self._policies).difference(self._judged))
+        fresh = sorted(listed.difference(self._policies).difference(self._compared))
         if not (fresh or compare):
             return
         before = list(self._policies) if compare else []
@@ -101,7 +101,7 @@ class Discovery:
         self._tell([change for change in changes if change.topic in written])
         written |= await self._selector.mark_partitioned(listed, self._policies)
         self._policies |= written
-        self._judged.update(topic for topic in fresh if topic not in written)
+        self._compared.update(topic for topic in fresh if topic not in written)
 
     async def _watch(self, path: str, *, at_once: bool) -> None:
         """Note when what was said may have changed; policies can wait for the next pass, selections cannot."""
@@ -116,7 +116,7 @@ class Discovery:
         self._stale = False
         said = await self._selector.said()
         self._policies, self._rules = dict(said.policies), said.rules
-        self._judged.clear()
+        self._compared.clear()
         unapplied = selection.unapplied(said.selections)
         for pattern in unapplied.keys() - self.unapplied.keys():
             log.error("selection.unapplied", pattern=pattern, reason=unapplied[pattern], hint=HINT_UNAPPLIED)

@@ -146,7 +146,7 @@ class Stream:
 
     async def _step(self) -> Step:
         """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
-        await self._heed_policy()
+        await self._refresh_policy()
         step = self._decide()
         if step is None or step is Stop.WAIT:
             await self._look()
@@ -161,7 +161,7 @@ class Stream:
             step = replace(step, last_entry_id=min(step.last_entry_id, step.first_entry_id + self._left - 1))
         return step
 
-    async def _heed_policy(self) -> None:
+    async def _refresh_policy(self) -> None:
         """Take over a priority that has changed while a long read goes on; one that cannot be read stays as it was."""
         now_s = self._context.clock.monotonic()
         if self._asked_s is None or now_s - self._asked_s < POLICY_S:

@@ -107,7 +107,7 @@ class FailureTracker:
         """How often that failed in a row."""
         return self.worst.tries if self.worst is not None else 0
 
-    def met(self, error: OffloaderError, what: Hashable = "") -> None:
+    def record(self, error: OffloaderError, what: Hashable = "") -> None:
         """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works.
 
         The ledger source is "source"; everything else that has a name is a request to the store.
@@ -121,7 +121,7 @@ class FailureTracker:
         self._tell()
         self._changed()
 
-    def over(self, what: Hashable = "") -> None:
+    def clear(self, what: Hashable = "") -> None:
         """Note that `what` worked, or is not wanted any more."""
         ended = [self._failing.pop(one, None) for one in (what, "")]
         if any(ended):
@@ -132,10 +132,10 @@ class FailureTracker:
         """Ask until the answer is not Transient, nor what else `passes`; what hinders it is over with the answer."""
         try:
             return await until_answered(
-                self._clock, ask, passes=(Transient, *passes), met=lambda error: self.met(error, what)
+                self._clock, ask, passes=(Transient, *passes), on_error=lambda error: self.record(error, what)
             )
         finally:
-            self.over(what)
+            self.clear(what)
 
     def _tell(self, *, ended: Failure | None = None) -> None:
         """Log when a stall begins and when it ends."""

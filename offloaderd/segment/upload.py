@@ -366,11 +366,11 @@ class SegmentUpload:
                     kind = error_class(error)
                     self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
                     pace.failed(error, mark)
-                    self._failure_tracker.met(error, what)
+                    self._failure_tracker.record(error, what)
                     tries = backoff.tries
                     log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=tries)
                     await backoff.wait(error)
                 except (NotFound, InvalidInput) as error:
                     raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot go on: {error}") from error
         finally:
-            self._failure_tracker.over(what)
+            self._failure_tracker.clear(what)

@@ -56,7 +56,7 @@ class FakeClock:
         self._start_ms += milliseconds
 
     @property
-    def sleeper_count(self) -> int:
+    def sleep_count(self) -> int:
         """How many are asleep."""
         return sum(not woken.done() for _, _, woken in self._idle_topics)
 

@@ -54,7 +54,7 @@ class LiveCommitter(MapCommitter):
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
         """See Committer."""
-        self._failure_tracker.met(SegmentFailed(why))
+        self._failure_tracker.record(SegmentFailed(why))
         await super().give_up(attempt, why)
 
 
@@ -123,8 +123,8 @@ class LiveAttempts:
         async def place() -> Place:
             return self._context.place_for(policy())
 
-        found = await until_answered(self._clock, place, met=lambda error: tracker.met(error, "place"))
-        tracker.over("place")
+        found = await until_answered(self._clock, place, on_error=lambda error: tracker.record(error, "place"))
+        tracker.clear("place")
         epoch, failures = self._attempts.fence.claim.epoch, (self._tries, self._last_error)
         return self._context.attempt(begin.first, layout, found, epoch=epoch, failures=failures)
 

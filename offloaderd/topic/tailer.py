@@ -163,11 +163,11 @@ class Tailer:
                 try:
                     await self._catch_up()
                 except Transient as error:
-                    self._failure_tracker.met(error, "source")
+                    self._failure_tracker.record(error, "source")
                     await backoff.wait(error)
                     continue
                 backoff.reset()
-                self._failure_tracker.over("source")
+                self._failure_tracker.clear("source")
                 if self._dirty:
                     continue
                 if self._held_back is not None:
@@ -361,12 +361,12 @@ class Tailer:
                     await self._tailed.outage.may_take(self._look_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
-                        room = self._pool.freed.wait(), self._buffer.hungry.wait()
+                        room = self._pool.freed.wait(), self._buffer.demand.wait()
                         await race(*room, self._clock.sleep(LOOK_S))
                         await self._look_meanwhile()
                     if self._buffer.need != need:
                         return True
-                    self._failure_tracker.over("source")
+                    self._failure_tracker.clear("source")
                     self._metrics.source_entries.inc(len(batch.payloads))
                     self._metrics.source_bytes.inc(batch.payload_bytes())
                     if gap.before is not None:

@@ -119,11 +119,11 @@ async def test_no_server_at_the_start_is_one_clear_error() -> None:
 
 async def test_a_server_that_never_greets_is_left_for_the_next_try(zookeeper: str) -> None:
     """The first connection is accepted and stays silent: another is tried long before the session would be over."""
-    met: list[asyncio.StreamWriter] = []
+    connections: list[asyncio.StreamWriter] = []
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        met.append(writer)
-        if len(met) == 1:
+        connections.append(writer)
+        if len(connections) == 1:
             await reader.read()
         else:
             await relay(reader, writer, zookeeper)
@@ -134,7 +134,7 @@ async def test_a_server_that_never_greets_is_left_for_the_next_try(zookeeper: st
             front.address, "/offloaderd", MetadataSettings(session_timeout_s=30, connect_timeout_s=12)
         ) as store,
     ):
-        assert len(met) > 1
+        assert len(connections) > 1
         assert await store.children("/no/such/node") == []
 
 

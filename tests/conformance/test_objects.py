@@ -379,13 +379,13 @@ async def test_abort(store: SegmentStore) -> None:
 async def test_unknown_upload(store: SegmentStore) -> None:
     """Parts of an upload that never was, or of another key's, are NotFound."""
     upload = await store.create_upload(KEY)
-    stranger = "0123456789abcdef0123456789abcdef"
-    for key, upload_id in ((KEY, stranger), ("other", upload)):
+    outsider = "0123456789abcdef0123456789abcdef"
+    for key, upload_id in ((KEY, outsider), ("other", upload)):
         with pytest.raises(NotFound):
             await store.upload_part(key, upload_id, 1, [b"x"])
         with pytest.raises(NotFound):
             await store.list_parts(key, upload_id)
-    await store.abort_upload("other", stranger)
+    await store.abort_upload("other", outsider)
 
 
 async def test_list_uploads(store: SegmentStore) -> None:

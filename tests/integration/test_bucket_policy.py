@@ -153,11 +153,11 @@ async def test_daemon_collector_and_readers_live_by_their_policies(site: Site, g
         assert await read_all(client, TOPIC) == sent
         prefix = f"{PREFIX}{site.cluster}/"
         await marked(site, owner, prefix)
-        rubbish = [keys.SegmentKeys(prefix, UUID(int=number)).data for number in (1, 2)]
-        await owner.put(rubbish[0], b"x", metadata=ours)
-        await owner.create_upload(rubbish[1], metadata=ours)
+        orphan = [keys.SegmentKeys(prefix, UUID(int=number)).data for number in (1, 2)]
+        await owner.put(orphan[0], b"x", metadata=ours)
+        await owner.create_upload(orphan[1], metadata=ours)
         finds = await gc(client, apply=True)
-        assert [finds[key] for key in rubbish] == [("leftover", "deleted"), ("upload", "deleted")]
+        assert [finds[key] for key in orphan] == [("leftover", "deleted"), ("upload", "deleted")]
         examined = [result async for result in client.examine(timeout_s=60) if result.name.startswith("bucket")]
         assert [(result.name, result.found) for result in examined if result.verdict != "ok"] == []
     reader = replace(site, access_key="reader")

@@ -106,7 +106,7 @@ async def test_a_short_random_run_ends_with_everything_in_place(
     """What `make soak` does for as long as it is told, done once: crashes, and brokers whose daemons come and go."""
     ground = Ground(tmp_path, zookeeper, s3_server)
     total = await crashes(ground, Chance(1), lives=2)
-    total.add(await brokers(ground, Chance(4), trouble_s=6))
+    total.add(await brokers(ground, Chance(4), fault_s=6))
     assert total.deaths >= 3
     assert total.segments >= 2
     assert total.faults.total()

@@ -79,7 +79,7 @@ def sockets_collected() -> Iterator[None]:
 async def test_nodes_are_open_to_their_creator_alone(tmp_path: Path) -> None:
     """By digest, SASL and certificate: we read and write what we made, nobody and another one do not."""
     ca, evil = Authority(tmp_path), Authority(tmp_path, "evil")
-    ours, theirs, stranger = ca.issue("offloaderd"), ca.issue("other"), evil.issue("offloaderd")
+    ours, theirs, outsider = ca.issue("offloaderd"), ca.issue("other"), evil.issue("offloaderd")
     async with secure_server(tmp_path, ca) as (plain, secure):
         tls: dict[str, Any] = {"tls": True, "tls_ca_file": str(ca.file)}
         for number, (servers, mine, other) in enumerate(
@@ -114,7 +114,7 @@ async def test_nodes_are_open_to_their_creator_alone(tmp_path: Path) -> None:
                 assert "metadata.username" in caught.value.hint
         for trust in (
             {"tls": True, "tls_ca_file": str(evil.file)},
-            {**tls, "tls_cert_file": str(stranger.cert), "tls_key_file": str(stranger.key)},
+            {**tls, "tls_cert_file": str(outsider.cert), "tls_key_file": str(outsider.key)},
             {},
         ):
             with pytest.raises(Transient, match="no ZooKeeper server answered"):

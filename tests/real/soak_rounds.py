@@ -53,7 +53,7 @@ LABELS = (
 )
 LIVES = 6
 LIFE_S = 6.0
-TROUBLE_S = 20.0
+FAULT_S = 20.0
 ENDS_WITHIN_S = 90.0
 
 
@@ -69,8 +69,8 @@ async def crashes(ground: Ground, chance: Chance, *, lives: int = LIVES) -> Tall
         proxy.shake(Shaking(int(chance.between(0, 2**32)), chance.between(0.1, 0.25)))
         for _ in range(lives):
             point = f"{chance.pick(LABELS)}:{chance.pick(MOMENTS)}:{1 + int(chance.share() * 3)}"
-            died = await life(killed_at(replace(site, endpoint=proxy.endpoint), point), workload, chance)
-            tally.events[f"kill at {point.partition(':')[0]}" if died else "kill"] += 1
+            is_ended = await life(killed_at(replace(site, endpoint=proxy.endpoint), point), workload, chance)
+            tally.events[f"kill at {point.partition(':')[0]}" if is_ended else "kill"] += 1
         tally.spoilt(proxy)
     return told(tally, await ends_well(site, workload), [workload])
 
@@ -83,12 +83,12 @@ async def life(daemon: DaemonProcess, workload: Workload, chance: Chance) -> boo
                 ended = group.create_task(daemon.ended(), name="the daemon's end")
                 working = group.create_task(work(daemon, workload, ended, int(chance.between(50, 500))), name="work")
                 await asyncio.wait({ended}, timeout=LIFE_S)
-                died = ended.done()
-                if not died:
+                is_ended = ended.done()
+                if not is_ended:
                     daemon.signal(signal.SIGKILL)
                 await ended
                 await working
-            return died
+            return is_ended
         assert await daemon.ended() == -signal.SIGKILL
         return True
 
@@ -143,7 +143,7 @@ class Member:
                     self.line.mend()
 
 
-async def brokers(ground: Ground, chance: Chance, *, trouble_s: float = TROUBLE_S) -> Tally:
+async def brokers(ground: Ground, chance: Chance, *, fault_s: float = FAULT_S) -> Tally:
     """Two daemons that take what two brokers push, and all that can happen to them."""
     tally = Tally()
     site = await ground.site()
@@ -169,7 +169,7 @@ async def brokers(ground: Ground, chance: Chance, *, trouble_s: float = TROUBLE_
         pushers = [Pusher(workload, lambda: [member.daemon.address for member in members]) for workload in workloads]
         pushing = [group.create_task(pusher.run(), name="broker") for pusher in pushers]
         proxy.shake(Shaking(int(chance.between(0, 2**32)), chance.between(0.02, 0.1)))
-        await failure(members, workloads, chance, tally, CLOCK.monotonic() + trouble_s)
+        await failure(members, workloads, chance, tally, CLOCK.monotonic() + fault_s)
         proxy.heal()
         tally.spoilt(proxy)
         async with asyncio.timeout(ENDS_WITHIN_S):

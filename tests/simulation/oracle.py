@@ -276,7 +276,7 @@ class Oracle:
         if world.second is None or upload_id not in world.second.bucket.begun:
             return
         upload = next((one for one in world.bucket.uploads() if one.upload_id == upload_id), None)
-        since_ms = world.guest_since_ms(name)
+        since_ms = world.provisional_since_ms(name)
         if upload is not None and since_ms is not None and upload.initiated_ms > since_ms:
             self.fail("P5", f"the upload of {name} is aborted, and is of another deployment")
 

@@ -419,10 +419,10 @@ class World:
         """Return what was stored within the last moments: somebody is at work with it."""
         return {key for key in self.bucket.names() if self.bucket.age_s(key) < JUST_S}
 
-    def guest_since_ms(self, name: str) -> int | None:
+    def provisional_since_ms(self, name: str) -> int | None:
         """Return since when the place of a key says that the second deployment works there too, None: it does not."""
         prefix = next(one for one in sorted(PREFIXES, reverse=True) if name.startswith(one))
-        key = keys.guest_marker(prefix, CLUSTER, str(ANOTHER_DEPLOYMENT))
+        key = keys.provisional_marker(prefix, CLUSTER, str(ANOTHER_DEPLOYMENT))
         return self.bucket.stored_ms(key) if key in self.bucket.names() else None
 
     def put_strays(self) -> None:
@@ -448,7 +448,7 @@ class World:
     def _ours(self, upload: UploadInfo) -> bool:
         """Whether an open upload began after its place was marked: of others nobody knows whose they are."""
         key = keys.marker(next(one for one in sorted(PREFIXES, reverse=True) if upload.key.startswith(one)), CLUSTER)
-        if self.guest_since_ms(upload.key) is not None:
+        if self.provisional_since_ms(upload.key) is not None:
             return False
         return key in self.bucket.names() and upload.initiated_ms >= self.bucket.stored_ms(key)
 

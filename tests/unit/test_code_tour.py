@@ -64,17 +64,17 @@ def test_a_station_exists(station: str) -> None:
 async def test_an_entry_meets_the_stations_in_their_order() -> None:
     """By the first call of each, from the first call of the first station on."""
     tour = {code: station for station, (file, name) in stations().items() if (code := code_of(file, name))}
-    first, met = next(iter(tour)), list[str]()
+    first, passed = next(iter(tour)), list[str]()
 
     def trace(frame: FrameType, event: str, _argument: object) -> None:
         station = tour.get(frame.f_code)
-        if event == "call" and station is not None and station not in met and (met or frame.f_code is first):
-            met.append(station)
+        if event == "call" and station is not None and station not in passed and (passed or frame.f_code is first):
+            passed.append(station)
 
     await _offload_one_entry(trace)
     for expected in tour.values():
-        assert expected in met, f"{_PAGE.name}: correct {expected}: an entry on its way to a commit does not meet it"
-    for expected, found in zip(tour.values(), met, strict=True):
+        assert expected in passed, f"{_PAGE.name}: correct {expected}: an entry on its way to a commit does not meet it"
+    for expected, found in zip(tour.values(), passed, strict=True):
         assert found == expected, f"{_PAGE.name}: correct {expected}: an entry meets {found} before it"
 
 

@@ -60,7 +60,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         """
         topic, wanted = TopicName.parse(request.topic), wanted_of(request)
         offloader = await self._claimed(topic)
-        await self._engine.heed(topic)
+        await self._engine.refresh_policy(topic)
         if request.dry_run:
             yield _planned(offloader, await offloader.by_hand.plan(wanted))
             return

@@ -19,7 +19,7 @@ from offloaderd.api.admin.messages import (
     topic_status,
 )
 from offloaderd.api.admin.requests import ManualCalls
-from offloaderd.api.away import away, metadata_trouble
+from offloaderd.api.away import away, metadata_error
 from offloaderd.api.context import Context
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound, Transient
@@ -89,7 +89,7 @@ class AdminService(ManualCalls):
         """Return the topics that have a policy or that the ledger source knows, in name order."""
         prefix = checked_prefix(request.prefix)
         tenant, namespace = (*prefix, None, None)[:2]
-        failure = await metadata_trouble(self._metadata)
+        failure = await metadata_error(self._metadata)
         if failure:
             rows = [
                 admin_pb2.TopicSummary(topic=str(one.topic), enabled=True, owner=one.owner)
@@ -129,7 +129,7 @@ class AdminService(ManualCalls):
         self, request: admin_pb2.ListSelectionsRequest, context: Context
     ) -> admin_pb2.ListSelectionsResponse:
         """Return the selections in the order of their patterns, each with how many topics it has enabled."""
-        failure = await metadata_trouble(self._metadata)
+        failure = await metadata_error(self._metadata)
         if failure:
             raise Transient(f"the metadata store is away: {failure}", hint="it alone has the patterns")
         found = await selections(self._metadata)
@@ -175,7 +175,7 @@ class AdminService(ManualCalls):
     ) -> AsyncIterator[admin_pb2.Segment]:
         """Yield the committed segments in order, then the open one."""
         topic = TopicName.parse(request.topic)
-        failure = await metadata_trouble(self._metadata)
+        failure = await metadata_error(self._metadata)
         if failure:
             known, offloader = self._engine.known(topic), self._engine.find(topic)
             if known is None:
@@ -197,7 +197,7 @@ class AdminService(ManualCalls):
 
         While the metadata store is away, what this daemon knows by itself.
         """
-        failure = await self.metadata_trouble()
+        failure = await self.metadata_error()
         if request.topic:
             topics = [await self.topic_status(TopicName.parse(request.topic), failure)]
         else:
@@ -207,9 +207,9 @@ class AdminService(ManualCalls):
             found.alarms.append(alarm)
         return found
 
-    async def metadata_trouble(self) -> str:
+    async def metadata_error(self) -> str:
         """Return why the metadata store cannot be asked now, empty when it answers."""
-        return await metadata_trouble(self._metadata)
+        return await metadata_error(self._metadata)
 
     def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:
         """Return the daemon's state, with some of its topics; `failure` is that with the metadata store."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
-from offloaderd.api.away import metadata_trouble, needed
+from offloaderd.api.away import metadata_error, needed
 from offloaderd.api.context import Context
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import InvalidInput, Transient
@@ -56,7 +56,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         if not request.HasField("position"):
             raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
         topic = TopicName.parse(request.topic)
-        if failure := await metadata_trouble(self._metadata):
+        if failure := await metadata_error(self._metadata):
             raise needed(failure)
         try:
             async with asyncio.timeout(EXPLAIN_S):
@@ -80,7 +80,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             level = Level(request.level or Level.FULL)
         except ValueError:
             raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
-        if failure := await metadata_trouble(self._metadata):
+        if failure := await metadata_error(self._metadata):
             raise needed(failure)
         if self._known is not None:
             await self._known(topic)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from offloaderd.api.away import ANSWERS_S, away, metadata_trouble
+from offloaderd.api.away import ANSWERS_S, away, metadata_error
 from offloaderd.api.context import Context
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
@@ -38,7 +38,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     ) -> retention_pb2.ListLedgersResponse:
         """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
         topic = TopicName.parse(request.topic)
-        away_for = await metadata_trouble(self._metadata)
+        away_for = await metadata_error(self._metadata)
         known = self._engine.known(topic) if away_for else await self._engine.topic_map(topic)
         if known is None:
             raise away(away_for)

@@ -128,7 +128,7 @@ class Bookie:
             log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
         self._no_long_polls_until = self._clock.monotonic() + ASK_AGAIN_S
 
-    def forgive(self) -> None:
+    def clear_failures(self) -> None:
         """Forget its failures: they had another reason, or are over."""
         if self._failures:
             log.info("bookie.recovered", bookie=self.bookie_id, failures=self._failures)
@@ -148,7 +148,7 @@ class Bookie:
             window.leave()
             raise
         answer = await connection.send(key, request, window)
-        self._judge(answer, window, ticket)
+        self._note_answer(answer, window, ticket)
         return answer
 
     async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> asyncio.Future[Answer]:
@@ -177,8 +177,8 @@ class Bookie:
         for connection in self._newest.values():
             connection.end(_closed())
 
-    def _judge(self, answer: Answer, window: Window, ticket: int) -> None:
-        self.forgive()
+    def _note_answer(self, answer: Answer, window: Window, ticket: int) -> None:
+        self.clear_failures()
         match status_of(answer):
             case Status.TOO_MANY_REQUESTS:
                 window.shrink(ticket)

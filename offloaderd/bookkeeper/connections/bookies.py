@@ -202,7 +202,7 @@ class BookiePool:
 
     def _newer(self, bookie: Bookie, ledger_id: int, answer: Answer) -> int:
         """Return the LAC that a long poll brought; see `ports.Bookies` for what it raises."""
-        bookie.forgive()
+        bookie.clear_failures()
         self._count("wait", _OUTCOMES.get(status_of(answer), "failed"))
         match answer:
             case v3.ReadAnswer(ledger_id=ledger) if ledger != ledger_id:
@@ -223,12 +223,12 @@ class BookiePool:
 
     async def _ask_batch_again(self, bookie: Bookie, request: Request) -> Answer:
         """Ask a bookie that ended the connection on its first batch; doing so twice is how an old one says no."""
-        bookie.forgive()
+        bookie.clear_failures()
         try:
             return await self._ask_batch(bookie, request)
         except ConnectionLost as error:
             if not bookie.knows_batch:
-                bookie.forgive()
+                bookie.clear_failures()
                 bookie.lacks_batch()
                 raise Unsupported(
                     f"bookie {bookie.bookie_id} ends the connection when it is asked for a batch",

@@ -16,7 +16,7 @@ from offloaderd.objects.bucket import bucket_store, check_places
 
 async def settings_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Judge settings that are valid."""
-    yield await case.check("settings", _judged(case.settings))
+    yield await case.check("settings", _settings_finding(case.settings))
 
 
 def invalid(mistakes: Sequence[str]) -> list[CheckResult]:
@@ -27,7 +27,7 @@ def invalid(mistakes: Sequence[str]) -> list[CheckResult]:
     ]
 
 
-async def _judged(settings: Settings) -> Finding:
+async def _settings_finding(settings: Settings) -> Finding:
     doubts = list(doubtful(settings))
     if doubts:
         return warn("; ".join(found for found, _ in doubts), "; ".join(advice for _, advice in doubts))

@@ -115,10 +115,10 @@ def _mib(count: int) -> str:
 async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Judge every clock that was read on the way."""
     for name, reading in case.readings.items():
-        yield await case.check(f"clock of {name}", _judged(name, reading))
+        yield await case.check(f"clock of {name}", _clock_finding(name, reading))
 
 
-async def _judged(name: str, reading: Reading) -> Finding:
+async def _clock_finding(name: str, reading: Reading) -> Finding:
     return classifier(name, reading)
 
 

@@ -117,7 +117,7 @@ class Board:
         found = self._sorted(troubled if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
         page = min(wanted.page, pages)
-        failure = await self._admin.metadata_trouble()
+        failure = await self._admin.metadata_error()
         here = found[(page - 1) * wanted.size : page * wanted.size]
         shown = [await self._admin.completed(one, failure) for one in here]
         return Shown(
@@ -152,7 +152,7 @@ class Board:
 
     async def topic(self, topic: TopicName) -> tuple[admin_pb2.TopicStatus, Rate]:
         """Return one topic, wherever it is. Raises NotFound, Transient."""
-        found = await self._admin.topic_status(topic, await self._admin.metadata_trouble())
+        found = await self._admin.topic_status(topic, await self._admin.metadata_error())
         return found, self.sampler.rates.get(found.topic, ZERO)
 
     def _reads(self) -> tuple[Read, ...]:

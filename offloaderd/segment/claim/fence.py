@@ -78,11 +78,11 @@ class Fence:
                     self._metrics.metadata_commits.labels(outcome="ok").inc()
                     return
                 self._metrics.metadata_commits.labels(outcome="conflict").inc()
-                await self._judge(error)
+                await self._settle_conflict(error)
             self._metrics.metadata_commits.labels(outcome="ok").inc()
             return
 
-    async def _judge(self, error: Conflict | NotFound) -> None:
+    async def _settle_conflict(self, error: Conflict | NotFound) -> None:
         """Raise Fenced when the epoch moved on, else the conflict itself."""
 
         async def ours() -> bool:

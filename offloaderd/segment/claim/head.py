@@ -264,11 +264,11 @@ class HeadKeeper:
                     self._context.upload_context.metrics.upload_retries.labels(**{"class": kind}).inc()
                     log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
                     if failure_tracker is not None:
-                        failure_tracker.met(error, failure)
+                        failure_tracker.record(error, failure)
                     await backoff.wait(error)
         finally:
             if failure_tracker is not None:
-                failure_tracker.over(failure)
+                failure_tracker.clear(failure)
 
 
 def identity_of(context: OffloadContext, claim: Claim) -> TopicIdentity:

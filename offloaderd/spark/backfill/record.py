@@ -167,11 +167,11 @@ class JobRecord:
         """Call the source until it answers. Raises BackfillFailed when it does not for too long."""
         started = self._clock.monotonic()
 
-        def met(error: Transient) -> None:
+        def on_error(error: Transient) -> None:
             if self._clock.monotonic() - started > self._patience_s:
                 raise BackfillFailed(error.message, hint=error.hint) from error
 
-        return await until_answered(self._clock, ask, met=met)
+        return await until_answered(self._clock, ask, on_error=on_error)
 
     async def split(self, aim: Aim) -> None:
         """Record where segments end, or read what an earlier driver has recorded by the same method."""

@@ -176,9 +176,9 @@ async def _write(
 
     def failing(error: OffloaderError | None) -> None:
         if error is None:
-            failure_tracker.over("source")
+            failure_tracker.clear("source")
         else:
-            failure_tracker.met(error, "source")
+            failure_tracker.record(error, "source")
 
     facts = TaskFacts(context, task, attempt.begin)
     reading = LedgerReading(
@@ -203,7 +203,7 @@ async def _write(
     written: list[VerifiedSegment | None] = []
 
     async def write() -> None:
-        await until_answered(clock, facts.refresh, met=failing)
+        await until_answered(clock, facts.refresh, on_error=failing)
         failing(None)
         written.append(
             await SegmentWriter(context, attempts, committer, failure_tracker=failure_tracker).run(

@@ -60,7 +60,7 @@ class TailingBuffer:
         """Whether offers find no room because earlier ones wait elsewhere for theirs."""
         self.starving = False
         """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
-        self.hungry = Signal()
+        self.demand = Signal()
         """Wakes when it has begun to starve."""
         self.changed = Signal()
         self.need = 0
@@ -76,7 +76,7 @@ class TailingBuffer:
 
     async def wait_for_room(self) -> None:
         """Return when memory of the shared pool was freed since the call, or this topic may exceed it."""
-        await race(self._pool.freed.wait(), self.hungry.wait())
+        await race(self._pool.freed.wait(), self.demand.wait())
 
     @property
     def last_offered(self) -> Position | None:
@@ -335,7 +335,7 @@ class TailingBuffer:
         """Say that a segment which cannot end yet has taken all there is for it; who has more for it tries again."""
         if not self.starving:
             self.starving = True
-            self.hungry.notify()
+            self.demand.notify()
 
     def let_others(self) -> None:
         """Leave it to another topic to take more memory than there is, as nothing comes for this one."""

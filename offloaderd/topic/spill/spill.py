@@ -78,7 +78,7 @@ class Spill:
         try:
             while True:
                 if not await self._step():
-                    room = self._pool.freed.wait(), self._buffer.hungry.wait()
+                    room = self._pool.freed.wait(), self._buffer.demand.wait()
                     await race(self._wake.wait(), *room, self._clock.sleep(LOOK_S))
                 elif self.empty:
                     self._buffer.diverted = False

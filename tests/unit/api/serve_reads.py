@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from offloaderd.core.model import EntryBatch
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 
 def entries_of(answer: read_pb2.ReadResponse) -> EntryBatch:
@@ -25,12 +25,12 @@ def entries_of(answer: read_pb2.ReadResponse) -> EntryBatch:
 
 
 @asynccontextmanager
-async def served(house: House, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
-    """Serve a house's reader; gives a stub."""
+async def served(rig: ReadRig, readers_max: int = 8) -> AsyncIterator[read_pb2_grpc.ReadServiceAsyncStub]:
+    """Serve a rig's reader; gives a stub."""
 
     def register(server: aio.Server) -> None:
-        service = ReadService(house.reader, readers_max, metrics=house.metrics)
+        service = ReadService(rig.reader, readers_max, metrics=rig.metrics)
         read_pb2_grpc.add_ReadServiceServicer_to_server(service, server)
 
-    async with house.reader, serving(house.metrics, register) as channel:
+    async with rig.reader, serving(rig.metrics, register) as channel:
         yield read_pb2_grpc.ReadServiceStub(channel)

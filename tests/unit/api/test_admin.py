@@ -117,7 +117,7 @@ class FakeEngine:
     async def wake(self, topic: TopicName) -> None:
         """No topic sleeps here."""
 
-    async def heed(self, topic: TopicName) -> None:
+    async def refresh_policy(self, topic: TopicName) -> None:
         """Nothing is said of topics here."""
 
     async def owned(self, topic: TopicName) -> FakeOffloader:

@@ -86,12 +86,12 @@ async def test_a_certificate_names_its_caller_and_the_caller_has_a_role(ca: Auth
 
 async def test_without_a_certificate_of_the_right_authority_nobody_connects(ca: Authority, evil: Authority) -> None:
     """None, one of another authority, and one that has ended: each is said in its own words."""
-    stranger, old = evil.issue("alice"), ca.issue("alice", ended=True)
+    outsider, old = evil.issue("alice"), ca.issue("alice", ended=True)
     async with guarded(files=ca.server(ca.file), grants=GRANTS, certificates=True) as site:
         for trust, message in (
             ({"ca_file": ca.file}, "asks for a certificate, and none was shown"),
             (
-                {"ca_file": ca.file, "cert_file": stranger.cert, "key_file": stranger.key},
+                {"ca_file": ca.file, "cert_file": outsider.cert, "key_file": outsider.key},
                 "does not accept our certificate",
             ),
             ({"ca_file": ca.file, "cert_file": old.cert, "key_file": old.key}, "does not accept our certificate"),

@@ -21,22 +21,22 @@ from offloaderd.protocol.v1 import common_pb2, read_pb2
 from tests.patience import PATIENCE_S
 from tests.unit.api.serve_reads import entries_of, served
 from tests.unit.format.test_pulsar_message import chunks_of
-from tests.unit.read.build import TOPIC, Piece, flat, make_house, payloads, put_segment, sample
+from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, payloads, put_segment, sample
 
 if TYPE_CHECKING:
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 MIB = 1024 * 1024
 
 
-async def big_house() -> House:
+async def big_rig() -> ReadRig:
     """Return a topic of 48 MiB in the bucket, in entries of 64 KiB and blocks of 1 MiB."""
-    house = make_house(cache_bytes=8 * MIB, read_ahead_bytes=4 * MIB)
+    rig = make_read_rig(cache_bytes=8 * MIB, read_ahead_bytes=4 * MIB)
     data = [bytes([number % 256]) * 65536 for number in range(768)]
-    house.map.segments = [
-        await put_segment(house.store, [Piece(1, 0, data)], segment_id=uuid.UUID(int=1), block_entries=16)
+    rig.map.segments = [
+        await put_segment(rig.store, [Piece(1, 0, data)], segment_id=uuid.UUID(int=1), block_entries=16)
     ]
-    return house
+    return rig
 
 
 async def until(condition: object) -> None:
@@ -49,12 +49,10 @@ async def until(condition: object) -> None:
 
 async def test_a_range_arrives_as_asked() -> None:
     """Bounds, limits and tier go over the wire; positions say what is where."""
-    house = make_house()
-    house.map.segments = [
-        await put_segment(house.store, [Piece(3, 0, payloads(3, 0, 9), 10)], segment_id=uuid.UUID(int=1))
-    ]
-    house.hot.add(EntryBatch(4, 0, payloads(4, 0, 5)), follows=Position(3, 9))
-    async with served(house) as stub:
+    rig = make_read_rig()
+    rig.map.segments = [await put_segment(rig.store, [Piece(3, 0, payloads(3, 0, 9), 10)], segment_id=uuid.UUID(int=1))]
+    rig.hot.add(EntryBatch(4, 0, payloads(4, 0, 5)), follows=Position(3, 9))
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(
             topic="orders",
             first=common_pb2.Position(ledger_id=3, entry_id=7),
@@ -83,11 +81,11 @@ async def test_a_range_arrives_as_asked() -> None:
 @pytest.mark.parametrize("batch_bytes", [0, 1, 60, 200])
 async def test_framed_answers_have_the_same_entries(batch_bytes: int) -> None:
     """Frames come for what lies in the bucket, cut to what was asked; the buffer's entries come as payloads."""
-    house = make_house()
+    rig = make_read_rig()
     pieces = [Piece(3, 0, payloads(3, 0, 9), 10), Piece(4, 0, payloads(4, 0, 3))]
-    house.map.segments = [await put_segment(house.store, pieces, segment_id=uuid.UUID(int=1), block_entries=4)]
-    house.hot.add(EntryBatch(4, 4, payloads(4, 4, 5)), follows=Position(4, 3))
-    async with served(house) as stub:
+    rig.map.segments = [await put_segment(rig.store, pieces, segment_id=uuid.UUID(int=1), block_entries=4)]
+    rig.hot.add(EntryBatch(4, 4, payloads(4, 4, 5)), follows=Position(4, 3))
+    async with served(rig) as stub:
         for first, last in ((0, 13), (2, 2), (3, 9), (0, 15), (5, 14)):
             ends = [Position(3 + number // 10, number % 10) for number in (first, last)]
             request = read_pb2.ReadRequest(
@@ -123,27 +121,27 @@ async def test_framed_answers_have_the_same_entries(batch_bytes: int) -> None:
 )
 async def test_requests_that_cannot_be_served(request_: read_pb2.ReadRequest, code: grpc.StatusCode) -> None:
     """Unknown and malformed topics, unknown priorities, huge batches and negative positions are refused by status."""
-    house = make_house()
-    async with served(house) as stub:
+    rig = make_read_rig()
+    async with served(rig) as stub:
         with pytest.raises(aio.AioRpcError) as caught:
             await stub.Read(request_).read()
     assert caught.value.code() is code
     assert from_rpc_error(caught.value).message
-    assert sample(house.metrics, "offloaderd_readers") == 0
+    assert sample(rig.metrics, "offloaderd_readers") == 0
 
 
 async def test_a_slow_client_blocks_only_itself() -> None:
     """A client that stops reading makes its own stream pause, holding bounded memory; others read on, and so may it."""
-    house = await big_house()
-    async with served(house) as stub:
+    rig = await big_rig()
+    async with served(rig) as stub:
         slow = stub.Read(read_pb2.ReadRequest(topic="orders"))
         await slow.read()
         before = -1.0
-        while (now := sample(house.metrics, "offloaderd_read_bytes_total", {"source": "objects"})) != before:
+        while (now := sample(rig.metrics, "offloaderd_read_bytes_total", {"source": "objects"})) != before:
             before = now
             await asyncio.sleep(0.2)  # noqa: TID251 - until gRPC's own windows are full
         assert before < 24 * MIB
-        assert house.reader.segments.pinned_bytes <= 6 * MIB
+        assert rig.reader.segments.pinned_bytes <= 6 * MIB
         count = 0
         async for answer in stub.Read(read_pb2.ReadRequest(topic="orders")):
             count += len(answer.batch.payloads)
@@ -152,49 +150,49 @@ async def test_a_slow_client_blocks_only_itself() -> None:
         while isinstance(more := await slow.read(), read_pb2.ReadResponse):
             rest += len(more.batch.payloads)
         assert rest == 768 - 16
-    assert house.reader.segments.pinned_bytes == 0
+    assert rig.reader.segments.pinned_bytes == 0
 
 
 async def test_a_client_that_vanishes_frees_everything() -> None:
     """When a client goes away in the middle, or while it follows, its read ends and nothing stays held."""
-    house = await big_house()
-    async with served(house) as stub:
+    rig = await big_rig()
+    async with served(rig) as stub:
         calls = [stub.Read(read_pb2.ReadRequest(topic="orders", follow=follow)) for follow in (False, True, True)]
         for call in calls:
             await call.read()
         last = stub.Read(
             read_pb2.ReadRequest(topic="orders", follow=True, first=common_pb2.Position(ledger_id=1, entry_id=768))
         )
-        await until(lambda: sample(house.metrics, "offloaderd_readers") == 4)
+        await until(lambda: sample(rig.metrics, "offloaderd_readers") == 4)
         for call in [*calls, last]:
             call.cancel()
-        await until(lambda: sample(house.metrics, "offloaderd_readers") == 0)
-        await until(lambda: house.reader.segments.pinned_bytes == 0)
-        await until(lambda: not house.reader.segments.loader._tasks)
+        await until(lambda: sample(rig.metrics, "offloaderd_readers") == 0)
+        await until(lambda: rig.reader.segments.pinned_bytes == 0)
+        await until(lambda: not rig.reader.segments.loader._tasks)
     labels = {"grpc_type": "server_stream", "grpc_service": "offloaderd.v1.ReadService", "grpc_method": "Read"}
     labels["grpc_code"] = "Cancelled"
-    assert sample(house.metrics, "grpc_server_handled_total", labels) == 4
+    assert sample(rig.metrics, "grpc_server_handled_total", labels) == 4
 
 
 async def test_there_is_a_limit_on_readers() -> None:
     """One reader too many is told to come again; a place that is given back is free."""
-    house = await big_house()
-    async with served(house, readers_max=1) as stub:
+    rig = await big_rig()
+    async with served(rig, readers_max=1) as stub:
         held = stub.Read(read_pb2.ReadRequest(topic="orders"))
         await held.read()
         with pytest.raises(aio.AioRpcError) as caught:
             await stub.Read(read_pb2.ReadRequest(topic="orders")).read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         held.cancel()
-        await until(lambda: sample(house.metrics, "offloaderd_readers") == 0)
+        await until(lambda: sample(rig.metrics, "offloaderd_readers") == 0)
         answers = [answer async for answer in stub.Read(read_pb2.ReadRequest(topic="orders", entries_max=1))]
         assert len(answers) == 1
 
 
 async def test_closing_the_reader_ends_its_streams() -> None:
     """When the daemon closes its reader, a follower is not left hanging: its read ends as cancelled by the server."""
-    house = await big_house()
-    async with served(house) as stub:
+    rig = await big_rig()
+    async with served(rig) as stub:
         call = stub.Read(read_pb2.ReadRequest(topic="orders", follow=True))
         await call.read()
 
@@ -231,11 +229,11 @@ def entry(content: bytes, **fields: Any) -> bytes:  # noqa: ANN401 - what protob
     return head + len(metadata).to_bytes(4, "big") + metadata + content
 
 
-async def house_of(entries: list[bytes]) -> House:
+async def rig_of(entries: list[bytes]) -> ReadRig:
     """Return a topic with these entries in the bucket."""
-    house = make_house()
-    house.map.segments = [await put_segment(house.store, [Piece(1, 0, entries)], segment_id=uuid.UUID(int=1))]
-    return house
+    rig = make_read_rig()
+    rig.map.segments = [await put_segment(rig.store, [Piece(1, 0, entries)], segment_id=uuid.UUID(int=1))]
+    return rig
 
 
 async def test_a_range_arrives_as_messages() -> None:
@@ -243,8 +241,8 @@ async def test_a_range_arrives_as_messages() -> None:
     pieces = [
         entry(data, uuid="m", chunk_id=number, num_chunks_from_msg=2) for number, data in enumerate([b"one ", b"two"])
     ]
-    house = await house_of([*pieces, b"no message", entry(b"alone", partition_key="k"), pieces[0]])
-    async with served(house) as stub:
+    rig = await rig_of([*pieces, b"no message", entry(b"alone", partition_key="k"), pieces[0]])
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(topic="orders")
         found = [message async for answer in stub.ReadMessages(request) for message in answer.messages]
     assert [(one.position.entry_id, one.state, one.data) for one in found] == [
@@ -263,8 +261,8 @@ async def test_answers_of_messages_are_bounded() -> None:
     data = bytes(MIB // 2)
     small = [entry(zlib.compress(data), compression=2, uncompressed_size=len(data)) for _ in range(5)]
     huge = entry(zlib.compress(bytes(17 * MIB)), compression=2, uncompressed_size=17 * MIB)
-    house = await house_of([*small, huge])
-    async with served(house) as stub:
+    rig = await rig_of([*small, huge])
+    async with served(rig) as stub:
         answers = [answer async for answer in stub.ReadMessages(read_pb2.ReadRequest(topic="orders"))]
     assert sum(len(answer.messages) for answer in answers) == 6
     assert max(sum(len(one.data) for one in answer.messages) for answer in answers) <= 2 * MIB
@@ -276,8 +274,8 @@ async def test_a_message_in_chunks_that_no_answer_can_hold() -> None:
     """Its chunks come as they are stored, and what follows is read: with all their fields answers fit."""
     size, fields = 5 * MIB - 100, [pb.MessageProperty(key="k", value="v" * 50_000)]
     parts = chunks_of(bytes(4 * size), 4, properties=fields)
-    house = await house_of([*parts, *chunks_of(bytes(3 * size), 3, properties=fields), entry(b"after")])
-    async with served(house) as stub:
+    rig = await rig_of([*parts, *chunks_of(bytes(3 * size), 3, properties=fields), entry(b"after")])
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(topic="orders")
         answers = [answer async for answer in stub.ReadMessages(request)]
     found = [one for answer in answers for one in answer.messages]
@@ -292,8 +290,8 @@ async def test_a_message_in_chunks_that_no_answer_can_hold() -> None:
 
 async def test_an_entry_that_no_answer_can_hold_is_left_out_and_told() -> None:
     """Brokers may be told to take entries of any size; reading goes on behind one that is too large."""
-    house = await house_of([entry(bytes(17 * MIB)), entry(b"after")])
-    async with served(house) as stub:
+    rig = await rig_of([entry(bytes(17 * MIB)), entry(b"after")])
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(topic="orders")
         found = [one async for answer in stub.ReadMessages(request) for one in answer.messages]
     assert [(one.state, one.data) for one in found] == [
@@ -305,8 +303,8 @@ async def test_an_entry_that_no_answer_can_hold_is_left_out_and_told() -> None:
 
 async def test_the_brokers_metadata_can_be_left_out() -> None:
     """Entries as the client sent them; those without a head stay as they are."""
-    house = await house_of([entry(b"x"), b"plain"])
-    async with served(house) as stub:
+    rig = await rig_of([entry(b"x"), b"plain"])
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(topic="orders", client_bytes=True, framed=True)
         (answer,) = [answer async for answer in stub.Read(request)]
     head = len(broker_entry.encode_head(broker_timestamp=99, index=4))

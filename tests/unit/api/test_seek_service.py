@@ -17,19 +17,19 @@ from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
 from tests.patience import PATIENCE_S
 from tests.unit.api.serve_reads import served
-from tests.unit.read.build import TOPIC, make_house, sample
+from tests.unit.read.build import TOPIC, make_read_rig, sample
 from tests.unit.read.seek_topics import NOW, noted
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 
-def topic_of(entries: int) -> House:
+def topic_of(entries: int) -> ReadRig:
     """Return a topic in the source, an entry every 10 ms, two messages each."""
     shelf = Shelf()
     shelf.put(3, [noted(NOW + 10 * number, 2 * number + 1) for number in range(entries)], closed=False)
-    return make_house(source=shelf)
+    return make_read_rig(source=shelf)
 
 
 def target(kind: SeekKind, value: int) -> read_pb2.SeekTarget:
@@ -59,10 +59,10 @@ async def test_an_entry_is_told_with_all_that_is_known_of_it() -> None:
 
 async def test_nothing_yet_is_an_answer() -> None:
     """The position is where the next entry may come; an empty topic has none."""
-    house = topic_of(10)
-    empty = make_house()
+    rig = topic_of(10)
+    empty = make_read_rig()
     empty.map.enabled = True
-    async with served(house) as stub:
+    async with served(rig) as stub:
         for kind in SeekKind:
             found = await seek(stub, kind, NOW + 91)
             assert found.answer == read_pb2.SEEK_ANSWER_NOTHING
@@ -101,14 +101,14 @@ async def test_a_read_begins_where_a_seek_leads() -> None:
 @pytest.mark.parametrize("entries", [0, 4])
 async def test_a_follower_from_a_time_to_come_gets_what_comes(entries: int) -> None:
     """Nothing there yet: following begins behind the newest entry, or with the first of all."""
-    house = topic_of(entries)
-    async with served(house) as stub:
+    rig = topic_of(entries)
+    async with served(rig) as stub:
         request = read_pb2.ReadRequest(topic="orders", seek=target(SeekKind.TIME, NOW + 1000), follow=True)
         following = stub.Read(request)
         reading = asyncio.ensure_future(following.read())  # noqa: TID251 - ends with the call
-        while not sample(house.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "nothing"}):
+        while not sample(rig.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "nothing"}):
             await asyncio.sleep(0.01)  # noqa: TID251 - what is awaited happens in gRPC's own threads
-        house.hot.add(EntryBatch(3, entries, [noted(NOW + 2000)]), Position(3, entries - 1) if entries else None)
+        rig.hot.add(EntryBatch(3, entries, [noted(NOW + 2000)]), Position(3, entries - 1) if entries else None)
         async with asyncio.timeout(PATIENCE_S):
             answer = await reading
         assert isinstance(answer, read_pb2.ReadResponse)
@@ -127,7 +127,7 @@ async def test_a_follower_from_a_time_to_come_gets_what_comes(entries: int) -> N
 )
 async def test_seeks_that_cannot_be_served(request_: read_pb2.SeekRequest, code: grpc.StatusCode) -> None:
     """Unknown and malformed topics, and a seek that says nothing."""
-    async with served(make_house()) as stub:
+    async with served(make_read_rig()) as stub:
         with pytest.raises(aio.AioRpcError) as caught:
             await stub.Seek(request_)
     assert caught.value.code() is code
@@ -135,8 +135,8 @@ async def test_seeks_that_cannot_be_served(request_: read_pb2.SeekRequest, code:
 
 async def test_a_read_has_one_begin_and_a_place_among_the_readers() -> None:
     """A position and a seek contradict each other; too many readers are told so."""
-    house = topic_of(3)
-    async with served(house, readers_max=0) as stub:
+    rig = topic_of(3)
+    async with served(rig, readers_max=0) as stub:
         with pytest.raises(aio.AioRpcError) as throttled:
             await seek(stub, SeekKind.TIME, 0)
     assert throttled.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

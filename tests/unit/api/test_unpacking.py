@@ -17,13 +17,13 @@ from offloaderd.core.errors import Throttled
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import MESSAGE_BYTES, decode_entry, unpacked_bytes
 from offloaderd.protocol.v1 import read_pb2
-from tests.unit.api.test_read_service import entry, house_of
+from tests.unit.api.test_read_service import entry, rig_of
 from tests.unit.read.build import sample, turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
 
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 MIB = 1 << 20
 REQUEST = read_pb2.ReadRequest(topic="orders")
@@ -39,16 +39,16 @@ def reads(service: ReadService) -> AsyncGenerator[read_pb2.ReadMessagesResponse,
     return service.ReadMessages(REQUEST, None)  # type: ignore[arg-type, return-value] # nobody asks for the context
 
 
-def used(house: House) -> float:
+def used(rig: ReadRig) -> float:
     """Return what is held by all reads."""
-    return sample(house.metrics, "offloaderd_memory_used_bytes", {"pool": "unpack"})
+    return sample(rig.metrics, "offloaderd_memory_used_bytes", {"pool": "unpack"})
 
 
 async def test_what_all_reads_unpack_is_in_one_budget() -> None:
     """Each has its turn, as long as it needs to send what it has unpacked; the loop does other things meanwhile."""
-    house = await house_of([bomb(12 * MIB), entry(b"after")])
-    service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=50 * MIB)
-    async with house.reader:
+    rig = await rig_of([bomb(12 * MIB), entry(b"after")])
+    service = ReadService(rig.reader, 8, metrics=rig.metrics, unpack_bytes=50 * MIB)
+    async with rig.reader:
         many = [reads(service) for _ in range(6)]
         first = [asyncio.ensure_future(anext(one)) for one in many]  # noqa: TID251 - each ends below
         for _ in range(2):
@@ -56,13 +56,13 @@ async def test_what_all_reads_unpack_is_in_one_budget() -> None:
             await turns(50)
         while len([one for one in first if one.done()]) < 2:
             await asyncio.wait([one for one in first if not one.done()], return_when=asyncio.FIRST_COMPLETED)
-        assert used(house) <= 25 * MIB
+        assert used(rig) <= 25 * MIB
         for one in many:
             number = many.index(one)
             assert len((await first[number]).messages[0].data) == 12 * MIB
-            assert used(house) <= 25 * MIB
+            assert used(rig) <= 25 * MIB
             assert [len(answer.messages) async for answer in one] == [1]
-        assert used(house) == 0
+        assert used(rig) == 0
 
 
 async def test_large_entries_are_unpacked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +74,9 @@ async def test_large_entries_are_unpacked_beside_the_event_loop(monkeypatch: pyt
         return decode_entry(*arguments, **more)
 
     monkeypatch.setattr(messages, "decode_entry", decoded)
-    house = await house_of([bomb(1000), bomb(4 * MIB), bomb(1000)])
-    async with house.reader:
-        service = ReadService(house.reader, 8, metrics=house.metrics)
+    rig = await rig_of([bomb(1000), bomb(4 * MIB), bomb(1000)])
+    async with rig.reader:
+        service = ReadService(rig.reader, 8, metrics=rig.metrics)
         assert sum([len(answer.messages) async for answer in reads(service)]) == 3
     assert threads == [True, False, True]
 
@@ -84,13 +84,13 @@ async def test_large_entries_are_unpacked_beside_the_event_loop(monkeypatch: pyt
 async def test_chunks_that_wait_are_refused_where_they_find_no_room() -> None:
     """By the name of the limit; what they held is free when the read has ended."""
     part = entry(bytes(2 * MIB), uuid="m", chunk_id=0, num_chunks_from_msg=3)
-    house = await house_of([part, entry(bytes(2 * MIB), uuid="n", chunk_id=0, num_chunks_from_msg=3), part])
-    async with house.reader:
-        service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=4 * MIB)
+    rig = await rig_of([part, entry(bytes(2 * MIB), uuid="n", chunk_id=0, num_chunks_from_msg=3), part])
+    async with rig.reader:
+        service = ReadService(rig.reader, 8, metrics=rig.metrics, unpack_bytes=4 * MIB)
         with pytest.raises(Throttled) as refused:
             assert [answer async for answer in reads(service)]
         assert "memory.unpack_bytes" in refused.value.hint
-        assert used(house) == 0
+        assert used(rig) == 0
 
 
 def begun_by(name: str, asking: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -108,14 +108,14 @@ async def all_of(reading: AsyncGenerator[read_pb2.ReadMessagesResponse, None]) -
 
 async def test_one_who_takes_no_answers_leaves_room_for_others() -> None:
     """However many reads it has: what it does not take it holds once, and the others unpack beside it."""
-    house = await house_of([bomb(6 * MIB), entry(b"after")])
-    service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=32 * MIB)
-    async with house.reader:
+    rig = await rig_of([bomb(6 * MIB), entry(b"after")])
+    service = ReadService(rig.reader, 8, metrics=rig.metrics, unpack_bytes=32 * MIB)
+    async with rig.reader:
         sleeping = [reads(service) for _ in range(3)]
         begun = [begun_by("mallory", one.__anext__()) for one in sleeping]
         await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
         await turns(50)
-        assert used(house) == 6 * MIB
+        assert used(rig) == 6 * MIB
         other = reads(service)
         assert len((await begun_by("bob", other.__anext__())).messages[0].data) == 6 * MIB
         for task in begun:
@@ -123,29 +123,29 @@ async def test_one_who_takes_no_answers_leaves_room_for_others() -> None:
         await asyncio.wait(begun)
         for one in (*sleeping, other):
             await one.aclose()
-    assert used(house) == 0
+    assert used(rig) == 0
 
 
 async def test_chunks_of_one_that_never_end_leave_room_for_others() -> None:
     """One identity may have half of what there is, and is told that it is its own share that is taken."""
     parts = [entry(bytes(2 * MIB), uuid="m", chunk_id=one, num_chunks_from_msg=4) for one in range(3)]
-    house = await house_of(parts)
-    service = ReadService(house.reader, 8, metrics=house.metrics, unpack_bytes=32 * MIB)
+    rig = await rig_of(parts)
+    service = ReadService(rig.reader, 8, metrics=rig.metrics, unpack_bytes=32 * MIB)
     follow = read_pb2.ReadRequest(topic="orders", follow=True)
-    async with house.reader:
+    async with rig.reader:
         waiting = service.ReadMessages(follow, None)  # type: ignore[arg-type] # nobody asks for the context
         begun = begun_by("mallory", all_of(waiting))  # type: ignore[arg-type] # a generator
-        while used(house) < 6 * MIB:
+        while used(rig) < 6 * MIB:
             await turns(10)
         with pytest.raises(Throttled) as refused:
             await begun_by("mallory", all_of(reads(service)))
         assert "this caller may have" in refused.value.message
-        assert used(house) == 6 * MIB
+        assert used(rig) == 6 * MIB
         assert len(await begun_by("bob", all_of(reads(service)))) == 3
         begun.cancel()
         await asyncio.wait([begun])
         assert len(await begun_by("mallory", all_of(reads(service)))) == 3
-    assert used(house) == 0
+    assert used(rig) == 0
 
 
 def test_a_batch_of_more_messages_than_there_is_room_for_is_left_as_it_is() -> None:

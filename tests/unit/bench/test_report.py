@@ -27,15 +27,15 @@ FIGURES = [RATE, LATENCY, MISSING, *USED]
 
 def test_a_goal_is_for_the_median_on_its_side() -> None:
     """One round that misses does not decide, nor does one that meets; more is not always better."""
-    assert RATE.met is True
-    assert LATENCY.met is False
-    assert replace(RATE, values=[0.9, 0.6, 0.6]).met is False
-    assert replace(LATENCY, values=[2.0]).met is True
+    assert RATE.is_reached is True
+    assert LATENCY.is_reached is False
+    assert replace(RATE, values=[0.9, 0.6, 0.6]).is_reached is False
+    assert replace(LATENCY, values=[2.0]).is_reached is True
 
 
 def test_what_was_not_measured_meets_nothing_and_is_said() -> None:
     """A figure that is missing is neither met nor missed, and the page has the reason."""
-    assert MISSING.met is None
+    assert MISSING.is_reached is None
     shown = page(["A run."], FIGURES, [])
     assert "1 of 2 are met" in shown
     assert "| stock | everything | - | missing | - | ≥ 2.00 | no Java here |" in shown

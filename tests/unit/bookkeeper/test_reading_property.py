@@ -99,7 +99,7 @@ async def written(cluster: FakeCluster, case: Case) -> FakeLedger:
     return ledger
 
 
-def first_trouble(case: Case, ledger: FakeLedger) -> tuple[int, type[OffloaderError]] | None:
+def first_error(case: Case, ledger: FakeLedger) -> tuple[int, type[OffloaderError]] | None:
     """Return the first entry of the range that cannot be had, and what has to be said of it."""
     for entry_id in range(case.first, case.last + 1):
         said: set[str] = set()
@@ -144,7 +144,7 @@ def test_every_entry_once_and_in_order_or_a_typed_error(case: Case) -> None:
             except OffloaderError as raised:
                 error = raised
             assert found == ledger.payloads[case.first : case.first + len(found)]
-            failure = first_trouble(case, ledger)
+            failure = first_error(case, ledger)
             if failure is None:
                 assert error is None, error
                 assert len(found) == case.last - case.first + 1

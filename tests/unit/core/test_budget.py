@@ -156,7 +156,7 @@ def test_classes_that_alternate_do_not_share_their_pauses() -> None:
 async def test_asking_goes_on_until_there_is_an_answer() -> None:
     """Only what may pass is tried again, and every failure is told."""
     answers: list[object] = [Transient("away"), Throttled("busy"), "here"]
-    met: list[Transient] = []
+    errors: list[Transient] = []
 
     async def ask() -> object:
         answer = answers.pop(0)
@@ -166,11 +166,11 @@ async def test_asking_goes_on_until_there_is_an_answer() -> None:
 
     clock = FakeClock()
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(until_answered(clock, ask, met=met.append))
+        asking = group.create_task(until_answered(clock, ask, on_error=errors.append))
         while not asking.done():
             await clock.advance(60)
     assert asking.result() == "here"
-    assert list(map(type, met)) == [Transient, Throttled]
+    assert list(map(type, errors)) == [Transient, Throttled]
     answers = [Denied("no")]
     with pytest.raises(Denied):
         await until_answered(clock, ask)
@@ -181,12 +181,12 @@ async def test_who_sleeps_leaves_its_turn_and_goes_on_when_it_has_it_again() -> 
     clock, turns, seen = FakeClock(), asyncio.Semaphore(1), list[str]()
     theirs = asyncio.Event()
 
-    async def hindered() -> None:
+    async def waiting() -> None:
         one = Turn(turns, clock)
         async with one:
             await one.sleep(5)
             assert turns.locked()
-            seen.append("hindered")
+            seen.append("waiting")
 
     async def other() -> None:
         async with Turn(turns, clock):
@@ -194,13 +194,13 @@ async def test_who_sleeps_leaves_its_turn_and_goes_on_when_it_has_it_again() -> 
             await theirs.wait()
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(hindered())
+        group.create_task(waiting())
         group.create_task(other())
         await clock.settle()
         await clock.advance(60)
         assert seen == ["other"]
         theirs.set()
-    assert seen == ["other", "hindered"]
+    assert seen == ["other", "waiting"]
     assert not turns.locked()
 
 
@@ -209,12 +209,12 @@ async def test_a_turn_that_ends_while_its_holder_sleeps_is_given_back_once() -> 
     clock, turns = FakeClock(), asyncio.Semaphore(1)
     one = Turn(turns, clock)
 
-    async def hindered() -> None:
+    async def waiting() -> None:
         async with one:
             await one.sleep(5)
 
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(hindered())
+        task = group.create_task(waiting())
         await clock.settle()
         task.cancel()
     async with asyncio.TaskGroup() as group:

@@ -105,7 +105,7 @@ class Scene:
         self.looks += 1
         return self.statuses
 
-    async def metadata_trouble(self) -> str:
+    async def metadata_error(self) -> str:
         """Say that ZooKeeper answers."""
         return ""
 

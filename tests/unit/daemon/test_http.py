@@ -200,7 +200,7 @@ async def test_https_with_certificates_that_change(tmp_path: Path) -> None:
     """HTTPS, then with client certificates; new pair and new authority count for the next connection."""
     ca, evil = Authority(tmp_path), Authority(tmp_path, "evil")
     files = ca.server(ca.file)
-    alice, stranger = ca.issue("alice"), evil.issue("alice")
+    alice, outsider = ca.issue("alice"), evil.issue("alice")
     watched = Watched(files.all, lambda: load_certificates(files))
 
     async def status(port: int, ca_file: Path, pair: Pair | None = None) -> int:
@@ -225,7 +225,7 @@ async def test_https_with_certificates_that_change(tmp_path: Path) -> None:
             await asyncio.open_connection("127.0.0.1", server.port, ssl=old)
     async with HttpServer(HttpSettings(port=0, tls="mutual"), Metrics(), Health(), watched) as server:
         assert await status(server.port, ca.file, alice) == 200
-        for pair in (None, stranger):
+        for pair in (None, outsider):
             with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
                 await status(server.port, ca.file, pair)
         kept = tmp_path / "kept.pem"
@@ -235,11 +235,11 @@ async def test_https_with_certificates_that_change(tmp_path: Path) -> None:
         files.key.write_bytes(later.key.read_bytes())
         ca.file.write_bytes(evil.file.read_bytes())
         assert watched.refresh()
-        assert await status(server.port, evil.file, stranger) == 200
+        assert await status(server.port, evil.file, outsider) == 200
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
             await status(server.port, evil.file, alice)
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await status(server.port, kept, stranger)
+            await status(server.port, kept, outsider)
 
 
 async def test_closing_waits_for_no_idle_connection_and_frees_the_port() -> None:

@@ -163,9 +163,9 @@ def test_times_of_odd_entries(payload: bytes, expected: EntryTime) -> None:
 
 def test_a_number_that_reaches_into_the_next_head_is_noticed() -> None:
     """Heads are read together: one that is not whole must not take from its neighbour."""
-    torn = b"\x0e\x02\x00\x00\x00\x02\x08\x85"
-    assert time_of(torn) == EntryTime(None, None)
-    assert survey([torn, HEAD]) == Survey(NOW, NOW, 1, 5)
-    assert survey([HEAD, torn]) == Survey(NOW, NOW, 1, 5)
+    cut = b"\x0e\x02\x00\x00\x00\x02\x08\x85"
+    assert time_of(cut) == EntryTime(None, None)
+    assert survey([cut, HEAD]) == Survey(NOW, NOW, 1, 5)
+    assert survey([HEAD, cut]) == Survey(NOW, NOW, 1, 5)
     two = b"\x0e\x02\x00\x00\x00\x0a\x08\x05\x0e\x02\x00\x00\x00\x01\x08\x06"
     assert survey([two, HEAD]) == brute_force([two, HEAD])

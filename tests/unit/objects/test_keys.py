@@ -109,7 +109,7 @@ def test_what_lies_beside_segments_is_told_from_copies(prefix: str) -> None:
         keys.head(prefix, "a/b", "public/default/persistent/" + "t" * 300),
         keys.marker(prefix, "c"),
         keys.marker(prefix, "a/b"),
-        keys.guest_marker(prefix, "c", str(SEGMENT)),
+        keys.provisional_marker(prefix, "c", str(SEGMENT)),
     ]
     assert all(keys.is_beside(prefix, key) and keys.parse(prefix, key) is None for key in beside)
     for of in (keys.SegmentKeys(prefix, SEGMENT), keys.SegmentKeys(prefix, SEGMENT, 12)):

@@ -16,7 +16,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.policy import store as stored
-from offloaderd.policy.discovery import DISCOVERY_S, JITTER_S, JUDGED_S, Discovery
+from offloaderd.policy.discovery import COMPARED_S, DISCOVERY_S, JITTER_S, Discovery
 from offloaderd.policy.records.selection import Selection
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.selector import Selector
@@ -96,7 +96,7 @@ async def test_topics_of_other_domains_are_counted_and_named_once() -> None:
             await room.clock.advance(DISCOVERY_S)
             assert count() == 1
             room.source.others |= {f"segment://public/default/c-{number}" for number in range(9)}
-            await room.clock.advance(2 * JUDGED_S)
+            await room.clock.advance(2 * COMPARED_S)
             assert count() == 10
         told = [line for line in lines if line["event"] == "topics.not_covered"]
         assert [(line["topics"], len(line["first"])) for line in told] == [(1, 1), (9, 5)]
@@ -143,7 +143,7 @@ async def test_an_idle_pass_asks_for_one_listing_and_nothing_else() -> None:
         await room.clock.advance(3 * DISCOVERY_S)
         assert room.source.requests == {("public", "default"): 3}
         assert reads(room) == before
-        await room.clock.advance(JUDGED_S)
+        await room.clock.advance(COMPARED_S)
         assert room.source.requests["reserved"] == 1
 
 
@@ -163,7 +163,7 @@ async def test_a_topic_that_is_compacted_no_more_is_taken_in_the_end() -> None:
         room.source.reasons.clear()
         await room.clock.advance(2 * DISCOVERY_S)
         assert await room.enabled() == {}
-        await room.clock.advance(JUDGED_S + DISCOVERY_S)
+        await room.clock.advance(COMPARED_S + DISCOVERY_S)
         assert await room.enabled() == {"orders": "public/default/*"}
 
 

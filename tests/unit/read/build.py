@@ -254,7 +254,7 @@ class Hot:
 
 
 @dataclass
-class House:
+class ReadRig:
     """A TopicReader with everything that it reads from. Enter `reader` before use."""
 
     store: MemoryStore
@@ -265,7 +265,7 @@ class House:
     reader: TopicReader
 
 
-def make_house(
+def make_read_rig(
     *,
     source: LedgerSource | None = None,
     objects: ObjectReader | None = None,
@@ -273,7 +273,7 @@ def make_house(
     cache_bytes: int = 1 << 20,
     read_ahead_bytes: int = 1 << 16,
     batch_bytes: int = 1 << 20,
-) -> House:
+) -> ReadRig:
     """Put a reader together over an empty bucket."""
     clock = FastClock()
     store = store or MemoryStore(clock)
@@ -298,7 +298,7 @@ def make_house(
         metrics=metrics,
         options=options,
     )
-    return House(store, found, hot, metrics, clock, reader)
+    return ReadRig(store, found, hot, metrics, clock, reader)
 
 
 def payload(ledger_id: int, entry_id: int) -> bytes:

@@ -20,7 +20,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.read.seek.goal import key_of
 from offloaderd.segment.prefix_totals import past_behind, past_of
-from tests.unit.read.build import PREFIX, TOPIC, Piece, make_house, put_segment
+from tests.unit.read.build import PREFIX, TOPIC, Piece, make_read_rig, put_segment
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.values import Past, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 NOW = 1_700_000_000_000
 
@@ -44,7 +44,7 @@ def noted(broker_ms: int | None, index: int | None = None, publish_ms: int = 5) 
     return broker_entry.encode_head(broker_timestamp=broker_ms, index=index) + message(publish_ms)
 
 
-def torn(entry: bytes) -> list[bytes]:
+def cut(entry: bytes) -> list[bytes]:
     """Return an entry with its broker's head cut short, with one larger than the entry, and with an unknown field."""
     size = entry[5]
     unknown = entry[:5] + bytes([size + 2]) + entry[6 : 6 + size] + b"\x1a\x00" + entry[6 + size :]
@@ -104,7 +104,7 @@ def topics(draw: st.DrawFn, *, orderly: bool, old: bool) -> Topic:
             time = clock + draw(st.integers(0, DISORDER_MS if orderly else 20_000))
             index += draw(st.integers(1, 3))
             kinds = [message(time), noted(time), noted(time, index), noted(None, index, publish_ms=time), b"raw"]
-            payload = draw(st.sampled_from([*kinds, *torn(noted(time, index))]))
+            payload = draw(st.sampled_from([*kinds, *cut(noted(time, index))]))
             entries.append(Entry(Position(ledger_id, entry_id), payload, len(entries)))
         ledger_id += draw(st.integers(1, 3))
     count = len(entries)
@@ -125,10 +125,10 @@ def topics(draw: st.DrawFn, *, orderly: bool, old: bool) -> Topic:
     )
 
 
-async def furnish(topic: Topic) -> House:
+async def furnish(topic: Topic) -> ReadRig:
     """Put a drawn topic into segments, source and buffer, as an offloader would have left it there."""
     shelf = Shelf()
-    house = make_house(source=shelf)
+    rig = make_read_rig(source=shelf)
     by_ledger: dict[int, list[bytes]] = defaultdict(list)
     for one in topic.entries:
         by_ledger[one.position.ledger_id].append(one.payload)
@@ -144,7 +144,7 @@ async def furnish(topic: Topic) -> House:
         segment_id = uuid.UUID(int=first + 1)
         segments.append(
             await put_segment(
-                house.store,
+                rig.store,
                 pieces,
                 segment_id=segment_id,
                 block_entries=topic.block_entries,
@@ -152,8 +152,8 @@ async def furnish(topic: Topic) -> House:
                 past=None if is_old else past,
             )
         )
-        behind = past_behind(await manifest_of(house, segment_id))
-    house.map.segments = segments[topic.removed :]
+        behind = past_behind(await manifest_of(rig, segment_id))
+    rig.map.segments = segments[topic.removed :]
     listed = topic.in_source()
     for ledger_id, held in by_ledger.items():
         some = [data for entry_id, data in enumerate(held) if Position(ledger_id, entry_id) in listed]
@@ -162,15 +162,15 @@ async def furnish(topic: Topic) -> House:
     follows = topic.entries[topic.hot - 1].position if topic.hot else None
     for piece in pieces_of(topic.entries[topic.hot :]):
         batch = EntryBatch(piece.ledger_id, piece.first_entry_id, piece.payloads)
-        house.hot.add(batch, follows)
+        rig.hot.add(batch, follows)
         follows = batch.last
-    return house
+    return rig
 
 
-async def manifest_of(house: House, segment_id: uuid.UUID) -> SegmentManifest:
+async def manifest_of(rig: ReadRig, segment_id: uuid.UUID) -> SegmentManifest:
     """Read a manifest back."""
     key = keys.SegmentKeys(PREFIX, segment_id).manifest
-    return manifest_format.decode(await house.store.get(key), key=key)
+    return manifest_format.decode(await rig.store.get(key), key=key)
 
 
 def pieces_of(entries: Sequence[Entry]) -> list[Piece]:

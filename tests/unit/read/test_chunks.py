@@ -17,7 +17,7 @@ from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
 from offloaderd.format.manifest.wire import CHUNKS_BYTES
 from offloaderd.read.seek.seek import seek
 from offloaderd.read.segments.table import table_of
-from tests.unit.read.build import TOPIC, Piece, flat, make_house, put_segment, sample
+from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.read_options import Tier
     from offloaderd.metadata.committed import CommittedSegment
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
     from tests.unit.read.test_segment import Counting
 
 ID = uuid.UUID(int=7)
@@ -40,26 +40,24 @@ def at(entry: int) -> Position:
     return Position(3, entry)
 
 
-async def stored(house: House, payloads: Sequence[bytes] = PAYLOADS, **options: Any) -> CommittedSegment:  # noqa: ANN401
+async def stored(rig: ReadRig, payloads: Sequence[bytes] = PAYLOADS, **options: Any) -> CommittedSegment:  # noqa: ANN401
     """Store one ledger in blocks of 100 entries."""
     piece = Piece(3, 0, payloads, len(payloads))
-    return await put_segment(
-        house.store, [piece], segment_id=ID, block_entries=100, **{"chunk_bytes": CHUNK, **options}
-    )
+    return await put_segment(rig.store, [piece], segment_id=ID, block_entries=100, **{"chunk_bytes": CHUNK, **options})
 
 
-async def opened(house: House, segment: CommittedSegment) -> Counting:
+async def opened(rig: ReadRig, segment: CommittedSegment) -> Counting:
     """Have the tables in memory; returns what counts requests from then on."""
-    async with house.reader.segments.table(TOPIC, segment):
-        return counted(house)
+    async with rig.reader.segments.table(TOPIC, segment):
+        return counted(rig)
 
 
-async def one(house: House, segment: CommittedSegment, first: int, last: int | None = None) -> list[bytes]:
+async def one(rig: ReadRig, segment: CommittedSegment, first: int, last: int | None = None) -> list[bytes]:
     """Read some entries."""
     last = first if last is None else last
-    found = await read(house.reader.segments, segment, at(first), at(last))
+    found = await read(rig.reader.segments, segment, at(first), at(last))
     assert [entry for _, entry, _ in found] == list(range(first, last + 1))
-    assert house.reader.segments.pinned_bytes == 0
+    assert rig.reader.segments.pinned_bytes == 0
     return [payload for _, _, payload in found]
 
 
@@ -68,15 +66,15 @@ async def one(house: House, segment: CommittedSegment, first: int, last: int | N
 async def test_every_range_is_read_exactly(chunk_bytes: int, *, preamble: bool) -> None:
     """Any range of a segment over two ledgers, each time with an empty cache."""
     for first_at in range(21):
-        house = make_house(cache_bytes=0)
+        rig = make_read_rig(cache_bytes=0)
         segment = await put_segment(
-            house.store, PIECES, segment_id=ID, block_entries=100, preamble=preamble, chunk_bytes=chunk_bytes
+            rig.store, PIECES, segment_id=ID, block_entries=100, preamble=preamble, chunk_bytes=chunk_bytes
         )
         everything = [Position(ledger, entry) for ledger, entry, _ in entries(*WHOLE)]
-        async with house.reader:
+        async with rig.reader:
             for last in everything[first_at:]:
                 first = everything[first_at]
-                assert await read(house.reader.segments, segment, first, last) == entries(first, last)
+                assert await read(rig.reader.segments, segment, first, last) == entries(first, last)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,42 +93,42 @@ def test_any_reads_in_any_order_are_what_blocks_would_give(
     payloads = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
 
     async def run() -> None:
-        house = make_house(cache_bytes=cache_bytes)
+        rig = make_read_rig(cache_bytes=cache_bytes)
         segment = await put_segment(
-            house.store, [Piece(3, 0, payloads)], segment_id=ID, block_entries=block, chunk_bytes=CHUNK
+            rig.store, [Piece(3, 0, payloads)], segment_id=ID, block_entries=block, chunk_bytes=CHUNK
         )
-        async with house.reader:
+        async with rig.reader:
             for first, more in ranges:
                 low, high = first % len(payloads), min(first % len(payloads) + more, len(payloads) - 1)
-                assert await one(house, segment, low, high) == payloads[low : high + 1]
+                assert await one(rig, segment, low, high) == payloads[low : high + 1]
 
     asyncio.run(run())
 
 
 async def test_one_entry_takes_one_request_for_its_chunk() -> None:
     """No more bytes than the one or two chunks that it lies in; once they are there, none."""
-    house = make_house()
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
-        assert await one(house, segment, 50) == PAYLOADS[50:51]
+    rig = make_read_rig()
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
+        assert await one(rig, segment, 50) == PAYLOADS[50:51]
         assert counting.ranges() == [(5000, 1000)]
-        assert await one(house, segment, 50) == PAYLOADS[50:51]
-        assert await one(house, segment, 52, 54) == PAYLOADS[52:55]
-        assert await one(house, segment, 148) == PAYLOADS[148:149]  # 9928 + 132 + 48 * 100 is in two chunks
+        assert await one(rig, segment, 50) == PAYLOADS[50:51]
+        assert await one(rig, segment, 52, 54) == PAYLOADS[52:55]
+        assert await one(rig, segment, 148) == PAYLOADS[148:149]  # 9928 + 132 + 48 * 100 is in two chunks
         block = 100 * 100 + 132
         assert counting.ranges() == [(5000, 1000), (block + 4000, 2000)]
-        assert await one(house, segment, 148) == PAYLOADS[148:149]
+        assert await one(rig, segment, 148) == PAYLOADS[148:149]
         assert len(counting.ranges()) == 2
-        assert house.reader.segments.used_bytes < 3 * CHUNK + 10_000
-    assert sample(house.metrics, "offloaderd_prefetch_bytes_total") == 0
+        assert rig.reader.segments.used_bytes < 3 * CHUNK + 10_000
+    assert sample(rig.metrics, "offloaderd_prefetch_bytes_total") == 0
 
 
 async def test_a_chunk_that_was_damaged_on_its_way_is_read_once_more() -> None:
     """It alone, and nobody hears of it; one that is damaged again is damaged."""
-    house = make_house()
-    segment = await stored(house)
-    sound, left = house.store.get, 1
+    rig = make_read_rig()
+    segment = await stored(rig)
+    sound, left = rig.store.get, 1
 
     async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
         nonlocal left
@@ -140,138 +138,138 @@ async def test_a_chunk_that_was_damaged_on_its_way_is_read_once_more() -> None:
             return data[:-1] + bytes([data[-1] ^ 1])
         return data
 
-    async with house.reader:
-        counting = await opened(house, segment)
-        house.store.get = get  # type: ignore[method-assign]
-        assert await one(house, segment, 148) == PAYLOADS[148:149]
+    async with rig.reader:
+        counting = await opened(rig, segment)
+        rig.store.get = get  # type: ignore[method-assign]
+        assert await one(rig, segment, 148) == PAYLOADS[148:149]
         block = 100 * 100 + 132
         assert counting.ranges() == [(block + 4000, 2000), (block + 5000, 1000)]
         left = 2
         with pytest.raises(CorruptData):
-            await one(house, segment, 20)
+            await one(rig, segment, 20)
         assert left == 0
-    assert sample(house.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 1
+    assert sample(rig.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 1
 
 
 async def test_who_comes_back_for_more_of_a_block_gets_all_of_it() -> None:
     """The second chunk is not asked for, but the block; and behind a block that is there the next one."""
-    house = make_house()
-    segment = await stored(house)
+    rig = make_read_rig()
+    segment = await stored(rig)
     block = 100 * 100 + 132
-    async with house.reader:
-        counting = await opened(house, segment)
+    async with rig.reader:
+        counting = await opened(rig, segment)
         for entry in range(200):
-            assert await one(house, segment, entry) == PAYLOADS[entry : entry + 1]
+            assert await one(rig, segment, entry) == PAYLOADS[entry : entry + 1]
         assert counting.ranges() == [(0, 1000), (0, block), (block, block)]
 
 
 async def test_chunks_that_are_there_are_used_whatever_has_come_since() -> None:
     """Not when the block before them was read, either."""
-    house = make_house()
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
-        assert await one(house, segment, 150) == PAYLOADS[150:151]
-        assert await one(house, segment, 0, 99) == PAYLOADS[:100]
+    rig = make_read_rig()
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
+        assert await one(rig, segment, 150) == PAYLOADS[150:151]
+        assert await one(rig, segment, 0, 99) == PAYLOADS[:100]
         asked = len(counting.ranges())
-        assert await one(house, segment, 150) == PAYLOADS[150:151]
+        assert await one(rig, segment, 150) == PAYLOADS[150:151]
         assert len(counting.ranges()) == asked
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(50, 1), (100, 2), (150, 2)])
 async def test_who_wants_much_of_a_block_gets_all_of_it(count: int, blocks: int) -> None:
     """Half of it or more, or something of the next one too."""
-    house = make_house()
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
-        assert await one(house, segment, 10, 9 + count) == PAYLOADS[10 : 10 + count]
+    rig = make_read_rig()
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
+        assert await one(rig, segment, 10, 9 + count) == PAYLOADS[10 : 10 + count]
         assert counting.ranges() == [(0, blocks * (100 * 100 + 132))]
 
 
 @pytest.mark.parametrize("chunk_bytes", [0, 20_000])
 async def test_blocks_without_chunks_are_read_whole(chunk_bytes: int) -> None:
     """Those of older manifests, those that another process had stored, and small ones."""
-    house = make_house()
-    segment = await stored(house, chunk_bytes=chunk_bytes)
-    async with house.reader:
-        counting = await opened(house, segment)
-        assert await one(house, segment, 50) == PAYLOADS[50:51]
+    rig = make_read_rig()
+    segment = await stored(rig, chunk_bytes=chunk_bytes)
+    async with rig.reader:
+        counting = await opened(rig, segment)
+        assert await one(rig, segment, 50) == PAYLOADS[50:51]
         assert counting.ranges() == [(0, 100 * 100 + 132)]
 
 
 async def test_several_who_want_one_entry_fetch_it_once() -> None:
     """Who comes while it is on its way waits for it; who wants another part of the block then gets all of it."""
-    house = make_house()
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
+    rig = make_read_rig()
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
         async with asyncio.TaskGroup() as group:
             for entry in (50, 50, 51, 20):
-                group.create_task(read(house.reader.segments, segment, at(entry), at(entry)))
+                group.create_task(read(rig.reader.segments, segment, at(entry), at(entry)))
         assert counting.ranges() == [(5000, 1000), (0, 100 * 100 + 132)]
-        assert house.reader.segments.pinned_bytes == 0
+        assert rig.reader.segments.pinned_bytes == 0
 
 
 async def test_a_read_that_is_given_up_leaves_nothing() -> None:
     """Nobody waits any more for its chunk: the request is cancelled, and the next one asks again."""
-    house = make_house()
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
+    rig = make_read_rig()
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
         counting.gate = asyncio.Event()
-        task = asyncio.ensure_future(read(house.reader.segments, segment, at(50), at(50)))  # noqa: TID251
+        task = asyncio.ensure_future(read(rig.reader.segments, segment, at(50), at(50)))  # noqa: TID251
         while not counting.ranges():
             await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
         task.cancel()
         await asyncio.wait([task])
         counting.gate = None
-        assert await one(house, segment, 50) == PAYLOADS[50:51]
+        assert await one(rig, segment, 50) == PAYLOADS[50:51]
         assert counting.ranges() == [(5000, 1000)] * 2
 
 
 async def test_chunks_keep_within_the_cache() -> None:
     """One budget for chunks and blocks; what was not wanted for long goes first."""
-    house = make_house(cache_bytes=3000)
-    segment = await stored(house)
-    async with house.reader:
-        counting = await opened(house, segment)
+    rig = make_read_rig(cache_bytes=3000)
+    segment = await stored(rig)
+    async with rig.reader:
+        counting = await opened(rig, segment)
         for entry in (50, 150, 250, 50):
-            await one(house, segment, entry)
-            assert house.reader.segments._blocks.used_bytes <= 3000
+            await one(rig, segment, entry)
+            assert rig.reader.segments._blocks.used_bytes <= 3000
         assert len(counting.ranges()) == 4
 
 
 async def test_a_damaged_chunk_is_named_and_the_others_are_read() -> None:
     """Key and byte of the chunk; damage elsewhere in the block is no matter for what can be checked."""
-    house = make_house(cache_bytes=0)
-    segment = await stored(house)
-    data = bytearray(await house.store.get(KEYS["data"]))
+    rig = make_read_rig(cache_bytes=0)
+    segment = await stored(rig)
+    data = bytearray(await rig.store.get(KEYS["data"]))
     data[5500] ^= 1
-    await house.store.put(KEYS["data"], bytes(data))
-    async with house.reader:
+    await rig.store.put(KEYS["data"], bytes(data))
+    async with rig.reader:
         for entry in (49, 50, 54, 57):  # entry 48 begins at 4928 and reaches into the damaged chunk
             with pytest.raises(CorruptData, match="a chunk of 1000 bytes") as caught:
-                await one(house, segment, entry)
+                await one(rig, segment, entry)
             assert (caught.value.key, caught.value.offset) == (KEYS["data"], 5000)
-            assert await one(house, segment, 20) == PAYLOADS[20:21]
+            assert await one(rig, segment, 20) == PAYLOADS[20:21]
         with pytest.raises(CorruptData, match="a block with checksum"):
-            await one(house, segment, 0, 99)
-    assert sample(house.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 5
+            await one(rig, segment, 0, 99)
+    assert sample(rig.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 5
 
 
 async def test_an_object_that_ends_too_early_or_is_gone() -> None:
     """As for whole blocks: corrupt where it ends, not found when it is not there."""
-    house = make_house(cache_bytes=0)
-    segment = await stored(house)
-    data = await house.store.get(KEYS["data"])
-    async with house.reader:
-        await house.store.put(KEYS["data"], data[:5500])
+    rig = make_read_rig(cache_bytes=0)
+    segment = await stored(rig)
+    data = await rig.store.get(KEYS["data"])
+    async with rig.reader:
+        await rig.store.put(KEYS["data"], data[:5500])
         with pytest.raises(CorruptData, match="ends at byte 5500"):
-            await one(house, segment, 50)
-        await house.store.delete([KEYS["data"]])
+            await one(rig, segment, 50)
+        await rig.store.delete([KEYS["data"]])
         with pytest.raises(NotFound):
-            await one(house, segment, 50)
+            await one(rig, segment, 50)
 
 
 @pytest.mark.parametrize("framed", [False, True])
@@ -279,21 +277,21 @@ async def test_a_damaged_chunk_has_the_other_tier_asked(*, framed: bool) -> None
     """The entry comes from the ledger source, as for a damaged block."""
     shelf = Shelf()
     shelf.put(3, PAYLOADS)
-    house = make_house(source=shelf)
-    house.map.segments = [await stored(house)]
-    data = bytearray(await house.store.get(KEYS["data"]))
+    rig = make_read_rig(source=shelf)
+    rig.map.segments = [await stored(rig)]
+    data = bytearray(await rig.store.get(KEYS["data"]))
     data[5500] ^= 1
-    await house.store.put(KEYS["data"], bytes(data))
-    async with house.reader:
-        batches, tiers = await through(house, first=at(52), entries_max=3, framed=framed)
+    await rig.store.put(KEYS["data"], bytes(data))
+    async with rig.reader:
+        batches, tiers = await through(rig, first=at(52), entries_max=3, framed=framed)
     assert batches == [(3, entry, PAYLOADS[entry]) for entry in (52, 53, 54)]
     assert {str(tier) for tier in tiers} == {"source"}
 
 
-async def through(house: House, **wanted: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:  # noqa: ANN401
+async def through(rig: ReadRig, **wanted: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:  # noqa: ANN401
     """Read through all tiers, the bucket first."""
     priority = ReadPriority.TIERED_STORAGE_FIRST
-    async with aclosing(house.reader.read(TOPIC, priority=priority, **wanted)) as found:
+    async with aclosing(rig.reader.read(TOPIC, priority=priority, **wanted)) as found:
         pairs = [pair async for pair in found]
     batches = [batch.decoded() if hasattr(batch, "decoded") else batch for batch, _ in pairs]
     return flat(batches), [tier for _, tier in pairs]
@@ -302,24 +300,24 @@ async def through(house: House, **wanted: Any) -> tuple[list[tuple[int, int, byt
 @pytest.mark.parametrize("framed", [False, True])
 async def test_a_limit_of_entries_is_a_small_range(*, framed: bool) -> None:
     """One entry from a position on, with no end said: no more is fetched than for that entry."""
-    house = make_house()
-    house.map.segments = [await stored(house)]
-    async with house.reader:
-        counting = await opened(house, house.map.segments[0])
-        found, _ = await through(house, first=at(150), entries_max=2, framed=framed)
+    rig = make_read_rig()
+    rig.map.segments = [await stored(rig)]
+    async with rig.reader:
+        counting = await opened(rig, rig.map.segments[0])
+        found, _ = await through(rig, first=at(150), entries_max=2, framed=framed)
         assert found == [(3, entry, PAYLOADS[entry]) for entry in (150, 151)]
         assert [length for _, length in counting.ranges()] == [CHUNK]
-        found, _ = await through(house, first=at(95), entries_max=110, framed=framed)
+        found, _ = await through(rig, first=at(95), entries_max=110, framed=framed)
         assert found == [(3, entry, PAYLOADS[entry]) for entry in range(95, 205)]
 
 
 async def test_a_seek_by_sequence_reads_one_chunk() -> None:
     """The entry is looked at for its time, not its block."""
-    house = make_house()
-    house.map.segments = [await stored(house)]
-    async with house.reader:
-        counting = await opened(house, house.map.segments[0])
-        found = await seek(house.reader, TOPIC, Goal(SeekKind.SEQUENCE, 250))
+    rig = make_read_rig()
+    rig.map.segments = [await stored(rig)]
+    async with rig.reader:
+        counting = await opened(rig, rig.map.segments[0])
+        found = await seek(rig.reader, TOPIC, Goal(SeekKind.SEQUENCE, 250))
         assert found.hit is not None
         assert found.hit.position == at(250)
         assert [length for _, length in counting.ranges()] == [CHUNK]
@@ -327,11 +325,11 @@ async def test_a_seek_by_sequence_reads_one_chunk() -> None:
 
 async def test_tables_count_their_chunks() -> None:
     """Four bytes a chunk, and what a block's chunks take in all."""
-    house = make_house()
+    rig = make_read_rig()
     costs = []
     for chunk_bytes in (0, CHUNK):
-        segment = await stored(house, chunk_bytes=chunk_bytes)
-        index, manifest = await house.store.get(KEYS["index"]), await house.store.get(KEYS["manifest"])
+        segment = await stored(rig, chunk_bytes=chunk_bytes)
+        index, manifest = await rig.store.get(KEYS["index"]), await rig.store.get(KEYS["manifest"])
         table = table_of(TOPIC, segment, index, manifest)
         costs.append(table.cost_bytes - 128 * sum(len(block.sparse) for block in table.manifest.blocks))
     assert costs[1] - costs[0] == 3 * (CHUNKS_BYTES + 4 * 11)

@@ -23,7 +23,7 @@ from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger
-from tests.unit.read.build import TOPIC, FastClock, make_house
+from tests.unit.read.build import TOPIC, FastClock, make_read_rig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -199,18 +199,18 @@ async def test_the_other_tier_makes_up_for_it(priority: ReadPriority, damage: st
     await source.roll(TOPIC)
     (info,) = [info for info in await source.ledgers(TOPIC) if info.closed]
     one.ledger_id = info.ledger_id
-    house = make_house(source=source)
-    await one.put(house.store)
-    house.map.segments, house.map.priority, house.map.enabled = [one.adopted], priority, True
+    rig = make_read_rig(source=source)
+    await one.put(rig.store)
+    rig.map.segments, rig.map.priority, rig.map.enabled = [one.adopted], priority, True
     if damage == "missing":
-        await house.store.delete([one.keys.data, one.keys.index])
+        await rig.store.delete([one.keys.data, one.keys.index])
     elif damage != "none":
         key = one.keys.data if damage == "data" else one.keys.index
-        content = await house.store.get(key)
-        await house.store.put(key, content[:5] + b"\xff" + content[6:])
+        content = await rig.store.get(key)
+        await rig.store.put(key, content[:5] + b"\xff" + content[6:])
     found: list[bytes] = []
     tiers = set()
-    async with house.reader as reader:
+    async with rig.reader as reader:
         async for batch, tier in reader.read(TOPIC):
             found += batch.payloads
             tiers.add(tier)

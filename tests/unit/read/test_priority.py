@@ -13,7 +13,7 @@ from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.objects import keys
 from offloaderd.read import stream
 from offloaderd.read.plan import Why
-from tests.unit.read.build import PREFIX, TOPIC, House, make_house, sample
+from tests.unit.read.build import PREFIX, TOPIC, ReadRig, make_read_rig, sample
 from tests.unit.read.shelf import Broken
 from tests.unit.read.test_reader import IDS, collect, run, three_tiers
 
@@ -27,14 +27,14 @@ OFFLOADED = run(3, 0, 9) + run(5, 0, 3)
 LAST = Position(5, 3)
 
 
-def choices(house: House) -> dict[tuple[str, str], int]:
+def choices(rig: ReadRig) -> dict[tuple[str, str], int]:
     """Return how many entries came from where and why; bytes agree in being there or not."""
     found = {}
     for tier in Tier:
         for why in Why:
             labels = {"source": tier.value, "why": why.value}
-            entries = sample(house.metrics, "offloaderd_read_choice_entries_total", labels)
-            size = sample(house.metrics, "offloaderd_read_choice_bytes_total", labels)
+            entries = sample(rig.metrics, "offloaderd_read_choice_entries_total", labels)
+            size = sample(rig.metrics, "offloaderd_read_choice_bytes_total", labels)
             assert (entries > 0) == (size > 0)
             if entries:
                 found[tier.value, why.value] = int(entries)
@@ -43,49 +43,49 @@ def choices(house: House) -> dict[tuple[str, str], int]:
 
 async def test_tiered_first_is_the_default() -> None:
     """Where nobody says anything, offloaded entries are read from the tier although BookKeeper has them."""
-    house, _ = await three_tiers()
-    async with house.reader:
-        assert await collect(house, last=LAST) == (OFFLOADED, [Tier.OBJECTS])
-    assert choices(house) == {("objects", "chosen"): 14}
+    rig, _ = await three_tiers()
+    async with rig.reader:
+        assert await collect(rig, last=LAST) == (OFFLOADED, [Tier.OBJECTS])
+    assert choices(rig) == {("objects", "chosen"): 14}
 
 
 async def test_bookkeeper_first_reads_bookkeeper_as_long_as_it_has_the_ledger() -> None:
     """Not one entry comes from the tier."""
-    house, _ = await three_tiers()
-    async with house.reader:
-        assert await collect(house, last=LAST, priority=SOURCE_FIRST) == (OFFLOADED, [Tier.SOURCE])
-    assert choices(house) == {("source", "chosen"): 14}
+    rig, _ = await three_tiers()
+    async with rig.reader:
+        assert await collect(rig, last=LAST, priority=SOURCE_FIRST) == (OFFLOADED, [Tier.SOURCE])
+    assert choices(rig) == {("source", "chosen"): 14}
 
 
 async def test_ledgers_deleted_from_bookkeeper_are_read_from_the_tier_without_asking_bookkeeper() -> None:
     """The list says that they are gone: no read of the source fails first."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     shelf.ledgers_by_id.pop(3)
-    async with house.reader:
-        found, tiers = await collect(house, last=LAST, priority=SOURCE_FIRST)
+    async with rig.reader:
+        found, tiers = await collect(rig, last=LAST, priority=SOURCE_FIRST)
     assert (found, tiers) == (OFFLOADED, [Tier.OBJECTS, Tier.SOURCE])
-    assert choices(house) == {("objects", "only_here"): 10, ("source", "chosen"): 4}
+    assert choices(rig) == {("objects", "only_here"): 10, ("source", "chosen"): 4}
     for outcome in ("fallback", "error"):
-        assert not sample(house.metrics, "offloaderd_read_requests_total", {"source": "source", "outcome": outcome})
+        assert not sample(rig.metrics, "offloaderd_read_requests_total", {"source": "source", "outcome": outcome})
 
 
 async def test_what_is_not_offloaded_is_read_from_bookkeeper() -> None:
     """With the tier first as well; the buffer is before both."""
-    house, _ = await three_tiers()
-    async with house.reader:
-        await collect(house, first=Position(5, 4))
-    assert choices(house) == {("source", "only_here"): 2, ("buffer", "chosen"): 2}
+    rig, _ = await three_tiers()
+    async with rig.reader:
+        await collect(rig, first=Position(5, 4))
+    assert choices(rig) == {("source", "only_here"): 2, ("buffer", "chosen"): 2}
 
 
 async def test_the_requests_word_wins_over_the_policys() -> None:
     """A reader may choose for itself, and the next one has the policy's again."""
-    house, _ = await three_tiers()
-    house.map.enabled, house.map.priority = True, SOURCE_FIRST
-    async with house.reader:
-        assert (await collect(house, last=LAST, priority=BUCKET_FIRST))[1] == [Tier.OBJECTS]
-        assert (await collect(house, last=LAST))[1] == [Tier.SOURCE]
-        house.map.priority = BUCKET_FIRST
-        assert (await collect(house, last=LAST))[1] == [Tier.OBJECTS]
+    rig, _ = await three_tiers()
+    rig.map.enabled, rig.map.priority = True, SOURCE_FIRST
+    async with rig.reader:
+        assert (await collect(rig, last=LAST, priority=BUCKET_FIRST))[1] == [Tier.OBJECTS]
+        assert (await collect(rig, last=LAST))[1] == [Tier.SOURCE]
+        rig.map.priority = BUCKET_FIRST
+        assert (await collect(rig, last=LAST))[1] == [Tier.OBJECTS]
 
 
 @pytest.mark.parametrize(
@@ -93,27 +93,27 @@ async def test_the_requests_word_wins_over_the_policys() -> None:
 )
 async def test_the_tier_fails_and_bookkeeper_goes_on(failure: str, why: Why) -> None:
     """Deleted objects, a flipped bit, a store that does not answer: the same entries, and it is told why."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     key = keys.SegmentKeys(PREFIX, IDS[0]).data
     if failure == "missing":
-        await house.store.delete([key])
+        await rig.store.delete([key])
     elif failure == "corrupt":
-        stored = bytearray(await house.store.get(key))
+        stored = bytearray(await rig.store.get(key))
         stored[140] ^= 1
-        await house.store.put(key, bytes(stored))
+        await rig.store.put(key, bytes(stored))
     else:
-        segments, house = house.map.segments, make_house(source=shelf, objects=Broken(Transient("away")))  # type: ignore[arg-type]
-        house.map.segments = segments[:1]
-    async with house.reader:
-        found, tiers = await collect(house, last=Position(3, 4))
+        segments, rig = rig.map.segments, make_read_rig(source=shelf, objects=Broken(Transient("away")))  # type: ignore[arg-type]
+        rig.map.segments = segments[:1]
+    async with rig.reader:
+        found, tiers = await collect(rig, last=Position(3, 4))
     assert (found, tiers) == (run(3, 0, 4), [Tier.SOURCE])
-    assert choices(house) == {("source", why.value): 5}
+    assert choices(rig) == {("source", why.value): 5}
 
 
 @pytest.mark.parametrize("failure", ["corrupt", "away", "refused"])
 async def test_bookkeeper_fails_and_the_tier_goes_on(failure: str) -> None:
     """An entry that no bookie has right, bookies that do not answer, or refuse: the same entries from the bucket."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     expected = Why.CORRUPT
     if failure == "corrupt":
         shelf.rotten = {(3, 0)}
@@ -126,46 +126,46 @@ async def test_bookkeeper_fails_and_the_tier_goes_on(failure: str) -> None:
             yield
 
         shelf.read = failing  # type: ignore[assignment,method-assign]
-    async with house.reader:
-        found, tiers = await collect(house, last=Position(3, 9), priority=SOURCE_FIRST)
+    async with rig.reader:
+        found, tiers = await collect(rig, last=Position(3, 9), priority=SOURCE_FIRST)
     assert (found, tiers) == (run(3, 0, 9), [Tier.OBJECTS])
-    assert choices(house) == {("objects", expected.value): 10}
+    assert choices(rig) == {("objects", expected.value): 10}
 
 
 async def test_a_source_that_cannot_even_be_listed_is_unavailable() -> None:
     """What is wholly offloaded is read with BookKeeper and its metadata away."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     shelf.stumbles = 10**6
-    async with house.reader:
-        found, tiers = await collect(house, last=LAST, priority=SOURCE_FIRST)
+    async with rig.reader:
+        found, tiers = await collect(rig, last=LAST, priority=SOURCE_FIRST)
     assert (found, tiers) == (OFFLOADED, [Tier.OBJECTS])
-    assert choices(house) == {("objects", "fell_back_unavailable"): 14}
+    assert choices(rig) == {("objects", "fell_back_unavailable"): 14}
 
 
 async def test_it_is_decided_for_every_read_anew() -> None:
     """A tier that failed one reader is asked by the next; within a read, the next segment is asked again."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     key = keys.SegmentKeys(PREFIX, IDS[0]).data
-    stored = await house.store.get(key)
-    await house.store.delete([key])
-    async with house.reader:
-        found, tiers = await collect(house, last=LAST)
+    stored = await rig.store.get(key)
+    await rig.store.delete([key])
+    async with rig.reader:
+        found, tiers = await collect(rig, last=LAST)
         assert (found, tiers) == (OFFLOADED, [Tier.SOURCE, Tier.OBJECTS])
-        await house.store.put(key, stored)
-        assert (await collect(house, last=LAST))[1] == [Tier.OBJECTS]
+        await rig.store.put(key, stored)
+        assert (await collect(rig, last=LAST))[1] == [Tier.OBJECTS]
         shelf.rotten = {(3, 7)}
-        found, tiers = await collect(house, last=LAST, priority=SOURCE_FIRST)
+        found, tiers = await collect(rig, last=LAST, priority=SOURCE_FIRST)
         assert found == OFFLOADED
         assert tiers == [Tier.SOURCE, Tier.OBJECTS, Tier.SOURCE]
         shelf.rotten = set()
-        assert (await collect(house, last=LAST, priority=SOURCE_FIRST))[1] == [Tier.SOURCE]
+        assert (await collect(rig, last=LAST, priority=SOURCE_FIRST))[1] == [Tier.SOURCE]
 
 
 async def test_a_policy_reaches_reads_of_a_topic_that_nobody_works_on() -> None:
     """The reader asks what holds for the topic by its name, whoever owns it."""
-    house, _ = await three_tiers()
-    house.map.enabled, house.map.priority = True, SOURCE_FIRST
-    assert await house.reader.priority(TOPIC) is SOURCE_FIRST
+    rig, _ = await three_tiers()
+    rig.map.enabled, rig.map.priority = True, SOURCE_FIRST
+    assert await rig.reader.priority(TOPIC) is SOURCE_FIRST
 
 
 async def test_a_read_that_goes_on_for_long_heeds_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,30 +176,30 @@ async def test_a_read_that_goes_on_for_long_heeds_a_change(monkeypatch: pytest.M
         (60.0, None, [Tier.OBJECTS]),
     ):
         monkeypatch.setattr(stream, "POLICY_S", pause_s)
-        house, _ = await three_tiers()
-        house.map.enabled = True
+        rig, _ = await three_tiers()
+        rig.map.enabled = True
         found: list[Tier] = []
-        async with house.reader, aclosing(house.reader.read(TOPIC, last=LAST, priority=asked)) as reading:
+        async with rig.reader, aclosing(rig.reader.read(TOPIC, last=LAST, priority=asked)) as reading:
             async for _, tier in reading:
                 found += [tier] if tier not in found else []
-                house.map.priority = SOURCE_FIRST
+                rig.map.priority = SOURCE_FIRST
         assert found == tiers
 
 
 async def test_a_policy_that_cannot_be_read_any_more_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read goes on under what it knew."""
     monkeypatch.setattr(stream, "POLICY_S", 0.0)
-    house, _ = await three_tiers()
-    house.map.enabled = True
-    known = house.map.of
+    rig, _ = await three_tiers()
+    rig.map.enabled = True
+    known = rig.map.of
     answers = iter([known])
 
     async def once(topic: TopicName) -> Effective:
         return await next(answers, _away)(topic)
 
-    house.map.of = once  # type: ignore[method-assign]
-    async with house.reader:
-        assert await collect(house, last=LAST) == (OFFLOADED, [Tier.OBJECTS])
+    rig.map.of = once  # type: ignore[method-assign]
+    async with rig.reader:
+        assert await collect(rig, last=LAST) == (OFFLOADED, [Tier.OBJECTS])
 
 
 async def _away(topic: TopicName) -> Effective:

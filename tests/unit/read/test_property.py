@@ -16,7 +16,7 @@ from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.objects import keys
-from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, put_segment
+from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_read_rig, payload, put_segment
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ class Checked:
     async def build(self) -> None:
         """Store the segments, then break them."""
         world = self.world
-        self.house = make_house(source=self.shelf, batch_bytes=world.batch_bytes, cache_bytes=300, read_ahead_bytes=256)
+        self.rig = make_read_rig(
+            source=self.shelf, batch_bytes=world.batch_bytes, cache_bytes=300, read_ahead_bytes=256
+        )
         for number, ((low, high), fault) in enumerate(zip(world.cuts, world.faults, strict=True), start=1):
             pieces = []
             for ledger, first, last in within(world, low, high):
@@ -121,8 +123,8 @@ class Checked:
                 open_yet = (ledger == high.ledger_id and world.sealed_open[number - 1]) or not whole
                 closed = None if open_yet else world.ledgers[ledger]
                 pieces.append(Piece(ledger, first, [payload(ledger, one) for one in range(first, last + 1)], closed))
-            segment = await put_segment(self.house.store, pieces, segment_id=uuid.UUID(int=number), block_entries=2)
-            self.house.map.segments.append(segment)
+            segment = await put_segment(self.rig.store, pieces, segment_id=uuid.UUID(int=number), block_entries=2)
+            self.rig.map.segments.append(segment)
             self.ended |= {piece.ledger_id for piece in pieces if piece.ledger_id < world.cuts[-1][1].ledger_id}
             held = [
                 Position(piece.ledger_id, piece.first_entry_id + at)
@@ -134,7 +136,7 @@ class Checked:
             before: Position | None = None
             for ledger, first, last in within(world, low, high):
                 batch = EntryBatch(ledger, first, [payload(ledger, one) for one in range(first, last + 1)])
-                self.house.hot.add(batch, follows=before)
+                self.rig.hot.add(batch, follows=before)
                 if before is not None:
                     self.ended.add(before.ledger_id)
                 before = batch.last
@@ -144,7 +146,7 @@ class Checked:
         self, segment_id: uuid.UUID, fault: str, held: list[Position], pieces: list[Piece]
     ) -> list[Position]:
         """Apply a fault; returns the entries that can still be read."""
-        store = self.house.store
+        store = self.rig.store
         data, index = keys.SegmentKeys(PREFIX, segment_id).data, keys.SegmentKeys(PREFIX, segment_id).index
         manifest = keys.SegmentKeys(PREFIX, segment_id).manifest
 
@@ -190,7 +192,7 @@ async def check(world: World) -> None:
     expected = [(one.ledger_id, one.entry_id, payload(*one)) for one in wanted]
     batches: list[Entries] = []
     error: OffloaderError | None = None
-    async with checked.house.reader as reader:
+    async with checked.rig.reader as reader:
         entries = reader.read(
             TOPIC,
             first=world.first,

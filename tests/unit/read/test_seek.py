@@ -27,7 +27,7 @@ from offloaderd.read.seek.segments import first_true
 from offloaderd.read.seek.source import BLANK_MAX
 from offloaderd.segment.prefix_totals import past_behind, past_of
 from offloaderd.testing.memory.objects import MemoryStore
-from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_house, put_segment, sample
+from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_read_rig, put_segment, sample
 from tests.unit.read.seek_topics import (
     NOW,
     Entry,
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import TopicName
     from offloaderd.objects.port import ObjectInfo
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 
 async def check(topic: Topic, kinds: Sequence[SeekKind]) -> None:
     """Compare every seek with a look at every entry."""
-    house = await furnish(topic)
-    async with house.reader:
+    rig = await furnish(topic)
+    async with rig.reader:
         for kind in kinds:
             for goal in goals(topic, kind):
                 try:
-                    found = await seek(house.reader, TOPIC, goal)
+                    found = await seek(rig.reader, TOPIC, goal)
                 except Unseekable:
                     assert all(key_of(goal, one.payload) is None for one in topic.kept()), goal
                     continue
@@ -101,29 +101,27 @@ def test_any_disorder_is_searched_where_manifests_tell_of_it(topic: Topic) -> No
 
 async def test_a_clock_that_was_wrong_for_a_moment_misleads_no_search_of_segments() -> None:
     """The first entry that is not older is far before those that are."""
-    house = make_house()
+    rig = make_read_rig()
     behind: Past | None = None
     for number, times in enumerate([[10, 90], [50], [60, 20], [95]]):
-        past = past_of(TopicMap(TOPIC, tuple(house.map.segments)), Position(number, 0), {}, behind)
+        past = past_of(TopicMap(TOPIC, tuple(rig.map.segments)), Position(number, 0), {}, behind)
         pieces = [Piece(number, 0, [message(time) for time in times])]
         segment_id = uuid.UUID(int=number + 1)
-        house.map.segments.append(
-            await put_segment(house.store, pieces, segment_id=segment_id, surveyed=True, past=past)
-        )
-        behind = past_behind(await manifest_of(house, segment_id))
-    async with house.reader:
+        rig.map.segments.append(await put_segment(rig.store, pieces, segment_id=segment_id, surveyed=True, past=past))
+        behind = past_behind(await manifest_of(rig, segment_id))
+    async with rig.reader:
         for time, position in ((11, (0, 1)), (80, (0, 1)), (91, (3, 0)), (10, (0, 0))):
-            assert await found_at(house, SeekKind.TIME, time) == (Position(*position), True)
+            assert await found_at(rig, SeekKind.TIME, time) == (Position(*position), True)
 
 
 async def test_slight_disorder_misleads_no_search_of_the_source() -> None:
     """An entry that is a little older than one before it does not hide that."""
     shelf = Shelf()
     shelf.put(1, [message(NOW + time) for time in (1000, 3000, 2000, 2000, 2000, 1500)])
-    house = make_house(source=shelf)
-    async with house.reader:
-        assert await found_at(house, SeekKind.TIME, NOW + 2500) == (Position(1, 1), True)
-        assert await found_at(house, SeekKind.TIME, NOW + 3001) == (Position(1, 6), False)
+    rig = make_read_rig(source=shelf)
+    async with rig.reader:
+        assert await found_at(rig, SeekKind.TIME, NOW + 2500) == (Position(1, 1), True)
+        assert await found_at(rig, SeekKind.TIME, NOW + 3001) == (Position(1, 6), False)
 
 
 class CountingReader:
@@ -163,11 +161,11 @@ class CountingReader:
 
 async def stored_topic(
     segments: int, *, entries: int = 30, surveyed: bool = True
-) -> tuple[House, CountingReader, list[Entry]]:
+) -> tuple[ReadRig, CountingReader, list[Entry]]:
     """Return a topic of one ledger a segment, an entry every 10 ms, ten of them a block; every second ledger PIP-70."""
     store = MemoryStore(FastClock())
     counting = CountingReader(store)
-    house = make_house(objects=counting, store=store)
+    rig = make_read_rig(objects=counting, store=store)
     found: list[Entry] = []
     behind: Past | None = None
     for number in range(segments):
@@ -176,7 +174,7 @@ async def stored_topic(
             time = NOW + 10 * len(found)
             payload = noted(time, len(found)) if number % 2 else message(time)
             found.append(Entry(Position(number + 1, entry_id), payload, len(found)))
-        past = past_of(TopicMap(TOPIC, tuple(house.map.segments)), found[begin].position, {}, behind)
+        past = past_of(TopicMap(TOPIC, tuple(rig.map.segments)), found[begin].position, {}, behind)
         segment = await put_segment(
             store,
             pieces_of(found[begin:]),
@@ -185,21 +183,21 @@ async def stored_topic(
             surveyed=surveyed,
             past=past if surveyed else None,
         )
-        house.map.segments.append(replace(segment, offloaded_ms=NOW + 10 * len(found)))
-        behind = past_behind(await manifest_of(house, segment.segment_id))
-    return house, counting, found
+        rig.map.segments.append(replace(segment, offloaded_ms=NOW + 10 * len(found)))
+        behind = past_behind(await manifest_of(rig, segment.segment_id))
+    return rig, counting, found
 
 
 @pytest.mark.parametrize("kind", SeekKind)
 async def test_one_small_get_at_most_beyond_the_manifests(kind: SeekKind) -> None:
     """A seek reads one block of one segment or nothing, and no more than a few manifests of many segments."""
-    house, counting, entries = await stored_topic(40)
+    rig, counting, entries = await stored_topic(40)
     for entry in entries[::7]:
         key = entry.number if kind is SeekKind.SEQUENCE else key_of(Goal(kind, 0), entry.payload)
         if key is None:
             continue
-        cold = make_house(objects=counting, store=house.store)
-        cold.map.segments = house.map.segments
+        cold = make_read_rig(objects=counting, store=rig.store)
+        cold.map.segments = rig.map.segments
         async with cold.reader:
             found = await seek(cold.reader, TOPIC, Goal(kind, key))
             assert found.hit is not None
@@ -216,164 +214,163 @@ async def test_one_small_get_at_most_beyond_the_manifests(kind: SeekKind) -> Non
             assert counting.reads == [], "tables and block are in memory now"
 
 
-async def found_at(house: House, kind: SeekKind, value: int) -> tuple[Position | None, bool]:
+async def found_at(rig: ReadRig, kind: SeekKind, value: int) -> tuple[Position | None, bool]:
     """Return where to read on, and whether an entry is there."""
-    found = await seek(house.reader, TOPIC, Goal(kind, value))
+    found = await seek(rig.reader, TOPIC, Goal(kind, value))
     return found.begin, found.hit is not None
 
 
-async def three_tiers(*, closed: bool = False) -> tuple[House, Shelf]:
+async def three_tiers(*, closed: bool = False) -> tuple[ReadRig, Shelf]:
     """Return a topic of six entries, 10 ms apart: two in the bucket, two in the source, two in the buffer."""
     shelf = Shelf()
     shelf.put(3, [noted(NOW + 10 * number, 2 * number) for number in range(4)], closed=closed)
-    house = make_house(source=shelf)
+    rig = make_read_rig(source=shelf)
     pieces = [Piece(3, 0, [noted(NOW, 0), noted(NOW + 10, 2)])]
     past = past_of(TopicMap(TOPIC), Position(3, 0), {}, None)
-    house.map.segments = [await put_segment(house.store, pieces, segment_id=uuid.UUID(int=1), surveyed=True, past=past)]
-    house.hot.add(EntryBatch(3, 4, [noted(NOW + 40, 8), noted(NOW + 50, 10)]), Position(3, 3))
-    return house, shelf
+    rig.map.segments = [await put_segment(rig.store, pieces, segment_id=uuid.UUID(int=1), surveyed=True, past=past)]
+    rig.hot.add(EntryBatch(3, 4, [noted(NOW + 40, 8), noted(NOW + 50, 10)]), Position(3, 3))
+    return rig, shelf
 
 
 async def test_each_tier_answers_for_what_it_has() -> None:
     """Manifest, source and buffer, and both ends of the topic."""
-    house, _ = await three_tiers()
-    async with house.reader:
+    rig, _ = await three_tiers()
+    async with rig.reader:
         for number, tier in enumerate([Tier.OBJECTS, Tier.OBJECTS, Tier.SOURCE, Tier.SOURCE, Tier.BUFFER, Tier.BUFFER]):
             for kind, value in (
                 (SeekKind.TIME, NOW + 10 * number),
                 (SeekKind.INDEX, 2 * number),
                 (SeekKind.SEQUENCE, number),
             ):
-                hit = (await seek(house.reader, TOPIC, Goal(kind, value))).hit
+                hit = (await seek(rig.reader, TOPIC, Goal(kind, value))).hit
                 assert hit is not None
                 assert (hit.position, hit.tier) == (Position(3, number), tier)
                 assert hit.time == EntryTime(NOW + 10 * number, 2 * number)
         for kind in SeekKind:
-            assert await found_at(house, kind, 0) == (Position(3, 0), True)
-            assert await found_at(house, kind, NOW + 51) == (Position(3, 6), False)
-        assert await found_at(house, SeekKind.INDEX, 3) == (Position(3, 2), True)
+            assert await found_at(rig, kind, 0) == (Position(3, 0), True)
+            assert await found_at(rig, kind, NOW + 51) == (Position(3, 6), False)
+        assert await found_at(rig, SeekKind.INDEX, 3) == (Position(3, 2), True)
     outcomes = {
         outcome: sum(
-            sample(house.metrics, "offloaderd_seeks_total", {"kind": kind.value, "outcome": outcome})
-            for kind in SeekKind
+            sample(rig.metrics, "offloaderd_seeks_total", {"kind": kind.value, "outcome": outcome}) for kind in SeekKind
         )
         for outcome in ("manifest", "block", "scan", "nothing", "error")
     }
     assert outcomes["nothing"] == 3
     assert outcomes["error"] == 0
     assert min(outcomes["manifest"], outcomes["block"], outcomes["scan"]) > 0
-    assert sample(house.metrics, "offloaderd_seek_bytes_total", {"source": "source"}) > 0
-    assert sample(house.metrics, "offloaderd_seek_bytes_total", {"source": "objects"}) > 0
+    assert sample(rig.metrics, "offloaderd_seek_bytes_total", {"source": "source"}) > 0
+    assert sample(rig.metrics, "offloaderd_seek_bytes_total", {"source": "objects"}) > 0
 
 
 async def test_a_topic_without_entries_has_no_position() -> None:
     """One that is known and empty is no error, one that nobody knows is."""
-    house = make_house()
-    house.map.enabled = True
-    async with house.reader:
+    rig = make_read_rig()
+    rig.map.enabled = True
+    async with rig.reader:
         for kind in SeekKind:
-            assert await found_at(house, kind, 0) == (None, False)
-        house.map.enabled = False
+            assert await found_at(rig, kind, 0) == (None, False)
+        rig.map.enabled = False
         with pytest.raises(TopicNotFound):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, 0))
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, 0))
 
 
 @pytest.mark.parametrize("value", [-1, 2**64])
 async def test_a_number_that_cannot_be_one_is_refused(value: int) -> None:
     """Before anything is looked at."""
-    house = make_house()
-    async with house.reader:
+    rig = make_read_rig()
+    async with rig.reader:
         with pytest.raises(InvalidInput, match="cannot seek"):
-            await seek(house.reader, TOPIC, Goal(SeekKind.INDEX, value))
-    assert house.map.looks == 0
+            await seek(rig.reader, TOPIC, Goal(SeekKind.INDEX, value))
+    assert rig.map.looks == 0
 
 
 async def test_the_source_stands_in_for_a_segment_that_cannot_be_read() -> None:
     """A missing manifest, or a damaged block, costs a look at the source; without the entries there it is an error."""
-    house, shelf = await three_tiers()
+    rig, shelf = await three_tiers()
     key = keys.SegmentKeys(PREFIX, uuid.UUID(int=1))
-    manifest = await house.store.get(key.manifest)
-    data = bytearray(await house.store.get(key.data))
-    async with house.reader:
-        await house.store.delete([key.manifest])
-        found = await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+    manifest = await rig.store.get(key.manifest)
+    data = bytearray(await rig.store.get(key.data))
+    async with rig.reader:
+        await rig.store.delete([key.manifest])
+        found = await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
         assert found.hit is not None
         assert (found.hit.position, found.hit.tier) == (Position(3, 1), Tier.SOURCE)
-        await house.store.put(key.manifest, manifest)
+        await rig.store.put(key.manifest, manifest)
         data[-30] ^= 1
-        await house.store.put(key.data, bytes(data))
-        assert await found_at(house, SeekKind.TIME, NOW + 5) == (Position(3, 1), True)
+        await rig.store.put(key.data, bytes(data))
+        assert await found_at(rig, SeekKind.TIME, NOW + 5) == (Position(3, 1), True)
         shelf.ledgers_by_id[3] = shelf.ledgers_by_id[3][:1]
         with pytest.raises(CorruptData):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
-        await house.store.delete([key.data])
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+        await rig.store.delete([key.data])
         with pytest.raises(NotFound):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
-    assert sample(house.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "error"}) == 2
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 5))
+    assert sample(rig.metrics, "offloaderd_seeks_total", {"kind": "time", "outcome": "error"}) == 2
 
 
 async def test_what_the_buffer_cannot_join_on_is_not_readable_yet() -> None:
     """Nobody can say what lies between: to answer with a later entry, or with nothing, would be wrong."""
-    house, _ = await three_tiers()
-    house.hot.clear()
-    house.hot.add(EntryBatch(3, 5, [noted(NOW + 50, 10)]))
-    async with house.reader:
-        assert await found_at(house, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
+    rig, _ = await three_tiers()
+    rig.hot.clear()
+    rig.hot.add(EntryBatch(3, 5, [noted(NOW + 50, 10)]))
+    async with rig.reader:
+        assert await found_at(rig, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
         for kind in SeekKind:
             with pytest.raises(Transient, match="not readable yet"):
-                await seek(house.reader, TOPIC, Goal(kind, NOW + 50))
+                await seek(rig.reader, TOPIC, Goal(kind, NOW + 50))
 
 
 async def test_a_source_that_stumbles_is_asked_again_and_one_that_rots_is_an_error() -> None:
     """As everywhere in reading."""
-    house, shelf = await three_tiers()
-    async with house.reader:
+    rig, shelf = await three_tiers()
+    async with rig.reader:
         shelf.stumbles = 2
-        assert await found_at(house, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
+        assert await found_at(rig, SeekKind.TIME, NOW + 30) == (Position(3, 3), True)
         shelf.rotten = {(3, 2)}
         with pytest.raises(CorruptData, match="ledger 3"):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
 
 
 async def test_without_the_source_what_is_offloaded_is_found() -> None:
     """If it is all that there was up to there: else the source may have an earlier answer, or the only one."""
-    house, shelf = await three_tiers()
-    async with house.reader:
+    rig, shelf = await three_tiers()
+    async with rig.reader:
         shelf.stumbles = 10**6
-        assert await found_at(house, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
-        assert await found_at(house, SeekKind.SEQUENCE, 1) == (Position(3, 1), True)
+        assert await found_at(rig, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
+        assert await found_at(rig, SeekKind.SEQUENCE, 1) == (Position(3, 1), True)
         with pytest.raises(Transient, match="cannot be asked"):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
-        (whole,) = house.map.segments
-        manifest = await manifest_of(house, whole.segment_id)
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+        (whole,) = rig.map.segments
+        manifest = await manifest_of(rig, whole.segment_id)
         later = replace(manifest, past=Past(7, Position(3, 0)), segment_id=uuid.UUID(int=9))
         for kind in ("data", "index"):
-            data = await house.store.get(getattr(whole.keys, kind))
-            await house.store.put(getattr(keys.SegmentKeys(PREFIX, later.segment_id), kind), data)
+            data = await rig.store.get(getattr(whole.keys, kind))
+            await rig.store.put(getattr(keys.SegmentKeys(PREFIX, later.segment_id), kind), data)
         key = keys.SegmentKeys(PREFIX, later.segment_id).manifest
-        await house.store.put(key, manifest_format.encode(later))
-        house.map.segments = [replace(whole, segment_id=later.segment_id)]
+        await rig.store.put(key, manifest_format.encode(later))
+        rig.map.segments = [replace(whole, segment_id=later.segment_id)]
         with pytest.raises(Transient, match="cannot be asked"):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
-        house.map.segments = []
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
+        rig.map.segments = []
         with pytest.raises(Transient, match="stumbles"):
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
 
 
 async def test_what_a_refused_source_may_know_is_refused() -> None:
     """It may have an earlier answer, or the only one; what is offloaded up to the answer is found."""
-    house, _ = await three_tiers()
+    rig, _ = await three_tiers()
 
     async def refused(topic: TopicName) -> IdentityRefused:
         return IdentityRefused(f"the source of {topic} is another cluster's")
 
-    house.reader.source_refused = refused
-    async with house.reader:
-        assert await found_at(house, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
-        for stored in (house.map.segments, list[CommittedSegment]()):
-            house.map.segments = stored
+    rig.reader.source_refused = refused
+    async with rig.reader:
+        assert await found_at(rig, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
+        for stored in (rig.map.segments, list[CommittedSegment]()):
+            rig.map.segments = stored
             with pytest.raises(IdentityRefused, match="another cluster"):
-                await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
+                await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
 
 
 async def test_a_topic_without_times_is_not_told_to_have_nothing_yet() -> None:
@@ -381,14 +378,14 @@ async def test_a_topic_without_times_is_not_told_to_have_nothing_yet() -> None:
     shelf = Shelf()
     shelf.put(1, [b"raw"] * 3)
     segment_id, store = uuid.UUID(int=1), MemoryStore(FastClock())
-    stored, tailed = make_house(store=store, objects=store), make_house(source=shelf)
+    stored, tailed = make_read_rig(store=store, objects=store), make_read_rig(source=shelf)
     stored.map.segments.append(await put_segment(store, [Piece(1, 0, [b"raw"] * 3)], segment_id=segment_id))
-    for house in stored, tailed:
-        async with house.reader:
+    for rig in stored, tailed:
+        async with rig.reader:
             for kind in SeekKind.TIME, SeekKind.INDEX:
                 with pytest.raises(Unseekable, match="entries round 1:2 have none"):
-                    await seek(house.reader, TOPIC, Goal(kind, 5))
-            assert await found_at(house, SeekKind.SEQUENCE, 3) == (Position(1, 3), False)
+                    await seek(rig.reader, TOPIC, Goal(kind, 5))
+            assert await found_at(rig, SeekKind.SEQUENCE, 3) == (Position(1, 3), False)
 
 
 async def test_entries_without_times_are_passed_over_only_so_far() -> None:
@@ -396,25 +393,25 @@ async def test_entries_without_times_are_passed_over_only_so_far() -> None:
     shelf = Shelf()
     shelf.put(1, [b"raw"] * (2 * BLANK_MAX) + [noted(NOW, 1)])
     shelf.put(2, [noted(NOW + 5, 2), b"raw", message(NOW + 9)])
-    house = make_house(source=shelf)
-    async with house.reader:
-        assert await found_at(house, SeekKind.TIME, NOW) == (Position(2, 0), True)
-        assert await found_at(house, SeekKind.TIME, NOW + 6) == (Position(2, 2), True)
-        assert await found_at(house, SeekKind.INDEX, 0) == (Position(2, 0), True)
-        assert await found_at(house, SeekKind.SEQUENCE, 2 * BLANK_MAX) == (Position(1, 2 * BLANK_MAX), True)
+    rig = make_read_rig(source=shelf)
+    async with rig.reader:
+        assert await found_at(rig, SeekKind.TIME, NOW) == (Position(2, 0), True)
+        assert await found_at(rig, SeekKind.TIME, NOW + 6) == (Position(2, 2), True)
+        assert await found_at(rig, SeekKind.INDEX, 0) == (Position(2, 0), True)
+        assert await found_at(rig, SeekKind.SEQUENCE, 2 * BLANK_MAX) == (Position(1, 2 * BLANK_MAX), True)
         with pytest.raises(Unseekable, match="have none") as refused:
-            await seek(house.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
+            await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
         assert "seek by sequence" in refused.value.hint
         shelf.put(1, [b"raw"] * (BLANK_MAX - 10) + [message(NOW)])
-        assert await found_at(house, SeekKind.TIME, NOW) == (Position(1, BLANK_MAX - 10), True)
+        assert await found_at(rig, SeekKind.TIME, NOW) == (Position(1, BLANK_MAX - 10), True)
 
 
 async def test_manifests_of_older_versions_are_searched_by_halves() -> None:
     """A few blocks of a few segments are read, not all of them."""
-    house, counting, entries = await stored_topic(32, surveyed=False)
+    rig, counting, entries = await stored_topic(32, surveyed=False)
     for entry in entries[5::101]:
-        cold = make_house(objects=counting, store=house.store)
-        cold.map.segments = house.map.segments
+        cold = make_read_rig(objects=counting, store=rig.store)
+        cold.map.segments = rig.map.segments
         async with cold.reader:
             found = await seek(cold.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10 * entry.number))
             assert found.hit is not None

@@ -23,7 +23,18 @@ from offloaderd.read.segments import read_ahead
 from offloaderd.read.segments import reader as segment_module
 from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.table import table_of
-from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_house, payload, payloads, put_segment, sample, turns
+from tests.unit.read.build import (
+    PREFIX,
+    TOPIC,
+    Piece,
+    flat,
+    make_read_rig,
+    payload,
+    payloads,
+    put_segment,
+    sample,
+    turns,
+)
 from tests.unit.read.shelf import Broken
 
 if TYPE_CHECKING:
@@ -32,7 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import EntryBatch
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.read.segments.reader import SegmentReader
-    from tests.unit.read.build import House
+    from tests.unit.read.build import ReadRig
 
 ID = uuid.UUID(int=7)
 KEYS = {
@@ -47,8 +58,8 @@ WHOLE = (Position(4, 5), Position(6, 9))
 class Counting:
     """A reader of objects that remembers what was asked, and can wait or stumble."""
 
-    def __init__(self, house: House) -> None:
-        self.store = house.store
+    def __init__(self, rig: ReadRig) -> None:
+        self.store = rig.store
         self.gets: list[tuple[str, int, int | None]] = []
         self.stumbles = 0
         self.gate: asyncio.Event | None = None
@@ -76,10 +87,10 @@ class Counting:
         return [(first, length) for key, first, length in self.gets if key == KEYS["data"]]
 
 
-def counted(house: House) -> Counting:
+def counted(rig: ReadRig) -> Counting:
     """Put a Counting between the reader and its store."""
-    counting = Counting(house)
-    house.reader.segments._fetcher._objects = counting  # type: ignore[assignment]
+    counting = Counting(rig)
+    rig.reader.segments._fetcher._objects = counting  # type: ignore[assignment]
     return counting
 
 
@@ -101,64 +112,64 @@ def entries(first: Position, last: Position) -> list[tuple[int, int, bytes]]:
 @pytest.mark.parametrize("block_entries", [1, 3, 100])
 async def test_every_range_is_read_exactly(block_entries: int, *, preamble: bool) -> None:
     """Any range inside a segment over two ledgers gives its entries, with any size of blocks."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=block_entries, preamble=preamble)
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID, block_entries=block_entries, preamble=preamble)
     everything = [Position(ledger, entry) for ledger, entry, _ in entries(*WHOLE)]
-    async with house.reader:
+    async with rig.reader:
         for at, first in enumerate(everything):
             for last in everything[at::3]:
-                assert await read(house.reader.segments, segment, first, last) == entries(first, last)
-        assert house.reader.segments.pinned_bytes == 0
+                assert await read(rig.reader.segments, segment, first, last) == entries(first, last)
+        assert rig.reader.segments.pinned_bytes == 0
 
 
 async def test_tables_are_fetched_once_for_all_readers() -> None:
     """Ten readers at once cost one index, one manifest and each block once."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    counting = counted(house)
-    async with house.reader:
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    counting = counted(rig)
+    async with rig.reader:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(read(house.reader.segments, segment, *WHOLE)) for _ in range(10)]
+            tasks = [group.create_task(read(rig.reader.segments, segment, *WHOLE)) for _ in range(10)]
         assert all(task.result() == entries(*WHOLE) for task in tasks)
     asked = [key for key, _, _ in counting.gets]
     assert asked.count(KEYS["index"]) == asked.count(KEYS["manifest"]) == 1
-    size = (await house.store.head(KEYS["data"])).size_bytes
+    size = (await rig.store.head(KEYS["data"])).size_bytes
     assert sum(length or 0 for _, length in counting.ranges()) == size
 
 
 async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single entry fetches its block only; a sequential read grows its requests up to half of the read-ahead."""
     monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
-    house = make_house(read_ahead_bytes=4096)
+    rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(
-        house.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1
+        rig.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1
     )  # blocks of 244 bytes
-    counting = counted(house)
-    async with house.reader:
-        assert len(await read(house.reader.segments, segment, Position(1, 50), Position(1, 50))) == 1
+    counting = counted(rig)
+    async with rig.reader:
+        assert len(await read(rig.reader.segments, segment, Position(1, 50), Position(1, 50))) == 1
         assert counting.ranges() == [(50 * 244, 244)]
         counting.gets.clear()
-        house.reader.segments._blocks.limit_bytes = 1 << 20
-        assert len(await read(house.reader.segments, segment, Position(1, 60), Position(1, 199))) == 140
+        rig.reader.segments._blocks.limit_bytes = 1 << 20
+        assert len(await read(rig.reader.segments, segment, Position(1, 60), Position(1, 199))) == 140
         sizes = [length or 0 for _, length in counting.ranges()]
         assert sizes[0] == 244
         assert max(sizes) == 2048 // 244 * 244
         assert len(sizes) < 35
-    assert 0 < sample(house.metrics, "offloaderd_prefetch_bytes_total") < 140 * 244
+    assert 0 < sample(rig.metrics, "offloaderd_prefetch_bytes_total") < 140 * 244
 
 
 async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes next of a long read begins with one block and goes on with large requests at once."""
     monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
-    house = make_house(read_ahead_bytes=4096)
-    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1)
-    counting = counted(house)
+    rig = make_read_rig(read_ahead_bytes=4096)
+    segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1)
+    counting = counted(rig)
     pace = ReadAhead()
-    async with house.reader:
-        house.reader.segments._blocks.limit_bytes = 1 << 20
+    async with rig.reader:
+        rig.reader.segments._blocks.limit_bytes = 1 << 20
         for first, last in ((0, 99), (100, 199)):
             counting.gets.clear()
-            read_ = house.reader.segments.read(TOPIC, segment, Position(1, first), Position(1, last), pace)
+            read_ = rig.reader.segments.read(TOPIC, segment, Position(1, first), Position(1, last), pace)
             assert sum([len(batch.payloads) async for batch in read_]) == 100
     assert [length for _, length in counting.ranges()][:2] == [244, 2048 // 244 * 244]
 
@@ -166,11 +177,11 @@ async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch)
 async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched for a reader that stops in the middle is bounded, and freed when it goes away."""
     monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
-    house = make_house(read_ahead_bytes=4096)
-    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 400)], segment_id=ID, block_entries=1)
-    counting = counted(house)
-    segments = house.reader.segments
-    async with house.reader:
+    rig = make_read_rig(read_ahead_bytes=4096)
+    segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 400)], segment_id=ID, block_entries=1)
+    counting = counted(rig)
+    segments = rig.reader.segments
+    async with rig.reader:
         batches = segments.read(TOPIC, segment, Position(1, 0), Position(1, 399))
         for _ in range(100):
             await anext(batches)
@@ -186,19 +197,19 @@ async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pyt
     """Who began first has no more of the cache than those that came later, and gets it back when they go."""
     monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
     cost = 20_144 + segment_module.BLOCK_BYTES
-    house = make_house(cache_bytes=33 * cost, read_ahead_bytes=24 * cost)
+    rig = make_read_rig(cache_bytes=33 * cost, read_ahead_bytes=24 * cost)
     ids = [uuid.UUID(int=number) for number in range(1, 5)]
     stored = [
-        await put_segment(house.store, [Piece(1, 0, [bytes(20_000)] * 200)], segment_id=one, block_entries=1)
+        await put_segment(rig.store, [Piece(1, 0, [bytes(20_000)] * 200)], segment_id=one, block_entries=1)
         for one in ids
     ]
-    segments = house.reader.segments
+    segments = rig.reader.segments
 
     def held(segment_id: uuid.UUID) -> int:
         """Return how many blocks of a segment its reader has pinned."""
         return sum(key[0] == segment_id and slot.pins > 0 for key, slot in segments._blocks._slots.items())  # type: ignore[index]
 
-    async with house.reader:
+    async with rig.reader:
         reads = [segments.read_framed(TOPIC, one, Position(1, 0), Position(1, 199)) for one in stored]
         for _ in range(60):
             await anext(reads[0])
@@ -219,9 +230,9 @@ async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pyt
 
 async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
     """With room for hardly one block everything is still read, and memory stays at the budget plus what is held."""
-    house = make_house(cache_bytes=200, read_ahead_bytes=4096)
-    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 100] * 50)], segment_id=ID, block_entries=1)
-    async with house.reader as reader:
+    rig = make_read_rig(cache_bytes=200, read_ahead_bytes=4096)
+    segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 50)], segment_id=ID, block_entries=1)
+    async with rig.reader as reader:
         used: list[int] = []
         async with aclosing(reader.segments.read(TOPIC, segment, Position(1, 0), Position(1, 49))) as batches:
             async for batch in batches:
@@ -234,13 +245,13 @@ async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
 @pytest.mark.parametrize("what", ["data", "index", "manifest"])
 async def test_a_deleted_object_is_not_found(what: str) -> None:
     """Whichever object is gone, the error names it."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    await house.store.delete([KEYS[what]])
-    async with house.reader:
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    await rig.store.delete([KEYS[what]])
+    async with rig.reader:
         with pytest.raises(NotFound, match=KEYS[what]):
-            await read(house.reader.segments, segment, *WHOLE)
-        assert house.reader.segments.pinned_bytes == 0
+            await read(rig.reader.segments, segment, *WHOLE)
+        assert rig.reader.segments.pinned_bytes == 0
 
 
 @given(what=st.sampled_from(["data", "index", "manifest"]), at=st.integers(0, 10**6), bit=st.integers(0, 7))
@@ -250,12 +261,12 @@ def test_any_flipped_bit_is_found(what: str, at: int, bit: int) -> None:
     """A flipped bit anywhere in any object gives CorruptData with that key; what came before it is right."""
 
     async def run() -> None:
-        house = make_house()
-        segment = await put_segment(house.store, PIECES, segment_id=ID)
-        stored = bytearray(await house.store.get(KEYS[what]))
+        rig = make_read_rig()
+        segment = await put_segment(rig.store, PIECES, segment_id=ID)
+        stored = bytearray(await rig.store.get(KEYS[what]))
         stored[at % len(stored)] ^= 1 << bit
-        await house.store.put(KEYS[what], bytes(stored))
-        await expect_damage(house, segment, KEYS[what])
+        await rig.store.put(KEYS[what], bytes(stored))
+        await expect_damage(rig, segment, KEYS[what])
 
     asyncio.run(run())
 
@@ -263,9 +274,9 @@ def test_any_flipped_bit_is_found(what: str, at: int, bit: int) -> None:
 @pytest.mark.parametrize("what", ["index", "manifest"])
 async def test_no_flipped_bit_of_a_table_passes(what: str) -> None:
     """Every single bit of index and manifest counts, also of what a reader of ours has no use for."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    tables = {name: await house.store.get(KEYS[name]) for name in ("index", "manifest")}
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    tables = {name: await rig.store.get(KEYS[name]) for name in ("index", "manifest")}
     for bit in range(8 * len(tables[what])):
         flipped = bytearray(tables[what])
         flipped[bit // 8] ^= 1 << bit % 8
@@ -281,131 +292,131 @@ def test_any_other_length_is_found(what: str, at: int, *, longer: bool) -> None:
     """An object that was cut anywhere, or a table that grew, gives CorruptData with that key."""
 
     async def run() -> None:
-        house = make_house()
-        segment = await put_segment(house.store, PIECES, segment_id=ID)
-        stored = await house.store.get(KEYS[what])
+        rig = make_read_rig()
+        segment = await put_segment(rig.store, PIECES, segment_id=ID)
+        stored = await rig.store.get(KEYS[what])
         changed = stored + b"\0" if longer and what != "data" else stored[: at % len(stored)]
-        await house.store.put(KEYS[what], changed)
-        await expect_damage(house, segment, KEYS[what])
+        await rig.store.put(KEYS[what], changed)
+        await expect_damage(rig, segment, KEYS[what])
 
     asyncio.run(run())
 
 
-async def expect_damage(house: House, segment: CommittedSegment, key: str) -> None:
+async def expect_damage(rig: ReadRig, segment: CommittedSegment, key: str) -> None:
     """Read everything: right entries, then CorruptData that names the key and is counted."""
     found: list[EntryBatch] = []
 
     async def collect() -> None:
-        async with aclosing(house.reader.segments.read(TOPIC, segment, *WHOLE)) as batches:
+        async with aclosing(rig.reader.segments.read(TOPIC, segment, *WHOLE)) as batches:
             async for batch in batches:
                 found.append(batch)  # noqa: PERF401 - what came before an error counts
 
-    async with house.reader as reader:
+    async with rig.reader as reader:
         with pytest.raises(CorruptData) as caught:
             await collect()
         assert reader.segments.pinned_bytes == 0
     assert caught.value.key == key
-    size = (await house.store.head(key)).size_bytes
+    size = (await rig.store.head(key)).size_bytes
     assert 0 <= caught.value.offset <= size
     assert flat(found) == entries(*WHOLE)[: len(flat(found))]
-    assert sample(house.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) >= 1
+    assert sample(rig.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) >= 1
 
 
 async def test_objects_of_another_segment_are_refused() -> None:
     """A right object at the wrong key (another segment, another topic, other entries) is corrupt, not read."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
     other_id = uuid.UUID(int=8)
-    await put_segment(house.store, PIECES, segment_id=other_id)
-    swapped = await house.store.get(keys.SegmentKeys(PREFIX, other_id).manifest)
-    own = await house.store.get(KEYS["manifest"])
-    async with house.reader:
-        await house.store.put(KEYS["manifest"], swapped)
+    await put_segment(rig.store, PIECES, segment_id=other_id)
+    swapped = await rig.store.get(keys.SegmentKeys(PREFIX, other_id).manifest)
+    own = await rig.store.get(KEYS["manifest"])
+    async with rig.reader:
+        await rig.store.put(KEYS["manifest"], swapped)
         with pytest.raises(CorruptData, match=str(ID)):
-            await read(house.reader.segments, segment, *WHOLE)
-        await put_segment(house.store, PIECES, segment_id=ID, topic=TopicName("a", "b", "c"))
+            await read(rig.reader.segments, segment, *WHOLE)
+        await put_segment(rig.store, PIECES, segment_id=ID, topic=TopicName("a", "b", "c"))
         with pytest.raises(CorruptData, match="orders"):
-            await read(house.reader.segments, segment, *WHOLE)
-        await put_segment(house.store, [Piece(4, 5, payloads(4, 5, 14)), PIECES[1]], segment_id=ID)
+            await read(rig.reader.segments, segment, *WHOLE)
+        await put_segment(rig.store, [Piece(4, 5, payloads(4, 5, 14)), PIECES[1]], segment_id=ID)
         with pytest.raises(CorruptData, match="4:5"):
-            await read(house.reader.segments, segment, *WHOLE)
-        await house.store.put(KEYS["manifest"], own)
+            await read(rig.reader.segments, segment, *WHOLE)
+        await rig.store.put(KEYS["manifest"], own)
         with pytest.raises(CorruptData, match="index"):
-            await read(house.reader.segments, segment, *WHOLE)
+            await read(rig.reader.segments, segment, *WHOLE)
 
 
 async def test_an_index_that_lists_other_blocks_is_refused() -> None:
     """Index and manifest may each be sound and still not belong together: then neither is believed."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    manifest = manifest_format.decode(await house.store.get(KEYS["manifest"]), key="")
-    index = v2.decode_index(await house.store.get(KEYS["index"]), key="")
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    manifest = manifest_format.decode(await rig.store.get(KEYS["manifest"]), key="")
+    index = v2.decode_index(await rig.store.get(KEYS["index"]), key="")
     group = index.groups[0]
     moved = group.entries[1]._replace(first_entry_id=group.entries[1].first_entry_id + 1)
     entries_ = (group.entries[0], moved, *group.entries[2:])
     groups = (v2.LedgerIndex(group.ledger_id, group.metadata, entries_), *index.groups[1:])
     other = v2.encode_index(index.data_bytes, groups)
-    await house.store.put(KEYS["index"], other)
+    await rig.store.put(KEYS["index"], other)
     told = replace(manifest, index_bytes=len(other), index_crc32c=google_crc32c.value(other))
-    await house.store.put(KEYS["manifest"], manifest_format.encode(told))
-    async with house.reader:
+    await rig.store.put(KEYS["manifest"], manifest_format.encode(told))
+    async with rig.reader:
         with pytest.raises(CorruptData, match="blocks of the manifest"):
-            await read(house.reader.segments, segment, *WHOLE)
+            await read(rig.reader.segments, segment, *WHOLE)
 
 
 async def test_a_cut_object_is_reported_where_it_ends() -> None:
     """The offset of the error is the first byte that is missing."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    stored = await house.store.get(KEYS["data"])
-    async with house.reader:
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    stored = await rig.store.get(KEYS["data"])
+    async with rig.reader:
         for end in (len(stored) - 1, 200, 0):
-            await house.store.put(KEYS["data"], stored[:end])
+            await rig.store.put(KEYS["data"], stored[:end])
             with pytest.raises(CorruptData) as caught:
-                await read(house.reader.segments, segment, *WHOLE)
+                await read(rig.reader.segments, segment, *WHOLE)
             assert (caught.value.key, caught.value.offset) == (KEYS["data"], end)
 
 
 async def test_a_store_that_stumbles_is_tried_again() -> None:
     """Transient errors are retried with growing pauses, each request on its own; no reader notices."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=100)
-    counting = counted(house)
-    async with house.reader:
-        async with house.reader.segments.table(TOPIC, segment):
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID, block_entries=100)
+    counting = counted(rig)
+    async with rig.reader:
+        async with rig.reader.segments.table(TOPIC, segment):
             pass
         counting.stumbles = 2
-        assert await read(house.reader.segments, segment, Position(4, 5), Position(4, 6)) == entries(
+        assert await read(rig.reader.segments, segment, Position(4, 5), Position(4, 6)) == entries(
             Position(4, 5), Position(4, 6)
         )
-    assert house.clock.pauses == [0.1, 0.2]
+    assert rig.clock.pauses == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("error", [Transient("down"), BucketMissing("no bucket")])
 async def test_a_store_that_never_works_gives_its_error(error: OffloaderError) -> None:
     """Retries are bounded, and what cannot pass is not retried at all."""
     broken = Broken(error)
-    house = make_house(objects=broken)  # type: ignore[arg-type]
-    segment = await put_segment(house.store, PIECES, segment_id=ID)
-    async with house.reader:
+    rig = make_read_rig(objects=broken)  # type: ignore[arg-type]
+    segment = await put_segment(rig.store, PIECES, segment_id=ID)
+    async with rig.reader:
         with pytest.raises(type(error)):
-            await read(house.reader.segments, segment, *WHOLE)
+            await read(rig.reader.segments, segment, *WHOLE)
     assert broken.calls <= (6 if isinstance(error, Transient) else 2)
 
 
 async def test_a_reader_that_joined_outlives_the_one_that_began() -> None:
     """When the reader that began a request goes away, another one that waits for the same block still gets it."""
-    house = make_house()
-    segment = await put_segment(house.store, PIECES, segment_id=ID, block_entries=100)
-    counting = counted(house)
-    async with house.reader:
-        async with house.reader.segments.table(TOPIC, segment):
+    rig = make_read_rig()
+    segment = await put_segment(rig.store, PIECES, segment_id=ID, block_entries=100)
+    counting = counted(rig)
+    async with rig.reader:
+        async with rig.reader.segments.table(TOPIC, segment):
             pass
         counting.gate = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(read(house.reader.segments, segment, Position(4, 5), Position(4, 6)))
+            first = group.create_task(read(rig.reader.segments, segment, Position(4, 5), Position(4, 6)))
             await turns(2)
-            second = group.create_task(read(house.reader.segments, segment, Position(4, 7), Position(4, 8)))
+            second = group.create_task(read(rig.reader.segments, segment, Position(4, 7), Position(4, 8)))
             await turns(5)
             first.cancel()
             await turns(5)
@@ -416,8 +427,8 @@ async def test_a_reader_that_joined_outlives_the_one_that_began() -> None:
 
 async def test_decoding_lets_the_loop_go_between_blocks() -> None:
     """While one large request is decoded, other tasks get a turn for every block."""
-    house = make_house(cache_bytes=1 << 24)
-    segment = await put_segment(house.store, [Piece(1, 0, [b"x" * 50] * 300)], segment_id=ID, block_entries=1)
+    rig = make_read_rig(cache_bytes=1 << 24)
+    segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 50] * 300)], segment_id=ID, block_entries=1)
     ticks = 0
 
     async def tick() -> None:
@@ -426,8 +437,8 @@ async def test_decoding_lets_the_loop_go_between_blocks() -> None:
             ticks += 1
             await turns()
 
-    async with house.reader, asyncio.TaskGroup() as group:
+    async with rig.reader, asyncio.TaskGroup() as group:
         ticking = group.create_task(tick())
-        assert len(await read(house.reader.segments, segment, Position(1, 0), Position(1, 299))) == 300
+        assert len(await read(rig.reader.segments, segment, Position(1, 0), Position(1, 299))) == 300
         ticking.cancel()
     assert ticks >= 300

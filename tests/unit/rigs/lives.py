@@ -88,13 +88,13 @@ class Life:
         self._rig = rig
         self._session = rig.tree.connect()
         self.dead = False
-        shop_rig_objects = rig.objects
+        rig_objects = rig.objects
         metadata = FaultyMetadata(self._session, plan or self._gone)
         rig.objects = FaultyStore(rig.store, plan or self._gone)
         try:
             context = rig.context(metadata, source=None if push_only else rig.ledgers)
         finally:
-            rig.objects = shop_rig_objects
+            rig.objects = rig_objects
         self.engine = Engine(context, rig.book(context.metadata))
         self._node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
 

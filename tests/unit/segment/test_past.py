@@ -78,9 +78,9 @@ def test_a_row_goes_on() -> None:
 
 def test_a_block_that_says_nothing_ends_the_row() -> None:
     """Entries are known all the same; times are known from the next segment on."""
-    torn = with_times(FIRST, Survey(7, 90, 0, 3), None)
-    assert past_behind(torn) == Past(10, Position(4, 2))
-    assert past_of(mapped(torn), Position(4, 3), {}, past_behind(torn)) == Past(10, Position(4, 3))
+    cut = with_times(FIRST, Survey(7, 90, 0, 3), None)
+    assert past_behind(cut) == Past(10, Position(4, 2))
+    assert past_of(mapped(cut), Position(4, 3), {}, past_behind(cut)) == Past(10, Position(4, 3))
 
 
 def test_the_first_segment_counts_what_the_source_has_before_it() -> None:

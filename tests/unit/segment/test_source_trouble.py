@@ -37,7 +37,7 @@ async def test_a_stall_at_the_source_is_over_with_the_first_entries(monkeypatch:
     async with rig.engine() as engine:
         topic = await enabled(engine)
         for _ in range(STALLED_TRIES):
-            topic.failure_tracker.met(Transient("the bookies did not answer"), "source")
+            topic.failure_tracker.record(Transient("the bookies did not answer"), "source")
         assert engine.statuses()[0].state == "stalled"
         begin.set()
         await until(lambda: topic.progress is not None and topic.progress.entries > 0)

@@ -21,7 +21,7 @@ CHAIN = LedgerChain(START, end=None)
 CHAIN.look([LedgerInfo(ledger_id=one, closed=one == 1, entries=10, size_bytes=1) for one in (1, 2)])
 LAST = Position(1, 9)
 """The last entry of the closed ledger, behind which the open one follows."""
-CALM = TopicView(Requested(), policy=POLICY, chain=CHAIN, buffer_bytes=100)
+NOTHING_DUE = TopicView(Requested(), policy=POLICY, chain=CHAIN, buffer_bytes=100)
 
 
 def progress(*, age_s: float = 10.0, **found: object) -> Any:  # noqa: ANN401 - stands for a SegmentProgress
@@ -32,35 +32,35 @@ def progress(*, age_s: float = 10.0, **found: object) -> Any:  # noqa: ANN401 - 
 
 def asked(position: Position | None = None, *, memory: bool = False) -> TopicView:
     """A topic of which something is wanted."""
-    return replace(CALM, requested=Requested(seal_to=position, memory=memory))
+    return replace(NOTHING_DUE, requested=Requested(seal_to=position, memory=memory))
 
 
 @pytest.mark.parametrize(
     ("reason", "found", "view"),
     [
-        (None, {}, CALM),
-        (None, {"end": None, "entries": 0, "age_s": 99.0}, replace(CALM, may_stop=True)),
-        ("shutdown", {}, replace(CALM, may_stop=True)),
+        (None, {}, NOTHING_DUE),
+        (None, {"end": None, "entries": 0, "age_s": 99.0}, replace(NOTHING_DUE, may_stop=True)),
+        ("shutdown", {}, replace(NOTHING_DUE, may_stop=True)),
         ("manual", {}, asked(Position(1, 4))),
         (None, {}, asked(Position(1, 5))),
-        ("switch", {}, replace(CALM, policy=NONE)),
-        (None, {}, replace(CALM, policy=WHOLE, whole_ledgers=True)),
-        ("switch", {"end": LAST}, replace(CALM, policy=WHOLE, whole_ledgers=True)),
-        (None, {"end": LAST}, replace(CALM, policy=WHOLE)),
-        ("switch", {"end": LAST}, replace(CALM, adoptable=[2])),
-        (None, {"end": LAST}, replace(CALM, adoptable=[3])),
-        (None, {}, replace(CALM, adoptable=[1])),
-        ("size", {"payload_bytes": 1000}, CALM),
-        (None, {"payload_bytes": 1000, "age_s": 4.0}, CALM),
-        ("size", {"full": True, "age_s": 4.0}, CALM),
-        ("age", {"age_s": 60.0}, CALM),
+        ("switch", {}, replace(NOTHING_DUE, policy=NONE)),
+        (None, {}, replace(NOTHING_DUE, policy=WHOLE, whole_ledgers=True)),
+        ("switch", {"end": LAST}, replace(NOTHING_DUE, policy=WHOLE, whole_ledgers=True)),
+        (None, {"end": LAST}, replace(NOTHING_DUE, policy=WHOLE)),
+        ("switch", {"end": LAST}, replace(NOTHING_DUE, adoptable=[2])),
+        (None, {"end": LAST}, replace(NOTHING_DUE, adoptable=[3])),
+        (None, {}, replace(NOTHING_DUE, adoptable=[1])),
+        ("size", {"payload_bytes": 1000}, NOTHING_DUE),
+        (None, {"payload_bytes": 1000, "age_s": 4.0}, NOTHING_DUE),
+        ("size", {"full": True, "age_s": 4.0}, NOTHING_DUE),
+        ("age", {"age_s": 60.0}, NOTHING_DUE),
         ("memory", {"payload_bytes": 50}, replace(asked(memory=True), first=Position(1, 5))),
         (None, {"payload_bytes": 49}, replace(asked(memory=True), first=Position(1, 5))),
         ("memory", {"payload_bytes": 49}, asked(memory=True)),
-        ("age", {"catching_up": True, "age_s": 60.0}, CALM),
-        (None, {"catching_up": True, "age_s": 60.0}, replace(CALM, more_may_come=True)),
+        ("age", {"catching_up": True, "age_s": 60.0}, NOTHING_DUE),
+        (None, {"catching_up": True, "age_s": 60.0}, replace(NOTHING_DUE, more_may_come=True)),
         (None, {"catching_up": True}, replace(asked(Position(1, 4)), more_may_come=True)),
-        ("size", {"catching_up": True, "payload_bytes": 1000}, replace(CALM, more_may_come=True)),
+        ("size", {"catching_up": True, "payload_bytes": 1000}, replace(NOTHING_DUE, more_may_come=True)),
     ],
 )
 def test_a_live_segment_ends(reason: str | None, found: dict[str, Any], view: TopicView) -> None:
@@ -71,15 +71,15 @@ def test_a_live_segment_ends(reason: str | None, found: dict[str, Any], view: To
 def test_it_takes_no_more_than_its_size_unless_it_is_too_young_for_that() -> None:
     """And nothing once it is full, or before what goes another way, which is asked before each batch."""
     rule = LiveStop()
-    assert rule.limit(progress(), CALM, 0.0).payload_bytes == 1000
-    assert rule.limit(progress(age_s=4.0), CALM, 0.0).payload_bytes is None
-    assert rule.limit(progress(full=True, age_s=4.0), CALM, 0.0).payload_bytes == 10
-    assert rule.limit(progress(end=LAST), replace(CALM, adoptable=[2]), 0.0).payload_bytes == 10
-    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), replace(CALM, policy=NONE), 0.0) == (1000,)
+    assert rule.limit(progress(), NOTHING_DUE, 0.0).payload_bytes == 1000
+    assert rule.limit(progress(age_s=4.0), NOTHING_DUE, 0.0).payload_bytes is None
+    assert rule.limit(progress(full=True, age_s=4.0), NOTHING_DUE, 0.0).payload_bytes == 10
+    assert rule.limit(progress(end=LAST), replace(NOTHING_DUE, adoptable=[2]), 0.0).payload_bytes == 10
+    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), replace(NOTHING_DUE, policy=NONE), 0.0) == (1000,)
 
 
 def test_the_next_look_is_when_its_age_makes_a_difference() -> None:
     """First when it is old enough for its size, then when it is as old as it may be."""
     rule = LiveStop()
     ages_s = (4.0, 5.0, 59.0, 60.0)
-    assert [rule.next_check_s(progress(age_s=age_s), CALM, 0.0) for age_s in ages_s] == [1.0, 55.0, 1.0, 1.0]
+    assert [rule.next_check_s(progress(age_s=age_s), NOTHING_DUE, 0.0) for age_s in ages_s] == [1.0, 55.0, 1.0, 1.0]

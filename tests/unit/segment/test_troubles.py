@@ -54,14 +54,14 @@ async def test_a_part_that_fails_stalls_the_topic_however_well_its_neighbours_fa
     failure_tracker, clock, _ = made()
     for _ in range(STALLED_TRIES):
         assert failure_tracker.stalled is None
-        failure_tracker.met(Transient("reset"), "part 3")
-        failure_tracker.met(Transient("reset"), "part 4")
-        failure_tracker.over("part 4")
+        failure_tracker.record(Transient("reset"), "part 3")
+        failure_tracker.record(Transient("reset"), "part 4")
+        failure_tracker.clear("part 4")
         await clock.advance(7)
     assert failure_tracker.stalled is not None
     assert failure_tracker.stalled.since_ms == START_MS
     assert failure_tracker.count == STALLED_TRIES
-    failure_tracker.over("part 3")
+    failure_tracker.clear("part 3")
     assert failure_tracker.stalled is None
     assert failure_tracker.error is None
     assert failure_tracker.count == 0
@@ -70,12 +70,12 @@ async def test_a_part_that_fails_stalls_the_topic_however_well_its_neighbours_fa
 def test_what_an_operator_must_act_on_stalls_at_once() -> None:
     """Missing rights do not pass by themselves; they are named before what may pass, though that began earlier."""
     failure_tracker, _, changes = made()
-    failure_tracker.met(Transient("reset"), "part 1")
+    failure_tracker.record(Transient("reset"), "part 1")
     assert failure_tracker.stalled is None
-    failure_tracker.met(Denied("no"), "part 2")
+    failure_tracker.record(Denied("no"), "part 2")
     assert failure_tracker.stalled is not None
     assert type(failure_tracker.stalled.error) is Denied
-    failure_tracker.over("part 2")
+    failure_tracker.clear("part 2")
     assert failure_tracker.stalled is None
     assert type(failure_tracker.error) is Transient
     assert len(changes) == 3
@@ -84,9 +84,9 @@ def test_what_an_operator_must_act_on_stalls_at_once() -> None:
 def test_trouble_without_a_name_ends_with_any_success() -> None:
     """A failed segment, or a look at the source in passing, is over once anything works."""
     failure_tracker, _, _ = made()
-    failure_tracker.met(OffloaderError("segment failed"))
+    failure_tracker.record(OffloaderError("segment failed"))
     assert failure_tracker.stalled is not None
-    failure_tracker.over("part 1")
+    failure_tracker.clear("part 1")
     assert failure_tracker.error is None
 
 
@@ -95,13 +95,13 @@ async def test_the_log_says_once_that_it_stalls_and_once_that_it_goes_on() -> No
     failure_tracker, clock, _ = made()
     with capture_logs() as events:
         for _ in range(3):
-            failure_tracker.met(NoSpace("quota"), "part 1")
-            failure_tracker.met(Transient("reset"), "part 2")
+            failure_tracker.record(NoSpace("quota"), "part 1")
+            failure_tracker.record(Transient("reset"), "part 2")
             await clock.advance(10)
-        failure_tracker.over("part 2")
+        failure_tracker.clear("part 2")
         assert [event["event"] for event in events] == ["topic.stalled"]
-        failure_tracker.over("part 1")
-        failure_tracker.over("part 1")
+        failure_tracker.clear("part 1")
+        failure_tracker.clear("part 1")
     assert [event["event"] for event in events] == ["topic.stalled", "topic.recovered"]
     assert (events[0]["error_class"], events[0]["since_ms"]) == ("no_space", START_MS)
     assert events[1]["stalled_s"] == 30.0

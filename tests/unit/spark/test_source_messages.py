@@ -143,10 +143,10 @@ async def test_a_message_is_whole_whatever_a_query_is_about() -> None:
 async def test_chunks_that_cannot_be_joined_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing, twice, encrypted, too large, and too far away: the last comes as a chunk, with the reason."""
     store = CountingStore()
-    twice, torn = cut("twice", b"0123456789", 3), cut("torn", b"0123456789", 3)
+    twice, partial = cut("twice", b"0123456789", 3), cut("partial", b"0123456789", 3)
     secret = cut("secret", b"0123456789", 2, encryption_keys=[{"key": "k"}])
     vast = cut("vast", b"0123456789", 2)
-    held = [twice[0], twice[1], twice[1], twice[2], *torn[1:], *secret, *vast]
+    held = [twice[0], twice[1], twice[1], twice[2], *partial[1:], *secret, *vast]
     segment = await put_segment(store, [Piece(1, 0, held)], segment_id=ONE)
     rows = await read_all(store, snapshot([segment]), options(messages=True))
     states = [row["state"] for row in rows]

@@ -52,9 +52,9 @@ async def test_nobody_wakes_too_early() -> None:
         task = group.create_task(clock.sleep(2))
         await clock.advance(1.999)
         assert not task.done()
-        assert clock.sleeper_count == 1
+        assert clock.sleep_count == 1
         task.cancel()
-    assert clock.sleeper_count == 0
+    assert clock.sleep_count == 0
     assert clock.next_wake_s is None
 
 

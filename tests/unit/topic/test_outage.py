@@ -150,10 +150,10 @@ async def test_block_does_not_wait_for_what_only_it_could_bring_about() -> None:
     async with rig.engine() as engine:
         topic = await enabled(engine, BLOCK)
         await until_offloaded(topic, await newest(rig))
-        topic.failure_tracker.met(OffloaderError("a segment failed"))
+        topic.failure_tracker.record(OffloaderError("a segment failed"))
         assert topic.status().state == "stalled"
         assert not topic.outage.blocked
-        topic.failure_tracker.over()
+        topic.failure_tracker.clear()
     assert [payload for _, payload in await rig.committed()] == entries
 
 
@@ -163,11 +163,11 @@ async def test_trouble_with_the_source_is_no_outage_of_the_store() -> None:
     async with rig.engine() as engine:
         topic = await enabled(engine, BLOCK)
         for _ in range(10):
-            topic.failure_tracker.met(Transient("no bookie"), "source")
+            topic.failure_tracker.record(Transient("no bookie"), "source")
         assert topic.status().state == "stalled"
         assert not topic.outage.blocked
         assert topic.status().unprotected_since_ms == 0
-        topic.failure_tracker.over("source")
+        topic.failure_tracker.clear("source")
 
 
 async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:

@@ -86,8 +86,8 @@ def slow_to_come_back(topic: TopicOffloader) -> None:
 async def test_what_finds_no_room_in_memory_waits_on_disk_and_is_committed_in_order(tmp_path: Path) -> None:
     """Ten times the buffer is accepted while the store is away; then all of it is stored, and the disk is empty."""
     entries = payloads(4000, 160)
-    async with away(tmp_path) as house:
-        rig = house.rig
+    async with away(tmp_path) as outage:
+        rig = outage.rig
         async with rig.engine(push_only=True) as engine:
             topic = await enabled(engine, SPILL)
             await push(topic, entries)
@@ -95,26 +95,26 @@ async def test_what_finds_no_room_in_memory_waits_on_disk_and_is_committed_in_or
             assert topic.handle.last_offered() == Position(1, 3999)
             spill, status = topic.outage.spill, topic.status()
             assert spill is not None
-            assert len(house.files()) > 4
-            assert rig.metrics.spill_bytes._value.get() == sum(one.stat().st_size for one in house.files())
+            assert len(outage.files()) > 4
+            assert rig.metrics.spill_bytes._value.get() == sum(one.stat().st_size for one in outage.files())
             assert (status.lag_entries, status.lag_bytes) == (4000, 4000 * 160)
             assert 0 < status.spilled_entries == spill.entries < 4000
             assert status.confirmed == Position(1, 3999)
-            assert await house.committed() == []
-            house.faults.heal()
+            assert await outage.committed() == []
+            outage.faults.heal()
             await until_offloaded(topic, Position(1, 3999))
             assert spill.empty
-            assert (spill.entries, spill.payload_bytes, house.area.used_bytes, house.files()) == (0, 0, 0, [])
+            assert (spill.entries, spill.payload_bytes, outage.area.used_bytes, outage.files()) == (0, 0, 0, [])
             assert not topic.buffer.diverted
             await push(topic, payloads(5, 100, seed=1), first=4000)
             assert spill.empty, "with room in memory nothing goes to disk"
-        assert await house.committed() == [*entries, *payloads(5, 100, seed=1)]
+        assert await outage.committed() == [*entries, *payloads(5, 100, seed=1)]
         assert await rig.leftovers() == []
 
 
 async def test_nothing_overtakes_what_is_on_disk(tmp_path: Path) -> None:
     """A batch that would fit into memory goes behind those that wait: an offer without patience is told FULL."""
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         await push(topic, payloads(1000, 160))
         assert topic.outage.spill is not None
@@ -125,15 +125,15 @@ async def test_nothing_overtakes_what_is_on_disk(tmp_path: Path) -> None:
         assert await topic.accept(EntryBatch(1, 1001, [b"early"])) is OfferResult.NOT_CONSECUTIVE
         assert await topic.accept(EntryBatch(1, 999, [b"late"])) is OfferResult.NOT_CONSECUTIVE
         assert await topic.accept(small) is OfferResult.ACCEPTED
-        house.faults.heal()
+        outage.faults.heal()
         await until_offloaded(topic, small.last)
-        assert (await house.committed())[-2:] == [payloads(1000, 160)[-1], b"small"]
+        assert (await outage.committed())[-2:] == [payloads(1000, 160)[-1], b"small"]
 
 
 async def test_of_two_who_push_the_same_one_is_taken(tmp_path: Path) -> None:
     """A broker that reconnected and its former self: each entry goes to disk once."""
     entries = payloads(1500, 160)
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         await push(topic, entries[:1000])
         for first in range(1000, 1500, 100):
@@ -141,33 +141,33 @@ async def test_of_two_who_push_the_same_one_is_taken(tmp_path: Path) -> None:
             async with asyncio.TaskGroup() as group:
                 offers = [group.create_task(topic.accept(again)) for _ in range(2)]
             assert {one.result() for one in offers} == {OfferResult.ACCEPTED, OfferResult.NOT_CONSECUTIVE}
-        house.faults.heal()
+        outage.faults.heal()
         await until_offloaded(topic, Position(1, 1499))
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
 
 
 async def test_a_full_disk_blocks_until_commits_make_room(tmp_path: Path) -> None:
     """Beyond spill.bytes_max the pusher waits; when the store is back, the rest is taken and stored."""
     entries = payloads(3000, 160)
-    async with away(tmp_path, bytes_max=100_000) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path, bytes_max=100_000) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         async with asyncio.TaskGroup() as group:
             pushing = group.create_task(push(topic, entries))
-            await until(lambda: house.area.used_bytes > 90_000)
+            await until(lambda: outage.area.used_bytes > 90_000)
             await asyncio.sleep(0.2)  # noqa: TID251 - to see that it stays so
             assert not pushing.done()
-            assert house.area.used_bytes <= 100_000
+            assert outage.area.used_bytes <= 100_000
             (alarm,) = engine.alarms()
             assert alarm.startswith(f"spill.directory {tmp_path} takes nothing: spill.bytes_max (97.7 KiB) is used up")
-            house.faults.heal()
+            outage.faults.heal()
         await until_offloaded(topic, Position(1, 2999))
         assert not engine.alarms()
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
 
 
 async def test_without_a_policy_to_spill_the_pusher_waits(tmp_path: Path) -> None:
     """`source` is the default: without a source, pushers are held back once memory is full, and no file is made."""
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine)
         assert topic.outage.policy is OutagePolicy.SOURCE
         async with asyncio.TaskGroup() as group:
@@ -175,17 +175,17 @@ async def test_without_a_policy_to_spill_the_pusher_waits(tmp_path: Path) -> Non
             await until(lambda: topic.buffer.used_bytes > BUFFER_BYTES - 8000)
             await asyncio.sleep(0.1)  # noqa: TID251 - to see that it stays so
             assert not pushing.done()
-            assert house.files() == []
+            assert outage.files() == []
             await engine.enable(topic.topic, SPILL)
             await until(lambda: topic.outage.policy is OutagePolicy.SPILL)
-            house.faults.heal()
+            outage.faults.heal()
         await until_offloaded(topic, Position(1, 999))
 
 
 async def test_a_policy_that_ends_lets_the_disk_run_empty(tmp_path: Path) -> None:
     """What is on disk when the policy changes is stored in its turn; what comes after it waits for room in memory."""
     entries = payloads(2000, 160)
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         await push(topic, entries[:1000])
         await engine.enable(topic.topic, TopicPolicy(outage=OutagePolicy.SOURCE))
@@ -195,60 +195,60 @@ async def test_a_policy_that_ends_lets_the_disk_run_empty(tmp_path: Path) -> Non
             await asyncio.sleep(0.1)  # noqa: TID251 - to see that nothing is taken
             assert topic.handle.last_offered() == Position(1, 999)
             assert not pushing.done()
-            house.faults.heal()
+            outage.faults.heal()
         await until_offloaded(topic, Position(1, 1999))
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
 
 
 async def test_stopping_commits_what_was_accepted_and_refuses_the_rest(tmp_path: Path) -> None:
     """A drain that has the time takes the disk along; who offers meanwhile is told that the topic goes."""
     entries = payloads(2000, 160)
-    async with away(tmp_path) as house:
-        async with house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage:
+        async with outage.rig.engine(push_only=True) as engine:
             topic = await enabled(engine, SPILL)
             await push(topic, entries)
             slow_to_come_back(topic)
-            house.faults.heal()
+            outage.faults.heal()
             topic.stop()
             assert await topic.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
-        assert await house.committed() == entries
-        assert house.files() == []
-        assert await house.rig.leftovers() == []
+        assert await outage.committed() == entries
+        assert outage.files() == []
+        assert await outage.rig.leftovers() == []
 
 
 async def test_after_a_crash_the_disk_is_forgotten_and_pushed_again(tmp_path: Path) -> None:
     """What was on disk was never told to be durable: the next owner asks for it from the offloaded position on."""
     entries = payloads(2000, 160)
-    async with away(tmp_path) as house:
-        rig = house.rig
+    async with away(tmp_path) as outage:
+        rig = outage.rig
         with suppress(asyncio.CancelledError):
             async with rig.engine(push_only=True) as engine:
                 topic = await enabled(engine, SPILL)
                 await push(topic, entries)
-                assert len(house.files()) > 1
+                assert len(outage.files()) > 1
                 raise asyncio.CancelledError
-        assert house.files() == []
-        assert house.area.used_bytes == 0
-        house.faults.heal()
+        assert outage.files() == []
+        assert outage.area.used_bytes == 0
+        outage.faults.heal()
         async with rig.engine("two", push_only=True) as engine:
             topic = await offloader_of(engine)
             assert topic.handle.last_offered() is None
             await push(topic, entries, step=7)
             await until_offloaded(topic, Position(1, 1999))
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
         assert await rig.leftovers() == []
 
 
 async def test_damage_on_disk_ends_the_claim_and_nothing_wrong_is_stored(tmp_path: Path) -> None:
     """A flipped bit: the topic is given up and claimed again, waiting pushers are told, and all comes from them."""
     entries = payloads(2000, 160)
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         await push(topic, entries)
-        damaged = bytearray(house.files()[2].read_bytes())
+        damaged = bytearray(outage.files()[2].read_bytes())
         damaged[5000] ^= 1
-        house.files()[2].write_bytes(damaged)
-        house.faults.heal()
+        outage.files()[2].write_bytes(damaged)
+        outage.faults.heal()
         while engine.find(topic.topic) is topic:
             await engine.changed.wait()
         assert await topic.accept(EntryBatch(1, 2000, [b"late"])) is OfferResult.CLOSED
@@ -259,13 +259,13 @@ async def test_damage_on_disk_ends_the_claim_and_nothing_wrong_is_stored(tmp_pat
         assert first < 2000
         await push(again, entries[first:], first=first)
         await until_offloaded(again, Position(1, 1999))
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
 
 
 async def test_a_pusher_that_goes_leaves_a_state_that_the_next_can_follow(tmp_path: Path) -> None:
     """Cancelled while its batch was on its way to disk: `last_offered` says whether it was taken; none is doubled."""
     entries = payloads(1500, 160)
-    async with away(tmp_path) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         at = 0
         while at < len(entries):
@@ -278,9 +278,9 @@ async def test_a_pusher_that_goes_leaves_a_state_that_the_next_can_follow(tmp_pa
                 await turn()
             last = topic.handle.last_offered()
             at = last.entry_id + 1 if last is not None else 0
-        house.faults.heal()
+        outage.faults.heal()
         await until_offloaded(topic, Position(1, 1499))
-        assert await house.committed() == entries
+        assert await outage.committed() == entries
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -294,23 +294,23 @@ async def test_any_run_of_outages_stores_all_in_order(
     """The store comes and goes while entries of several ledgers are pushed: nothing is lost, doubled or reordered."""
     total = sum(count for count, _ in steps)
     entries = payloads(total, 120)
-    async with away(tmp_path, bytes_max=200_000) as house, house.rig.engine(push_only=True) as engine:
+    async with away(tmp_path, bytes_max=200_000) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
 
         async def push_all() -> None:
             at = 0
             for count, there in steps:
-                house.faults.heal()
-                if not there and house.area.used_bytes < 50_000:
-                    house.go_away()
+                outage.faults.heal()
+                if not there and outage.area.used_bytes < 50_000:
+                    outage.go_away()
                 for number in range(at, at + count):
                     ledger, entry = divmod(number, ledger_entries)
                     one = EntryBatch(ledger, entry, [entries[number]])
                     assert await topic.accept(one) is OfferResult.ACCEPTED
                 at += count
-            house.faults.heal()
+            outage.faults.heal()
 
         await push_all()
         await until_offloaded(topic, Position(*divmod(total - 1, ledger_entries)))
-        assert await house.committed() == entries
-        assert house.files() == []
+        assert await outage.committed() == entries
+        assert outage.files() == []

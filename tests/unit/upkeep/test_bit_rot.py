@@ -23,7 +23,7 @@ from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Verifier, Wish
 from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import Run
-from tests.unit.read.build import FastClock, make_house
+from tests.unit.read.build import FastClock, make_read_rig
 from tests.unit.upkeep.site import (
     BUCKET,
     CLUSTER,
@@ -136,9 +136,9 @@ async def problems(ground: Ground, *, against_map: bool) -> list[str]:
 
 async def served(ground: Ground) -> tuple[int, int]:
     """Read every segment as a reader does: all that comes out has to be right. Returns (entries, refusals)."""
-    house = make_house(store=ground.memory)
+    rig = make_read_rig(store=ground.memory)
     entries = refused = 0
-    async with house.reader as reader:
+    async with rig.reader as reader:
         for segment in (await ground.map()).segments:
             try:
                 async with aclosing(reader.segments.read(TOPIC, segment, segment.begin, segment.end)) as batches:

@@ -313,7 +313,7 @@ async def filled(ground: Ground, *, without: Sequence[UUID] = ()) -> rebuild.Pla
     return rebuild.make_plan(found, without=without)
 
 
-async def torn() -> Ground:
+async def cut() -> Ground:
     """A site with a topic of which ledgers 2 and 4 are not in our segments, as is known of 2."""
     site = Ground()
     await site.enable(TOPIC)
@@ -325,7 +325,7 @@ async def torn() -> Ground:
 
 async def test_what_a_broker_has_offloaded_fills_a_gap() -> None:
     """Two of our segments with a broker's ledgers between them are one topic again, and these stay the broker's."""
-    ground = await torn()
+    ground = await cut()
     (without,) = (await filled(ground)).topics
     assert without.blocked
     for ledger_id in (2, 4):
@@ -349,7 +349,7 @@ async def test_what_a_broker_has_offloaded_fills_a_gap() -> None:
 )
 async def test_what_is_not_certain_fills_no_gap(wrong: str) -> None:
     """Objects of others, objects that are not whole, and two copies of one ledger leave the gap as it is."""
-    ground = await torn()
+    ground = await cut()
     await brokers(4).put(ground.objects)
     labels = {keys.CLUSTER_KEY: "elsewhere" if wrong == "another cluster" else CLUSTER}
     if wrong == "ours":
