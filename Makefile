@@ -128,7 +128,7 @@ protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py
 
-notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its page and picture
+notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its section of docs/spark.md
 	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/test_notebook.py
 
 lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade for newer versions)

@@ -1,10 +1,10 @@
 # %% [markdown]
-# # How far behind is a topic?
+# ## A worked example
 #
-# A worked example: write to a topic while it is offloaded, query it in the bucket with Spark, and draw the result. The
-# tests run every cell below on a real ZooKeeper, S3 server and daemon; the output and the picture come from such a run.
-# `make notebook` makes this page from [notebook.py](notebook.py). Editors with cells (Jupyter, VS Code) open that file
-# directly.
+# How far behind is a topic? This program writes to a topic while it is offloaded, queries it in the bucket with Spark,
+# and draws the result. The tests run every cell below on a real ZooKeeper, S3 server and daemon; the output and the
+# picture come from such a run. `make notebook` makes this section from [notebook.py](notebook.py). Editors with cells
+# (Jupyter, VS Code) open that file directly.
 #
 # It needs `pip install 'offloaderd[spark]' matplotlib` and a daemon: its address in `OFFLOADCTL_ADDRESS`, its
 # settings in the environment (`OFFLOADERD__OBJECTS__BUCKET` and so on) or in a file for the option `config`.
@@ -33,7 +33,7 @@ TOPIC = TopicName.parse("public/default/orders")
 SECONDS = 10
 
 # %% [markdown]
-# ## Something to look at
+# ### Something to look at
 #
 # In a cluster producers write entries, and brokers put their time before each entry (PIP-70). This program does both,
 # into the daemon's own ledger store: ten seconds of orders, at a rate that rises and falls. A segment ends after two
@@ -65,7 +65,7 @@ async def write() -> None:
 asyncio.run(write())
 
 # %% [markdown]
-# ## The topic as a table
+# ### The topic as a table
 #
 # Spark reads segments from the bucket; no entry goes through the daemon. The broker's time is a column,
 # and one query over the whole topic counts the entries by it.
@@ -83,7 +83,7 @@ rate = 60 * batches.resample("1s", on="at")["entries"].sum()
 print(f"{batches['entries'].sum()} entries, {rate.median():.0f} a minute")
 
 # %% [markdown]
-# ## When was each entry safe?
+# ### When was each entry safe?
 #
 # `offloadctl segments --json` says when each segment was committed: from then on its entries are verified and in the
 # bucket. The lag of an entry is the time from the broker's time to the commit.
@@ -107,7 +107,7 @@ median, worst = lag["seconds"].median(), lag["seconds"].max()
 print(f"{len(segments)} segments; an entry was safe after {median:.1f} s, the slowest after {worst:.1f} s")
 
 # %% [markdown]
-# ## The picture
+# ### The picture
 #
 # The curve of the lag looks like the teeth of a saw: the first entry of a segment waits longest, for the two seconds
 # until the segment ends and then for its upload.

@@ -21,7 +21,7 @@ from tools.dashboard import dashboard
 from tools.decisions import decisions_page
 from tools.failures import failures_page
 from tools.invariants import page as invariants_page
-from tools.notebook import notebook_page
+from tools.notebook import spark_page
 from tools.pips import page as pips_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,7 @@ GENERATED = {
     "docs/settings.md": settings_page,
     "docs/metrics.md": metrics_page,
     "docs/proof/invariants.md": invariants_page,
-    "docs/notebook.md": notebook_page,
+    "docs/spark.md": spark_page,
     "docs/proof/pips.md": pips_page,
 }
 

@@ -1,7 +1,7 @@
-"""Run the worked example docs/notebook.py cell by cell, and write it as a page: docs/notebook.md with its picture.
+"""Run the worked example docs/notebook.py cell by cell, and write it as the last section of docs/spark.md.
 
-A cell begins with `# %%`; one of text with `# %% [markdown]`. What a cell prints stands below it. The page is made by
-`make notebook`, on the servers of the tests; `python tools/docs.py --check` compares everything of it but what was
+A cell begins with `# %%`; one of text with `# %% [markdown]`. What a cell prints stands below it. The section is made
+by `make notebook`, on the servers of the tests; `python tools/docs.py --check` compares everything of it but what was
 printed, which is of one run, with the script.
 """
 
@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "docs/notebook.py"
-PAGE = "docs/notebook.md"
+PAGE = "docs/spark.md"
+HEADING = "## A worked example\n"
 PICTURE = "docs/images/lag.svg"
 _OUTPUT = re.compile(r"```text\n(.*?)```\n", re.DOTALL)
 
@@ -66,8 +67,8 @@ def run(cells: list[Cell], name: str = SCRIPT) -> list[str]:
     return printed
 
 
-def page(cells: list[Cell], printed: list[str]) -> str:
-    """Return the page: text, code and below it what was printed; the picture at the end."""
+def section(cells: list[Cell], printed: list[str]) -> str:
+    """Return the section: text, code and below it what was printed; the picture at the end."""
     outputs = iter(printed)
     parts = []
     for cell in cells:
@@ -77,19 +78,28 @@ def page(cells: list[Cell], printed: list[str]) -> str:
     return "\n".join([*parts, f"![entries per minute and lag](images/{Path(PICTURE).name})\n"])
 
 
-def notebook_page() -> str:
-    """Return the page as the script makes it, with what the page of the last run says was printed."""
+def committed_section() -> str:
+    """Return the section as the page has it."""
+    return "".join((ROOT / PAGE).read_text(encoding="utf-8").partition(HEADING)[1:])
+
+
+def page_with(made: str) -> str:
+    """Return the page with another section in place of its own."""
+    return (ROOT / PAGE).read_text(encoding="utf-8").partition(HEADING)[0] + made
+
+
+def spark_page() -> str:
+    """Return the page with the section as the script makes it, and what the last run printed."""
     cells = cells_of((ROOT / SCRIPT).read_text(encoding="utf-8"))
-    there = (ROOT / PAGE).read_text(encoding="utf-8") if (ROOT / PAGE).is_file() else ""
-    printed = _OUTPUT.findall(there)
+    printed = _OUTPUT.findall(committed_section())
     expected = sum(cell.prints for cell in cells)
-    return page(cells, printed if len(printed) == expected else ["run it: make notebook\n"] * expected)
+    return page_with(section(cells, printed if len(printed) == expected else ["run it: make notebook\n"] * expected))
 
 
 def main() -> None:
-    """Run the script and print the page; where the picture goes says the environment (PICTURE)."""
+    """Run the script and print the section; the environment says where the picture goes (PICTURE)."""
     cells = cells_of((ROOT / SCRIPT).read_text(encoding="utf-8"))
-    sys.stdout.write(page(cells, run(cells)))
+    sys.stdout.write(section(cells, run(cells)))
 
 
 if __name__ == "__main__":

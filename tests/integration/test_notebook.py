@@ -25,17 +25,17 @@ DEADLINE_S = 540
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def shape(page: str) -> str:
-    """Return a page without its numbers, which are of one run."""
-    return re.sub(r"[0-9]+(\.[0-9]+)?", "#", page)
+def shape(section: str) -> str:
+    """Return a section without its numbers, which are of one run."""
+    return re.sub(r"[0-9]+(\.[0-9]+)?", "#", section)
 
 
-async def test_the_worked_example_runs_and_its_page_is_what_it_says(
+async def test_the_worked_example_runs_and_its_section_is_what_it_says(
     tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str
 ) -> None:
-    """Every cell runs; the page differs from the committed one in numbers alone; the picture has both of its curves.
+    """Every cell runs; the section differs from the committed one in numbers alone; the picture has both of its curves.
 
-    With NOTEBOOK=write in the environment page and picture are written to the documentation.
+    With NOTEBOOK=write in the environment section and picture are written to the documentation.
     """
     site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
     picture = tmp_path / "lag.svg"
@@ -60,16 +60,16 @@ async def test_the_worked_example_runs_and_its_page_is_what_it_says(
                     process.kill()
                     await process.wait()
     assert process.returncode == 0, (tmp_path / "said").read_text()[-3000:]
-    page, committed = answer.decode(), notebook.ROOT / notebook.PAGE
+    made = answer.decode()
     if os.environ.get("NOTEBOOK") == "write":
-        committed.write_text(page)
+        (notebook.ROOT / notebook.PAGE).write_text(notebook.page_with(made))
         (notebook.ROOT / notebook.PICTURE).write_bytes(picture.read_bytes())
-    assert shape(page) == shape(committed.read_text())
-    numbers = re.search(r"(\d+) segments; an entry was safe after ([\d.]+) s, the slowest after ([\d.]+) s", page)
+    assert shape(made) == shape(notebook.committed_section())
+    numbers = re.search(r"(\d+) segments; an entry was safe after ([\d.]+) s, the slowest after ([\d.]+) s", made)
     assert numbers is not None
     assert int(numbers[1]) >= 3
     assert 0 < float(numbers[2]) <= float(numbers[3])
-    assert int(re.findall(r"(\d+) entries, \d+ a minute\n", page)[0]) > 3000
+    assert int(re.findall(r"(\d+) entries, \d+ a minute\n", made)[0]) > 3000
     for drawing in (picture, notebook.ROOT / notebook.PICTURE):
         groups = ElementTree.parse(drawing).iter(f"{SVG}g")  # noqa: S314 - we have drawn it
         curves = {one.get("id"): one.find(f"{SVG}path") for one in groups}
