@@ -76,7 +76,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             resident, _ = memory_bytes(daemon.pid)
             active = await _active(daemon, topics[:busy], size.durable_s)
         async with place.daemon(sections, name="many") as daemon:
-            await _asleep(daemon, count)
+            await _suspended(daemon, count)
             again, _ = memory_bytes(daemon.pid)
     return [
         *_idle_figures(count, idle, packets),
@@ -98,12 +98,12 @@ async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
         await CLOCK.sleep(0.5)
 
 
-async def _asleep(daemon: Daemon, count: int) -> None:
+async def _suspended(daemon: Daemon, count: int) -> None:
     """Wait until all topics sleep."""
     until = CLOCK.monotonic() + READY_S
-    while (asleep := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
+    while (suspended := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
         if CLOCK.monotonic() > until:
-            raise RuntimeError(f"only {asleep} of {count} topics slept after {READY_S:g} s")
+            raise RuntimeError(f"only {suspended} of {count} topics slept after {READY_S:g} s")
         await CLOCK.sleep(1.0)
 
 

@@ -164,12 +164,12 @@ class Engine:
             return
         supervisor.use()
 
-        async def awake() -> None:
-            while supervisor.asleep is not None:
+        async def woken() -> None:
+            while supervisor.idle_topic is not None:
                 await self.changed.wait()
 
-        if supervisor.asleep is not None:
-            await race(awake(), self._clock.sleep(WAKE_S))
+        if supervisor.idle_topic is not None:
+            await race(woken(), self._clock.sleep(WAKE_S))
 
     async def refresh_policy(self, topic: TopicName) -> None:
         """Have a topic that is here follow what is said of it at this moment, which it may not have been told yet.
@@ -243,8 +243,8 @@ class Engine:
         found = sorted(self._discovery.unapplied.items())
         told = [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
         area = self.context.outage.area
-        awake = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
-        held = any(one.outage.spill is not None and one.outage.spill.holds_back for one in awake)
+        active = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
+        held = any(one.outage.spill is not None and one.outage.spill.holds_back for one in active)
         if area is not None and area.refused and held:
             told.append(f"spill.directory {area.directory} takes nothing: {area.refused}. To do: {HINT}")
         return told

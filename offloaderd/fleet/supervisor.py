@@ -98,7 +98,7 @@ class Supervisor:
         self.offloader: TopicOffloader | None = None
         self.identity: TopicIdentity | None = None
         """What was refused under the last claim."""
-        self.asleep: IdleTopic | None = None
+        self.idle_topic: IdleTopic | None = None
         """What is kept of the topic while there is no offloader; until there is one again."""
         self.untouched: State | None = None
         """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
@@ -125,7 +125,7 @@ class Supervisor:
     @property
     def owns(self) -> bool:
         """Whether this daemon owns the topic, awake or asleep."""
-        return self.offloader is not None or self.asleep is not None
+        return self.offloader is not None or self.idle_topic is not None
 
     @property
     def stopping(self) -> bool:
@@ -142,9 +142,9 @@ class Supervisor:
         self.stop()
         self._abandon.set()
 
-    def suspend(self, sleeper: IdleTopic, topic_map: TopicMap) -> None:
+    def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
         """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
-        self.asleep, self.offloader, self.last_map = sleeper, None, KeptMap(topic_map)
+        self.idle_topic, self.offloader, self.last_map = idle_topic, None, KeptMap(topic_map)
         self._suspend.set()
 
     def use(self) -> None:
@@ -159,15 +159,15 @@ class Supervisor:
         self._wake(Cause.USED)
 
     def _wake(self, cause: Cause) -> None:
-        if self.asleep is not None:
-            self.asleep.wake(cause)
+        if self.idle_topic is not None:
+            self.idle_topic.wake(cause)
 
     def status(self, now_s: float) -> TopicStatus:
         """Describe where the topic stands at a monotonic time."""
         if self.offloader is not None:
             return self.offloader.status()
-        if self.asleep is not None:
-            return self.asleep.status(now_s)
+        if self.idle_topic is not None:
+            return self.idle_topic.status(now_s)
         refusals = self.identity.refusals if self.identity is not None else ()
         last = self._last or TopicStatus(topic=self.topic, state="")
         return idle(last, self.error, self.failure, refusals=refusals, now_s=now_s)
@@ -254,12 +254,12 @@ class Supervisor:
         self._metrics.ownership_changes.labels(direction="gained").inc()
         try:
             await self._stay_active(claim, session, identity, head)
-            while self.asleep is not None:
-                await self.asleep.woken.wait()
+            while self.idle_topic is not None:
+                await self.idle_topic.woken.wait()
                 if self._stop.is_set():
                     return
                 await self._check(claim, session)
-                self._metrics.topic_wakes.labels(cause=str(self.asleep.cause)).inc()
+                self._metrics.topic_wakes.labels(cause=str(self.idle_topic.cause)).inc()
                 await self._stay_active(claim, session, identity, head)
         finally:
             if session.lost.is_set():
@@ -267,7 +267,7 @@ class Supervisor:
                 self.last_map = KeptMap(self.offloader.map) if self.offloader is not None else self.last_map
             else:
                 self.last_map = None
-            self.offloader = self.asleep = None
+            self.offloader = self.idle_topic = None
             self._metrics.ownership_changes.labels(direction="lost").inc()
             self._home.changed.notify()
             if not session.lost.is_set():
@@ -307,14 +307,14 @@ class Supervisor:
         topic_map = await history.prepare(self._home.context, attempts, topic_map, left, policy, me, ledgers)
         offloader = TopicOffloader(self._home.context, attempts, topic_map, policy, left, identity)
         identity.failure_tracker = offloader.failure_tracker
-        cause = self.asleep.cause if self.asleep is not None else Cause.DUE
-        if self.asleep is not None:
-            before = self.asleep.record
+        cause = self.idle_topic.cause if self.idle_topic is not None else Cause.DUE
+        if self.idle_topic is not None:
+            before = self.idle_topic.record
             offloader.lag.watch(before.confirmed)
             offloader.writer.moved = before.taken_entries, before.taken_bytes
         offloader.outage.follow(effective.values.outage)
         self._suspend.clear()
-        self.offloader, self.asleep, self.error = offloader, None, None
+        self.offloader, self.idle_topic, self.error = offloader, None, None
         self._last = self.last_map = None
         self.untouched = state_of(self, offloader) if cause is Cause.DUE else None
         self._home.taken_up(self)

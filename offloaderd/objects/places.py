@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-TELLING = ("driver", "bucket", "directory", "prefix")
+IDENTIFYING = ("driver", "bucket", "directory", "prefix")
 """What of a driver's properties says where objects lie; the rest says how to get there."""
 
 
@@ -58,7 +58,7 @@ class Places:
     def obstacle(self, driver: Mapping[str, str]) -> str:
         """Say why objects that were stored with these properties are out of reach; empty: they are not."""
         for place in self._all:
-            if all(driver.get(name) == place.driver.get(name) for name in TELLING):
+            if all(driver.get(name) == place.driver.get(name) for name in IDENTIFYING):
                 return ""
-        name = next(one for one in TELLING if driver.get(one) != self.home.driver.get(one))
+        name = next(one for one in IDENTIFYING if driver.get(one) != self.home.driver.get(one))
         return f"it was begun with {name} {driver.get(name)!r}, this daemon works with {self.home.driver.get(name)!r}"

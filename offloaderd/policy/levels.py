@@ -48,7 +48,7 @@ class Levels:
         if policies is None and node_of(where) not in before.damaged and not before.said(where).said():
             what = "the broker level" if where is None else f"namespace {spelled(where)}"
             raise NotFound(f"{what} has no offload policies", hint="what holds there comes from other levels")
-        after = before.saying(where, policies)
+        after = before.with_policies(where, policies)
         listed = await selector.listed([Scope(*where)]) if where is not None and where in after.offloading else set()
         topics = sorted(one for one in {*listed, *said.policies} if where in {None, (one.tenant, one.namespace)})
         rules = Rules(said.selections, said.policies, after)

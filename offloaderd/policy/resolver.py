@@ -101,7 +101,7 @@ class PolicyResolver:
         book.named, book.damaged = self.named, set(self.damaged)
         return book
 
-    def saying(self, where: Namespace | None, policies: OffloadPolicies | None) -> "PolicyResolver":
+    def with_policies(self, where: Namespace | None, policies: OffloadPolicies | None) -> "PolicyResolver":
         """Return a book like this in which a namespace, or the broker (None), says that; None: nothing."""
         book = self.copied()
         book.damaged.discard(node_of(where))

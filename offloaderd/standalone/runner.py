@@ -130,7 +130,7 @@ async def _entertain(
     """Wait until it is time to stop; returns what made the guest fail."""
     failure: list[OffloaderError] = []
 
-    async def visit(provisional: Provisional) -> None:
+    async def run(provisional: Provisional) -> None:
         try:
             await provisional(running)
         except OffloaderError as error:
@@ -142,11 +142,11 @@ async def _entertain(
             failure.append(worst)
 
     if provisional is not None:
-        visitor = group.create_task(visit(provisional), name="guest")
-        await race(finished(visitor), stopper.asked.wait(), finished(life))
-        if not visitor.done():
-            visitor.cancel()
-            await finished(visitor)
+        task = group.create_task(run(provisional), name="guest")
+        await race(finished(task), stopper.asked.wait(), finished(life))
+        if not task.done():
+            task.cancel()
+            await finished(task)
             return Interrupted("interrupted before the walkthrough was done")
         if failure or not keep:
             return failure[0] if failure else None

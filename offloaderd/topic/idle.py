@@ -126,7 +126,7 @@ class Supervised(Protocol):
     used: int
     """How often somebody wanted the offloader."""
     offloader: TopicOffloader | None
-    asleep: IdleTopic | None
+    idle_topic: IdleTopic | None
     """What is kept of the topic while there is no offloader; until there is one again."""
     untouched: State | None
     """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
@@ -136,7 +136,7 @@ class Supervised(Protocol):
         """Whether it was told to stop."""
         ...
 
-    def suspend(self, sleeper: IdleTopic, topic_map: TopicMap) -> None:
+    def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
         """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
         ...
 
@@ -216,10 +216,10 @@ class IdleTopics:
         now_s, after_s = self._clock.monotonic(), self.options.after_s
         quiet, self._quiet = self._quiet, {}
         for supervisor in list(self._supervised.values()):
-            sleeper, topic = supervisor.asleep, supervisor.offloader
-            if sleeper is not None:
-                if sleeper.due_s <= now_s or not after_s:
-                    sleeper.wake(Cause.DUE)
+            idle_topic, topic = supervisor.idle_topic, supervisor.offloader
+            if idle_topic is not None:
+                if idle_topic.due_s <= now_s or not after_s:
+                    idle_topic.wake(Cause.DUE)
             elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
                 state, known = state_of(supervisor, topic), quiet.get(supervisor)
                 since = known if known is not None and known[0] == state else (state, now_s)
@@ -227,8 +227,8 @@ class IdleTopics:
                     self._suspend(supervisor, topic, now_s)
                 else:
                     self._quiet[supervisor] = since
-        for supervisor, (sleeper, task) in list(self._listening.items()):
-            if supervisor.asleep is not sleeper:
+        for supervisor, (idle_topic, task) in list(self._listening.items()):
+            if supervisor.idle_topic is not idle_topic:
                 task.cancel()
                 del self._listening[supervisor]
 
@@ -240,33 +240,33 @@ class IdleTopics:
         """Have a topic sleep from this moment on: nobody finds its offloader any more."""
         again_s, tailer, now = self.options.again_s, topic.tailer, topic.status()
         self._report(now)
-        sleeper = IdleTopic(
+        idle_topic = IdleTopic(
             record=replace(now, asleep=True, segments=()),
             session=supervisor.session,
             snapshot=tailer.snapshot if tailer is not None else None,
             due_s=min(topic.rest.due_s or inf, now_s + again_s - self._clock.jitter(again_s / 5)),
             looked_s=now_s if tailer is None or tailer.looked_s is None else tailer.looked_s,
         )
-        if sleeper.session.session_id not in self._sessions:
-            self._sessions.add(sleeper.session.session_id)
-            self._group.create_task(self._watch(sleeper.session), name="session of sleeping topics")
+        if idle_topic.session.session_id not in self._sessions:
+            self._sessions.add(idle_topic.session.session_id)
+            self._group.create_task(self._watch(idle_topic.session), name="session of sleeping topics")
         if self._context.source is not None:
-            listening = self._listen(self._context.source, supervisor.topic, sleeper)
+            listening = self._listen(self._context.source, supervisor.topic, idle_topic)
             task = self._group.create_task(listening, name=f"source of {supervisor.topic}")
-            self._listening[supervisor] = sleeper, task
-        supervisor.suspend(sleeper, topic.map)
-        log.debug("topic.suspended", topic=str(supervisor.topic), due_s=round(sleeper.due_s - now_s, 1))
+            self._listening[supervisor] = idle_topic, task
+        supervisor.suspend(idle_topic, topic.map)
+        log.debug("topic.suspended", topic=str(supervisor.topic), due_s=round(idle_topic.due_s - now_s, 1))
 
     async def _watch(self, session: Session) -> None:
         """Wake all topics whose claims end with a session."""
         await session.lost.wait()
         self._sessions.discard(session.session_id)
         for supervisor in self._supervised.values():
-            sleeper = supervisor.asleep
-            if sleeper is not None and sleeper.session.session_id == session.session_id:
-                sleeper.wake(Cause.LEAVING)
+            idle_topic = supervisor.idle_topic
+            if idle_topic is not None and idle_topic.session.session_id == session.session_id:
+                idle_topic.wake(Cause.LEAVING)
 
-    async def _listen(self, source: LedgerSource, topic: TopicName, sleeper: IdleTopic) -> None:
+    async def _listen(self, source: LedgerSource, topic: TopicName, idle_topic: IdleTopic) -> None:
         """Wake a topic once its source is not as it was.
 
         The source is watched on until the tailer does so as well: it would begin anew without any watcher.
@@ -274,9 +274,9 @@ class IdleTopics:
         try:
             async with aclosing(source.watch(topic)) as changes:
                 async for _ in changes:
-                    if await snapshot_of(source, topic) != sleeper.snapshot:
-                        sleeper.wake(Cause.SOURCE)
-                    sleeper.looked_s = self._clock.monotonic()
+                    if await snapshot_of(source, topic) != idle_topic.snapshot:
+                        idle_topic.wake(Cause.SOURCE)
+                    idle_topic.looked_s = self._clock.monotonic()
         except OffloaderError as error:
             log.debug("source.not_watched", topic=str(topic), error=str(error))
-            sleeper.wake(Cause.SOURCE)
+            idle_topic.wake(Cause.SOURCE)

@@ -196,7 +196,7 @@ async def test_a_lost_bookie_is_replaced_by_bookkeepers_own_recovery(
         assert found == written.entries
 
 
-async def test_what_retention_deleted_is_told_to_everybody(site: Site, written: Written) -> None:
+async def test_what_retention_deleted_is_reported_to_all(site: Site, written: Written) -> None:
     """A daemon that was away comes back to a shorter list: metric, log, status and readers name what is missing."""
     await written.add(50)
     await written.topic.roll()

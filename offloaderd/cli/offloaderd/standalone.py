@@ -75,10 +75,10 @@ def standalone(
     if walkthrough:
         chosen = dataset.choose(source)
 
-        async def visit(running: Stack) -> None:
+        async def walkthrough_of(running: Stack) -> None:
             await walk(running, chosen, screen)
 
-        provisional = visit
+        provisional = walkthrough_of
     with ExitStack() as exits:
         options = StackOptions(directory=data, config=config, new_ports=new_ports)
         screen.starting()

@@ -161,8 +161,8 @@ class ZooKeeperStore:
         """Return when a node was written and what everybody may do to it. Raises NotFound."""
         full = self._full(path)
         permissions, stat = await self._read(f"look at {path}", lambda client: client.get_acls_async(full))
-        everybody = [permission.perms for permission in permissions if permission.id.scheme == "world"]
-        return NodeFacts(stat.mtime, writable=any(perms & _CHANGES for perms in everybody))
+        world = [permission.perms for permission in permissions if permission.id.scheme == "world"]
+        return NodeFacts(stat.mtime, writable=any(perms & _CHANGES for perms in world))
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""

@@ -46,11 +46,9 @@ class ExportFolder:
         """
         names = sorted(name for name in self._files.names(COMMITS) if name.endswith(".json"))
         if not names:
-            strangers = [name for name in self._files.names("") if name != OURS]
-            if strangers:
-                raise InvalidConfig(
-                    f"{self.target} holds {strangers[0]}, and is no export", hint="name an empty folder"
-                )
+            others = [name for name in self._files.names("") if name != OURS]
+            if others:
+                raise InvalidConfig(f"{self.target} holds {others[0]}, and is no export", hint="name an empty folder")
             return Commit(number=0, source=source, positions={})
         return self._record(names[-1]).checked(source, self.target)
 

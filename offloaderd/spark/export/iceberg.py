@@ -305,9 +305,9 @@ def _catalog(where: IcebergTable) -> Catalog | None:
     folder = _local(where)
     if (folder / OWN_CATALOG).is_file():
         return _own_catalog(where)
-    strangers = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
-    if strangers:
-        raise InvalidConfig(f"{folder} holds {strangers[0]}, and is no export", hint="name an empty folder")
+    others = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    if others:
+        raise InvalidConfig(f"{folder} holds {others[0]}, and is no export", hint="name an empty folder")
     return None
 
 

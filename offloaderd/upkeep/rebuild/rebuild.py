@@ -54,7 +54,7 @@ from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 BATCH = 256
 """Manifests that are asked for before it is told how far one is."""
 TRIES = 5
-TORN = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
+INCOMPLETE = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
 """What may be so because a broker has offloaded what lies between two segments, or before the first."""
 AUTHOR = "rebuild"
 """Who the epoch's record says has claimed the topic last."""
@@ -132,9 +132,9 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
     """Look for what brokers have offloaded of topics whose segments do not join without it."""
     plans = make_plan(found).topics
-    torn = {one.topic for one in plans if any(problem.kind in TORN for problem in one.problems)}
-    for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if torn else ():
-        found.brokers += await broker_ledgers.read(objects, site, torn)
+    incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
+    for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
+        found.brokers += await broker_ledgers.read(objects, site, incomplete)
 
 
 async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:

@@ -101,7 +101,7 @@ async def test_a_topic_of_another_domain_is_refused_and_never_called_gone() -> N
         assert await known(rig) == 0
 
 
-async def test_a_name_is_as_long_as_an_object_can_say() -> None:
+async def test_a_name_is_as_long_as_an_object_can_hold() -> None:
     """Each of its characters may be nine in ZooKeeper, and a folder of such names could not be listed."""
     rig = ledger_rig(Rig().policy)
     async with served(rig) as one:

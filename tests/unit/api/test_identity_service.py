@@ -99,7 +99,7 @@ async def test_a_place_of_another_deployment_is_taken_over() -> None:
         assert (found.marker.deployment_id, found.marker.before) == (str(HERE), str(THERE))
 
 
-async def test_a_guest_that_is_gone_is_taken_away() -> None:
+async def test_a_provisional_marker_without_a_daemon_is_removed() -> None:
     """The place is this deployment's, another one has said that it works there as well: an operator knows better."""
     async with served() as (stub, owned):
         store = owned.rig.store.at("b")

@@ -66,7 +66,7 @@ def test_every_call_has_a_need_and_every_need_a_call() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(path for path in NEEDS if path.startswith("/offloaderd.")))
-def test_nobody_gets_in_by_saying_nothing(path: str) -> None:
+def test_a_method_without_a_need_is_refused(path: str) -> None:
     """An empty request names everything, or is malformed; only messages within a stream may name nothing."""
     method = dict(methods())[path]
     need = NEEDS[path]

@@ -128,7 +128,7 @@ async def test_what_is_final_ends_the_read(error: OffloaderError) -> None:
         assert len(daemon.reads) == 1
 
 
-async def test_a_trouble_at_the_beginning_is_told_at_once() -> None:
+async def test_a_failure_at_the_beginning_is_reported_at_once() -> None:
     """A store that is away when the read begins is no broken stream."""
     daemon = Daemon(breaks=[(0, Transient("the bucket is away"))])
     async with serving(daemon), patient(daemon.address) as client:

@@ -176,7 +176,7 @@ async def test_asking_goes_on_until_there_is_an_answer() -> None:
         await until_answered(clock, ask)
 
 
-async def test_who_sleeps_leaves_its_turn_and_goes_on_when_it_has_it_again() -> None:
+async def test_a_pause_frees_the_turn_and_ends_when_there_is_one_again() -> None:
     """Others begin during the pause; the sleeper waits for the end of theirs, however long ago it woke."""
     clock, turns, seen = FakeClock(), asyncio.Semaphore(1), list[str]()
     theirs = asyncio.Event()
@@ -204,7 +204,7 @@ async def test_who_sleeps_leaves_its_turn_and_goes_on_when_it_has_it_again() -> 
     assert not turns.locked()
 
 
-async def test_a_turn_that_ends_while_its_holder_sleeps_is_given_back_once() -> None:
+async def test_a_turn_that_ends_during_a_pause_is_freed_once() -> None:
     """Else there would be more turns than there are; without a turn, a sleep is a sleep."""
     clock, turns = FakeClock(), asyncio.Semaphore(1)
     one = Turn(turns, clock)

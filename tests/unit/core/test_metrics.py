@@ -243,7 +243,7 @@ class LateClock:
         raise NotImplementedError
 
 
-async def test_the_loop_monitor_observes_how_late_sleeps_return() -> None:
+async def test_the_loop_monitor_observes_how_late_timers_fire() -> None:
     """Each sleep counts once, with its delay only, and cancelling ends it."""
     metrics = Metrics()
     with pytest.raises(asyncio.CancelledError):

@@ -132,7 +132,7 @@ async def test_a_certificate_opens_the_page_where_one_is_asked_for(tmp_path: Pat
         assert "http.tls = mutual" in await answer.text()
 
 
-async def test_one_visitor_does_not_take_it_all() -> None:
+async def test_one_caller_does_not_take_it_all() -> None:
     """The page counts against the same limits as calls: who asks too often hears so, and the page stays up."""
     scene = Scene([status(1)])
     async with opened(scene, limits=Limits(calls_per_s=3)) as client:

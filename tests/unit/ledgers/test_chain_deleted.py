@@ -67,7 +67,7 @@ def test_a_list_that_went_back_is_no_deletion() -> None:
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
 
 
-def test_a_ledger_that_comes_back_is_judged_anew() -> None:
+def test_a_ledger_that_comes_back_is_checked_anew() -> None:
     """A deletion that was none, of a list that was away for a moment, excuses nothing later."""
     seen = chain(Position(4, 9), look((4, 10)))
     seen.deleted()

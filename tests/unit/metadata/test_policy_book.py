@@ -108,9 +108,9 @@ async def test_a_book_that_says_something_else_is_another_one() -> None:
     async with stored(broker=size(2), acme__eu=size(3)) as store:
         book = PolicyResolver(store)
         await book.load()
-        other = book.saying(("acme", "eu"), None).saying(None, size(9))
+        other = book.with_policies(("acme", "eu"), None).with_policies(None, size(9))
         assert other.effective(TOPIC, None).values.segment_bytes_max == 9
-        assert other.saying(("acme", "eu"), size(1)).effective(TOPIC, None).values.segment_bytes_max == 1
+        assert other.with_policies(("acme", "eu"), size(1)).effective(TOPIC, None).values.segment_bytes_max == 1
         assert book.effective(TOPIC, None).values.segment_bytes_max == 3
 
 

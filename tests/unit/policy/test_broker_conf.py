@@ -148,7 +148,7 @@ def test_secrets_are_neither_copied_nor_shown() -> None:
     assert "OFFLOADERD__OBJECTS__SECRET_KEY" in verdicts(found)["s3ManagedLedgerOffloadCredentialSecret"]
 
 
-def test_every_key_of_pulsars_table_is_judged() -> None:
+def test_every_key_of_pulsars_table_has_a_verdict() -> None:
     """None is passed over: used, or ignored with a reason."""
     keys = [
         "offloadersDirectory", "managedLedgerOffloadMaxThreads", "managedLedgerOffloadReadThreads",
@@ -205,7 +205,7 @@ def test_a_place_that_cannot_be_is_a_mistake(line: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_judged_without_a_crash(text: str) -> None:
+def test_any_text_is_read_without_a_crash(text: str) -> None:
     """Whatever is in the file; what comes of it is sound."""
     found = read(text)
     assert isinstance(found.mistakes, list)

@@ -148,7 +148,7 @@ async def test_corruption_in_the_middle_switches_there() -> None:
     assert sample(rig.metrics, "offloaderd_checksum_failures_total", {"where": "read"}) == 1
 
 
-async def test_the_most_telling_error_is_raised() -> None:
+async def test_the_most_specific_error_is_raised() -> None:
     """When no tier can give an entry: a passing trouble before corruption, corruption before absence."""
     rig, shelf = await three_tiers()
     shelf.rotten = {(3, 1)}

@@ -89,7 +89,7 @@ async def test_reads_go_on_with_the_last_map_without_a_wait(monkeypatch: pytest.
     assert await maps.topic_map(TOPIC) == TopicMap(TOPIC)
 
 
-async def test_a_topic_that_sleeps_is_read_by_what_was_committed_when_it_fell_asleep(
+async def test_a_suspended_topic_is_read_by_what_was_committed_when_it_was_suspended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """ZooKeeper falls silent, and then its session ends: the read that wakes the topic need not wait for it to wake."""

@@ -28,7 +28,7 @@ def test_a_sample_is_done_only_when_all_of_it_is_durable() -> None:
     assert lag.age_s(2.0) == 1.0
 
 
-def test_old_news_change_nothing_and_close_samples_merge_to_the_earlier_time() -> None:
+def test_old_samples_change_nothing_and_close_ones_merge_to_the_earlier_time() -> None:
     """Ages are never understated by merging."""
     lag = LagTracker()
     lag.saw(Position(1, 9), 1.0)

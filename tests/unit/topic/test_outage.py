@@ -157,7 +157,7 @@ async def test_block_does_not_wait_for_what_only_it_could_bring_about() -> None:
     assert [payload for _, payload in await rig.committed()] == entries
 
 
-async def test_trouble_with_the_source_is_no_outage_of_the_store() -> None:
+async def test_a_failure_of_the_source_is_no_outage_of_the_store() -> None:
     """It stalls the topic, and neither closes a gate nor calls anything unprotected that the store could take."""
     rig, _ = faulty_rig()
     async with rig.engine() as engine:

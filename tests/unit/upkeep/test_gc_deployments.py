@@ -72,7 +72,7 @@ async def test_uploads_from_before_the_marker_stay(ground: Ground) -> None:
     assert [one.key async for one in ground.objects.list_uploads()] == [data_key(8)]
 
 
-async def test_uploads_in_a_place_with_a_guest_stay(ground: Ground) -> None:
+async def test_uploads_in_a_place_with_a_provisional_marker_stay(ground: Ground) -> None:
     """A second deployment that has nothing but an upload yet has put its marker: it is not aborted (P5)."""
     await deployed(ground)
     theirs = PlaceMarker(deployment_id=str(THERE), cluster=CLUSTER, daemon_id="two", since_ms=1)

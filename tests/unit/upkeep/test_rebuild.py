@@ -233,7 +233,7 @@ async def test_going_on_with_another_bucket_is_refused(ground: Ground) -> None:
         await written(ground, target)
 
 
-async def test_nothing_of_a_topic_in_trouble_is_written(ground: Ground) -> None:
+async def test_nothing_of_a_topic_that_fails_is_written(ground: Ground) -> None:
     """The others are; what was decided with --prefer and --without is."""
     await ground.store(5, runs(1, 5, 5))
     plan = await planned(ground)

@@ -132,7 +132,7 @@ async def test_commits_and_attempts_between_listing_and_look(state: str) -> None
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_what_is_referred_to_between_judgement_and_deletion_stays(state: str) -> None:
+async def test_what_is_referred_to_between_classification_and_deletion_stays(state: str) -> None:
     """The look right before the deletion is heard: what is referred to by then, in whatever way, is kept."""
     ground = Ground()
     await ground.enable()
@@ -161,7 +161,7 @@ async def test_an_upload_that_is_being_written_by_then_is_not_aborted() -> None:
     assert [upload.key async for upload in ground.memory.list_uploads()] == [data_key(2)]
 
 
-async def test_an_object_that_was_replaced_since_it_was_judged_stays() -> None:
+async def test_an_object_that_was_replaced_since_it_was_classified_stays() -> None:
     """What is deleted is what was judged: another object under the same key is left alone."""
     ground = Ground()
     await ground.enable()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from offloaderd.topic.offloader import TopicOffloader
 
 AFTER_S = 0.1
-AWAKE_S = 0.5
+ACTIVE_S = 0.5
 """So long a topic is watched that should not sleep."""
 
 
@@ -74,25 +74,25 @@ async def offloaded(rig: Rig, engine: Engine, count: int = 10, seed: int = 0) ->
     return last
 
 
-def sleeper_of(engine: Engine) -> IdleTopic | None:
+def idle_topic_of(engine: Engine) -> IdleTopic | None:
     """Return what is kept of the topic if it sleeps."""
     supervisor = engine._spread.supervised.get(TOPIC)
-    return supervisor.asleep if supervisor is not None and supervisor.offloader is None else None
+    return supervisor.idle_topic if supervisor is not None and supervisor.offloader is None else None
 
 
-async def asleep(engine: Engine) -> IdleTopic:
+async def suspended(engine: Engine) -> IdleTopic:
     """Wait until the topic sleeps."""
-    await until(lambda: sleeper_of(engine) is not None)
-    found = sleeper_of(engine)
+    await until(lambda: idle_topic_of(engine) is not None)
+    found = idle_topic_of(engine)
     assert found is not None
     return found
 
 
-async def stays_awake(engine: Engine) -> None:
+async def stays_active(engine: Engine) -> None:
     """Make sure that the topic does not sleep."""
     for _ in range(50):
-        await asyncio.sleep(AWAKE_S / 50)  # noqa: TID251 - real time, for the real clock of the rig
-        assert sleeper_of(engine) is None
+        await asyncio.sleep(ACTIVE_S / 50)  # noqa: TID251 - real time, for the real clock of the rig
+        assert idle_topic_of(engine) is None
 
 
 async def epoch_of(rig: Rig) -> int:
@@ -107,14 +107,14 @@ def woken(rig: Rig) -> dict[str, int]:
     return {cause: count for cause, count in counts.items() if count}
 
 
-async def test_a_quiet_topic_sleeps_with_its_claim_and_its_status(rig: Rig) -> None:
+async def test_an_idle_topic_is_suspended_with_its_claim_and_its_status(rig: Rig) -> None:
     """It keeps node and epoch, and shows what it showed; its tasks are gone, what still holds its offloader is told."""
     async with rig.engine() as engine:
         last = await offloaded(rig, engine)
         topic, before = engine.find(TOPIC), engine.statuses()[0]
         assert topic is not None
         tasks = len(asyncio.all_tasks())
-        await asleep(engine)
+        await suspended(engine)
         await until(lambda: len(asyncio.all_tasks()) <= tasks - 8 and topic.buffer.closed)
         assert engine.find(TOPIC) is None
         assert list(engine.topics()) == [TOPIC]
@@ -127,7 +127,7 @@ async def test_a_quiet_topic_sleeps_with_its_claim_and_its_status(rig: Rig) -> N
         assert (await engine.topic_map(TOPIC)).offloaded == last
 
 
-async def test_gauges_of_a_topic_that_sleeps_stay(rig: Rig) -> None:
+async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
     """What is committed shows as before, and how many topics sleep."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
@@ -141,7 +141,7 @@ async def test_gauges_of_a_topic_that_sleeps_stay(rig: Rig) -> None:
         before = shown()
         assert before[0] == 1
         assert rig.metrics.topics_suspended._value.get() == 0
-        await asleep(engine)
+        await suspended(engine)
         assert shown() == before
         assert rig.metrics.topics_suspended._value.get() == 1
         assert rig.metrics.ownership_topics._value.get() == 1
@@ -153,10 +153,10 @@ async def test_an_entry_wakes_a_topic_and_is_offloaded_under_the_same_claim(rig:
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         for number in range(1, 4):
-            sleeper = await asleep(engine)
+            idle_topic = await suspended(engine)
             last = await append(rig, 5, seed=number)
             topic = await offloader_of(engine)
-            assert sleeper.cause is sleep.Cause.SOURCE
+            assert idle_topic.cause is sleep.Cause.SOURCE
             await topic.request_roll()
             await until_offloaded(topic, last)
             assert topic.status().taken_entries == 10 + 5 * number
@@ -200,7 +200,7 @@ async def test_the_source_is_watched_through_sleep_and_waking(rig: Rig) -> None:
     rig.ledgers.watch = counted  # type: ignore[assignment, method-assign]
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         await until(lambda: watchers == 1)
         seen.clear()
         await append(rig, 1)
@@ -214,44 +214,44 @@ async def test_a_ledger_that_is_closed_wakes_a_topic(rig: Rig) -> None:
     assert rig.ledgers is not None
     async with rig.engine() as engine:
         last = await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         await rig.ledgers.roll(TOPIC)
         topic = await offloader_of(engine)
         await until(lambda: last.ledger_id in topic.map.ends)
 
 
-async def test_a_topic_without_entries_sleeps_as_well(rig: Rig) -> None:
+async def test_a_topic_without_entries_is_suspended_as_well(rig: Rig) -> None:
     """The first entry wakes it."""
     async with rig.engine() as engine:
         await enabled(engine)
-        await asleep(engine)
+        await suspended(engine)
         last = await append(rig, 1)
         topic = await offloader_of(engine)
         await topic.request_roll()
         await until_offloaded(topic, last)
 
 
-async def test_an_open_segment_keeps_a_topic_awake(rig: Rig) -> None:
+async def test_an_open_segment_keeps_a_topic_active(rig: Rig) -> None:
     """Until it is committed."""
     async with rig.engine() as engine:
         topic = await enabled(engine)
         last = await append(rig, 3)
         await until(lambda: topic.taken == last)
-        await stays_awake(engine)
+        await stays_active(engine)
 
 
-async def test_what_its_owner_put_on_the_trash_list_keeps_a_topic_awake(rig: Rig) -> None:
+async def test_what_its_owner_put_on_the_trash_list_keeps_a_topic_active(rig: Rig) -> None:
     """Until the list was emptied: the notice that something lies there may come after the topic became quiet."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         topic = await offloader_of(engine)
         topic.record.trash_due = True
-        await stays_awake(engine)
+        await stays_active(engine)
         topic.record.trash_due = False
-        await asleep(engine)
+        await suspended(engine)
 
 
-async def test_what_stays_for_readers_keeps_no_topic_awake(rig: Rig) -> None:
+async def test_what_stays_for_readers_keeps_no_topic_active(rig: Rig) -> None:
     """It is deleted when the topic wakes next."""
     rig.reader_grace_s = 3600.0
     async with rig.engine() as engine:
@@ -260,30 +260,30 @@ async def test_what_stays_for_readers_keeps_no_topic_awake(rig: Rig) -> None:
         topic = await offloader_of(engine)
         await until(lambda: topic.offloaded == last)
         assert await topic.record.remove_oldest(topic.map.segments[0], reason="test")
-        await asleep(engine)
+        await suspended(engine)
     assert await rig.tree.connect().children(paths.trash(TOPIC))
 
 
-async def test_who_pushes_keeps_a_topic_awake(rig: Rig) -> None:
+async def test_a_push_keeps_a_topic_active(rig: Rig) -> None:
     """For as long as the stream is open."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         (await offloader_of(engine)).pushers += 1
-        await stays_awake(engine)
+        await stays_active(engine)
         (await offloader_of(engine)).pushers -= 1
-        await asleep(engine)
+        await suspended(engine)
 
 
 async def test_an_offloader_that_somebody_was_given_stays_for_a_while(rig: Rig) -> None:
     """Whoever asks for it gets it awake, and has it from then on as long as any other topic."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         started = rig.clock.monotonic()
         topic = await engine.owned(TOPIC)
         assert topic is engine.find(TOPIC)
         assert woken(rig) == {"used": 1}
-        await asleep(engine)
+        await suspended(engine)
         assert rig.clock.monotonic() - started >= AFTER_S
         assert not (await engine.topic_map(TOPIC)).unfinished
         await offloader_of(engine)
@@ -294,7 +294,7 @@ async def test_a_push_wakes_a_push_only_topic(rig: Rig) -> None:
     async with rig.engine(push_only=True) as engine:
         await enabled(engine)
         for number in range(3):
-            await asleep(engine)
+            await suspended(engine)
             topic = await engine.owned(TOPIC)
             topic.pushers += 1
             batch = EntryBatch(1, number, (b"x" * 10,))
@@ -305,28 +305,28 @@ async def test_a_push_wakes_a_push_only_topic(rig: Rig) -> None:
     assert len(await rig.committed()) == 3
 
 
-async def test_the_end_of_a_pushed_ledger_that_is_not_recorded_keeps_a_topic_awake(rig: Rig) -> None:
+async def test_the_end_of_a_pushed_ledger_that_is_not_recorded_keeps_a_topic_active(rig: Rig) -> None:
     """Nobody else could tell it."""
     async with rig.engine(push_only=True) as engine:
         topic = await enabled(engine)
         topic.handle.ledger_closed(1, 5, 1)
-        await stays_awake(engine)
+        await stays_active(engine)
 
 
 async def test_another_policy_wakes_a_topic_and_holds(rig: Rig) -> None:
     """One of its own, and one of the daemon; what changes nothing for it lets it sleep."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         await engine.enable(TOPIC, TopicPolicy(segment_age_max_s=7.0))
         assert (await offloader_of(engine)).policy.segment_age_max_s == 7.0
-        await asleep(engine)
+        await suspended(engine)
         engine.policies_changed()
         await turn()
-        assert sleeper_of(engine) is not None
+        assert idle_topic_of(engine) is not None
         await engine.enable(TOPIC, TopicPolicy(method=OffloadMethod.NONE))
         assert (await offloader_of(engine)).policy.method is OffloadMethod.NONE
-        await stays_awake(engine)
+        await stays_active(engine)
     assert woken(rig) == {"policy": 2}
 
 
@@ -334,7 +334,7 @@ async def test_a_policy_that_comes_while_a_topic_wakes_holds(rig: Rig, monkeypat
     """It is looked at again once there is somebody to tell it."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         supervisor = engine._spread.supervised[TOPIC]
         take = supervisor._take
 
@@ -361,14 +361,14 @@ async def test_a_duty_that_is_due_wakes_a_topic(rig: Rig) -> None:
     rig.duties = {"cleaning": duty}
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         await until(lambda: len(rounds) == 2)
         assert 2.0 <= rounds[1] - rounds[0] < 4.0
         assert woken(rig) == {"due": 1}
 
 
 @pytest.mark.parametrize("soon_s", [None, 0.0, AFTER_S / 2])
-async def test_a_duty_that_does_not_rest_keeps_a_topic_awake(rig: Rig, soon_s: float | None) -> None:
+async def test_a_duty_that_does_not_rest_keeps_a_topic_active(rig: Rig, soon_s: float | None) -> None:
     """Nor does one sleep for a moment."""
 
     async def duty(topic: TopicOffloader) -> None:
@@ -380,7 +380,7 @@ async def test_a_duty_that_does_not_rest_keeps_a_topic_awake(rig: Rig, soon_s: f
     rig.duties = {"cleaning": duty}
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await stays_awake(engine)
+        await stays_active(engine)
 
 
 async def test_a_duty_that_has_ended_is_at_rest(rig: Rig) -> None:
@@ -392,7 +392,7 @@ async def test_a_duty_that_has_ended_is_at_rest(rig: Rig) -> None:
     rig.duties = {"cleaning": duty}
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
 
 
 async def test_a_topic_is_looked_at_again_after_some_time(rig: Rig) -> None:
@@ -409,9 +409,9 @@ async def test_a_wake_under_the_same_claim_reads_no_head(rig: Rig) -> None:
     rig.objects = FaultyStore(rig.store, lambda *what: asked.append(what[1]))
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        sleeper, before = await asleep(engine), len(asked)
-        sleeper.wake(sleep.Cause.DUE)
-        await until(lambda: sleeper_of(engine) not in {sleeper, None})
+        idle_topic, before = await suspended(engine), len(asked)
+        idle_topic.wake(sleep.Cause.DUE)
+        await until(lambda: idle_topic_of(engine) not in {idle_topic, None})
     assert asked[before:] == []
 
 
@@ -421,14 +421,14 @@ async def test_a_map_that_went_back_in_its_sleep_is_compared_with_the_head(rig: 
         await offloaded(rig, engine)
         backup = rig.tree.backup()
         await offloaded(rig, engine, seed=1)
-        sleeper = await asleep(engine)
+        idle_topic = await suspended(engine)
         rig.tree._nodes[paths.ledger(TOPIC, 0)] = backup._nodes[paths.ledger(TOPIC, 0)]
-        sleeper.wake(sleep.Cause.DUE)
+        idle_topic.wake(sleep.Cause.DUE)
         await until(lambda: [one.kind for one in engine.statuses()[0].refusals] == [RefusalKind.METADATA_WENT_BACK])
     assert len(await rig.committed()) == 10
 
 
-async def test_a_topic_that_is_only_looked_at_sleeps_at_once(rig: Rig) -> None:
+async def test_a_topic_that_is_only_inspected_is_suspended_at_once(rig: Rig) -> None:
     """When a daemon takes it over, and when it is due; not when somebody uses it, or when there is something to do."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
@@ -436,24 +436,24 @@ async def test_a_topic_that_is_only_looked_at_sleeps_at_once(rig: Rig) -> None:
     async with rig.engine() as engine:
         started = rig.clock.monotonic()
         for _ in range(2):
-            sleeper = await asleep(engine)
-            sleeper.wake(sleep.Cause.DUE)
+            idle_topic = await suspended(engine)
+            idle_topic.wake(sleep.Cause.DUE)
             await offloader_of(engine)
-        await asleep(engine)
+        await suspended(engine)
         assert rig.clock.monotonic() - started < 4.0
         await engine.owned(TOPIC)
-        await stays_awake(engine)
+        await stays_active(engine)
 
 
-async def test_no_topic_sleeps_where_none_is_to(rig: Rig) -> None:
+async def test_no_topic_is_suspended_where_none_is_to(rig: Rig) -> None:
     """Those that sleep are woken when that is said of a running daemon."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         engine.idle_topics.options = IdleOptions(after_s=0.0)
         engine.idle_topics.look()
         await offloader_of(engine)
-        await stays_awake(engine)
+        await stays_active(engine)
 
 
 async def test_a_session_that_ends_ends_the_sleep(rig: Rig) -> None:
@@ -461,12 +461,12 @@ async def test_a_session_that_ends_ends_the_sleep(rig: Rig) -> None:
     metadata = rig.tree.connect()
     async with rig.engine(metadata=metadata) as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         metadata.expire()
         topic = await offloader_of(engine)
         assert topic.claim.epoch == 2
         last = await offloaded(rig, engine, seed=1)
-        await asleep(engine)
+        await suspended(engine)
         assert engine.statuses()[0].offloaded == last
     assert not woken(rig)
 
@@ -475,7 +475,7 @@ async def test_a_claim_that_ended_unheard_changes_nothing(rig: Rig) -> None:
     """Who was deposed in its sleep finds that out before it reads what is stored."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         store = rig.tree.connect()
         await store.delete(paths.owner(TOPIC))
         node = await store.get(paths.epoch(TOPIC))
@@ -490,7 +490,7 @@ async def test_a_daemon_that_stops_lets_topics_go_that_sleep(rig: Rig) -> None:
     """At once, without taking them up."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
     assert await ownership.owner_of(rig.tree.connect(), TOPIC) is None
     assert not woken(rig)
 
@@ -499,14 +499,14 @@ async def test_a_topic_that_is_disabled_in_its_sleep_is_released(rig: Rig) -> No
     """And can be enabled again."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
         await engine.disable(TOPIC)
         assert not engine.topics()
         assert await ownership.owner_of(rig.tree.connect(), TOPIC) is None
         await enabled(engine)
 
 
-async def test_topics_that_sleep_are_handed_over(rig: Rig) -> None:
+async def test_suspended_topics_are_handed_over(rig: Rig) -> None:
     """Whoever joins gets its share of them, and those that stay sleep on."""
     assert rig.ledgers is not None
     async with fellow(rig, "a") as a:
@@ -530,7 +530,7 @@ async def test_who_follows_a_topic_hears_of_the_first_entry_after_its_sleep(rig:
         await offloaded(rig, engine)
         hot = HotBuffers(engine)
         waiting = hot.changed(TOPIC)
-        await asleep(engine)
+        await suspended(engine)
         await waiting
         waiting = hot.changed(TOPIC)
         assert hot.range(TOPIC) is None
@@ -543,7 +543,7 @@ async def test_a_topic_that_cannot_be_taken_up_is_stalled_loudly_and_comes_back(
     """As one that has just been claimed."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
-        await asleep(engine)
+        await suspended(engine)
 
         async def refuse(*_: object) -> None:
             raise Transient("gone")

@@ -138,7 +138,7 @@ async def test_a_bookie_hangs() -> None:
         assert it.watcher.last == 10
 
 
-async def test_a_bookie_that_forgot_the_bell_delays_and_no_more() -> None:
+async def test_a_bookie_that_forgot_the_long_poll_delays_and_no_more() -> None:
     """A cache that went cold at the wrong moment: the wait ends, and a plain read finds the entry."""
     async with silence() as it:
         for waiting in it.bookies.waiting.values():
@@ -148,7 +148,7 @@ async def test_a_bookie_that_forgot_the_bell_delays_and_no_more() -> None:
         assert it.watcher.last == 9
 
 
-async def test_a_cold_cache_is_warmed_before_a_bell_is_hung() -> None:
+async def test_a_cold_cache_is_warmed_before_a_long_poll() -> None:
     """A bookie that restarted unnoticed has forgotten its LACs: the first answer is not taken for news, nor lost."""
     async with silence() as it:
         await it.clock.advance(60)
@@ -267,7 +267,7 @@ async def test_a_silent_topic_has_no_task(shape: Shape) -> None:
         assert it.watcher.seen[-1].closed is False
 
 
-async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() -> None:
+async def test_a_long_poll_that_ends_as_it_is_withdrawn_is_not_repeated() -> None:
     """Nor does it ring: whoever took it down has gone on."""
     told = [asyncio.get_running_loop().create_future() for _ in range(2)]
     clock, options, rung = FakeClock(), BookkeeperSettings(), list[str]()
@@ -293,7 +293,7 @@ async def test_a_bell_that_comes_back_as_it_is_taken_down_is_not_hung_again() ->
             told.pop(0)
 
 
-async def test_the_end_of_a_watch_takes_the_bells_down() -> None:
+async def test_the_end_of_a_watch_withdraws_the_long_polls() -> None:
     """Nobody waits at a bookie any more."""
     async with silence() as it:
         assert it.waited_for()

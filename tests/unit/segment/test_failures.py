@@ -81,7 +81,7 @@ def test_what_an_operator_must_act_on_stalls_at_once() -> None:
     assert len(changes) == 3
 
 
-def test_trouble_without_a_name_ends_with_any_success() -> None:
+def test_a_failure_without_a_name_ends_with_any_success() -> None:
     """A failed segment, or a look at the source in passing, is over once anything works."""
     failure_tracker, _, _ = made()
     failure_tracker.record(OffloaderError("segment failed"))

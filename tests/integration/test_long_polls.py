@@ -166,7 +166,7 @@ async def test_a_bookie_restarts(bookkeeper: BookKeeperCluster, ensemble: int) -
         await it.until(10, SOON_S)
 
 
-async def test_all_bells_on_bookies_with_cold_caches(bookkeeper: BookKeeperCluster) -> None:
+async def test_all_long_polls_on_bookies_with_cold_caches(bookkeeper: BookKeeperCluster) -> None:
     """Nobody has asked them for anything since they came up: a plain read warms the cache before each bell."""
     async with watched(bookkeeper) as it:
         pass
@@ -232,7 +232,7 @@ async def test_the_first_entries_of_an_empty_ledger(bookkeeper: BookKeeperCluste
         await it.until(0, OPTIONS.poll_max_s + SOON_S)
 
 
-async def test_an_explicit_lac_rings(bookkeeper: BookKeeperCluster) -> None:
+async def test_an_explicit_lac_answers_a_long_poll(bookkeeper: BookKeeperCluster) -> None:
     """What a quiet writer tells of its own is heard at once."""
     async with watched(bookkeeper) as it:
         await it.quiet()

@@ -49,7 +49,7 @@ async def test_a_stall_at_the_source_is_over_with_the_first_entries(monkeypatch:
         await until_offloaded(topic, last)
 
 
-async def test_what_hindered_a_look_in_passing_is_over_with_its_answer() -> None:
+async def test_what_failed_an_inspection_in_passing_is_over_with_its_answer() -> None:
     """A segment that is sealed looks at the source; nobody else may look for a while."""
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)

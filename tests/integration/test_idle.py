@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
-SLEEPY = {"segment_age_max_s": 1, "suspend_after_s": 1}
+SUSPENDED_SOON = {"segment_age_max_s": 1, "suspend_after_s": 1}
 ORDERS = TopicName.parse("public/default/orders")
 
 
@@ -32,7 +32,7 @@ ORDERS = TopicName.parse("public/default/orders")
 def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
     """A daemon whose topics sleep soon."""
     site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
-    site.settings["offload"] = dict(SLEEPY)
+    site.settings["offload"] = dict(SUSPENDED_SOON)
     return site
 
 
@@ -63,7 +63,7 @@ async def status_of(client: DaemonClient, topic: TopicName) -> admin_pb2.TopicSt
     return (await client.status(topic)).topics[0]
 
 
-async def asleep(client: DaemonClient, topic: TopicName, upto: Position) -> admin_pb2.TopicStatus:
+async def suspended(client: DaemonClient, topic: TopicName, upto: Position) -> admin_pb2.TopicStatus:
     """Wait until everything up to a position is offloaded and the topic sleeps; return its status."""
     while True:
         now = await status_of(client, topic)
@@ -90,7 +90,7 @@ async def test_an_entry_after_a_silence_is_offloaded_and_nobody_notices_the_slee
     async with DaemonProcess(beside_bookies) as daemon, daemon.client() as client:
         await client.enable(name)
         for _ in range(3):
-            now = await asleep(client, name, last)
+            now = await suspended(client, name, last)
             assert (now.owner, now.epoch, now.lag_entries) == ("one", 1, 0)
             assert now.confirmed == now.offloaded
             assert now.segments_committed >= 1
@@ -101,14 +101,14 @@ async def test_an_entry_after_a_silence_is_offloaded_and_nobody_notices_the_slee
             assert await count(daemon, "offloaderd_lag_entries", topic=str(name)) == 0
             assert await count(daemon, "offloaderd_remote_segments", topic=str(name)) == now.segments_committed
             last = await add(written, 1)
-        await asleep(client, name, last)
+        await suspended(client, name, last)
         assert await count(daemon, "offloaderd_topic_wakes_total", cause="source") == 3
         await client.enable(name, segment_age_max_s=3600.0)
         await CLOCK.sleep(0.5)
         last = await add(written, 1)
         async for _ in client.offload(name, wait=True, timeout_s=60):
             pass
-        now = await asleep(client, name, last)
+        now = await suspended(client, name, last)
         assert now.epoch == 1
         found = [batch async for batch in client.read(name)]
         assert sum(len(one.batch.payloads) for one in found) == last.entry_id + 1
@@ -122,13 +122,13 @@ async def test_a_session_that_is_lost_in_a_sleep(beside_bookies: Site, written: 
         beside_bookies.settings["metadata"] = {"servers": f"127.0.0.1:{proxy.port}"}
         async with DaemonProcess(beside_bookies) as daemon, daemon.client() as client:
             await client.enable(written.name)
-            await asleep(client, written.name, last)
+            await suspended(client, written.name, last)
             proxy.cut()
             await daemon.logged("metadata.session_lost")
             last = await add(written, 3)
             await CLOCK.sleep(5)
             proxy.mend()
-            now = await asleep(client, written.name, last)
+            now = await suspended(client, written.name, last)
             assert now.epoch == 2
 
 
@@ -138,12 +138,12 @@ async def test_a_daemon_that_is_killed_while_its_topics_sleep(beside_bookies: Si
     last = await add(written, 5)
     async with DaemonProcess(beside_bookies) as first, first.client() as client:
         await client.enable(written.name)
-        await asleep(client, written.name, last)
+        await suspended(client, written.name, last)
         first.signal(signal.SIGKILL)
         await first.ended()
     last = await add(written, 3)
     async with DaemonProcess(beside_bookies) as second, second.client() as client:
-        assert (await asleep(client, written.name, last)).epoch == 2
+        assert (await suspended(client, written.name, last)).epoch == 2
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
         assert "segment.failed" not in second.said()
@@ -156,8 +156,8 @@ async def test_a_topic_of_the_daemons_own_store_wakes_for_what_is_appended(site:
         await client.enable(ORDERS)
         for number in range(3):
             await append_to(client, ORDERS, [b"y" * 50] * 10)
-            await asleep(client, ORDERS, Position(0, 10 * number + 9))
+            await suspended(client, ORDERS, Position(0, 10 * number + 9))
         await client.roll(ORDERS)
         await append_to(client, ORDERS, [b"y" * 50] * 10)
         await daemon.logged("ledger.deleted_at_source")
-        await asleep(client, ORDERS, Position(1, 9))
+        await suspended(client, ORDERS, Position(1, 9))
