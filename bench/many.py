@@ -19,7 +19,7 @@ from bench.tailing import PLAN
 from bench.usage import BOOKIES, measured
 from offloaderd.core.model import Position
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.standalone.probe import ask
+from offloaderd.standalone.ports import ask
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 

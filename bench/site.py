@@ -21,8 +21,7 @@ from offloaderd.core.errors import Transient
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
 from tests.real import stores

@@ -9,8 +9,7 @@ from offloaderd.client.channel import checked_address
 from offloaderd.client.client import DaemonClient
 from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, translated
 from offloaderd.client.push import LedgerClosed, Pushed
-from offloaderd.client.read_ahead import ReadAnswer
-from offloaderd.client.reading import Wanted
+from offloaderd.client.reading import ReadAnswer, Wanted
 from offloaderd.client.trust import NotTrusted, Trust
 from offloaderd.core.errors import LedgerUnknown
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName

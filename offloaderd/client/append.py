@@ -1,20 +1,14 @@
 """The part of the client that writes to a daemon's own ledger store."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterable, Callable, Sequence
 
 from offloaderd.client.calls import Calls
 from offloaderd.client.exchange import Exchange
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import InvalidInput, OffloaderError, first_of
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.v1 import ledgers_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Sequence
-
-    from offloaderd.core.model import TopicName
 
 
 class AppendCalls(Calls):

@@ -3,27 +3,21 @@
 `run` and `iterate` reach every call of DaemonClient with its types; the most common ones have names here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from offloaderd.client.client import DaemonClient
 from offloaderd.client.entries import AHEAD
+from offloaderd.client.reading import ReadAnswer, Wanted
 from offloaderd.client.resume import RESUME_S
+from offloaderd.client.trust import Trust
 from offloaderd.core.errors import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-
-    from offloaderd.client.read_ahead import ReadAnswer
-    from offloaderd.client.reading import Wanted
-    from offloaderd.client.trust import Trust
-    from offloaderd.core.model import Position, TopicName
-    from offloaderd.core.read_options import Goal
-    from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, read_pb2
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.read_options import Goal
+from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, read_pb2
 
 T = TypeVar("T")
 CONNECT_S = 5.0

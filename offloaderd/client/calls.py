@@ -1,11 +1,15 @@
 """The calls of the client that have one answer, or a stream of answers, and no more to them."""
 
-from __future__ import annotations
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
 
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from google.protobuf.message import Message
+from grpc import aio
 
 from offloaderd.client.channel import Connection
-from offloaderd.core.read_options import SeekKind
+from offloaderd.core.model import OutagePolicy, Position, TierRetention, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import (
     admin_pb2,
@@ -36,16 +40,6 @@ from offloaderd.protocol.v1 import (
     upkeep_pb2_grpc,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
-    from google.protobuf.message import Message
-    from grpc import aio
-
-    from offloaderd.core.model import OutagePolicy, Position, TierRetention, TopicName
-    from offloaderd.core.names.patterns import TopicPattern
-    from offloaderd.core.read_options import Goal, ReadPriority
-
 Answer = TypeVar("Answer", bound="Message")
 
 
@@ -72,7 +66,7 @@ class Calls(Connection):
         with self._errors():
             return await method(request, timeout=timeout_s or self._timeout_s)
 
-    async def _stream(self, call: Callable[[], aio.UnaryStreamCall[Any, Answer]]) -> AsyncGenerator[Answer, None]:
+    async def _stream(self, call: "Callable[[], aio.UnaryStreamCall[Any, Answer]]") -> AsyncGenerator[Answer, None]:
         """Make a call when its first answer is asked for; yields its answers."""
         made = call()
         with self._errors(made):
@@ -80,7 +74,7 @@ class Calls(Connection):
                 yield answer
 
     @property
-    def _admin(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
+    def _admin(self) -> "admin_pb2_grpc.AdminServiceAsyncStub":
         return admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:
@@ -162,7 +156,7 @@ class Calls(Connection):
         return self._stream(lambda: upkeep_pb2_grpc.UpkeepServiceStub(self._channel).Gc(request, timeout=timeout_s))
 
     @property
-    def _control(self) -> control_pb2_grpc.ControlServiceAsyncStub:
+    def _control(self) -> "control_pb2_grpc.ControlServiceAsyncStub":
         return control_pb2_grpc.ControlServiceStub(self._channel)
 
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
@@ -186,7 +180,7 @@ class Calls(Connection):
         return (await self._ask(self._control.PauseTopic, request)).topics
 
     @property
-    def _history(self) -> history_pb2_grpc.HistoryServiceAsyncStub:
+    def _history(self) -> "history_pb2_grpc.HistoryServiceAsyncStub":
         return history_pb2_grpc.HistoryServiceStub(self._channel)
 
     async def plan_history(self, topic: TopicName | str, *, segment_bytes: int = 0) -> history_pb2.PlanHistoryResponse:
@@ -202,7 +196,7 @@ class Calls(Connection):
         return await self._ask(self._history.GetHistory, request)
 
     @property
-    def _identity(self) -> identity_pb2_grpc.IdentityServiceAsyncStub:
+    def _identity(self) -> "identity_pb2_grpc.IdentityServiceAsyncStub":
         return identity_pb2_grpc.IdentityServiceStub(self._channel)
 
     async def identity(self, topic: TopicName | str = "") -> identity_pb2.ShowIdentityResponse:
@@ -223,7 +217,7 @@ class Calls(Connection):
         return list((await self._ask(self._identity.AcceptIdentity, request)).believed)
 
     @property
-    def _inspect(self) -> inspect_pb2_grpc.InspectServiceAsyncStub:
+    def _inspect(self) -> "inspect_pb2_grpc.InspectServiceAsyncStub":
         return inspect_pb2_grpc.InspectServiceStub(self._channel)
 
     async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
@@ -239,7 +233,7 @@ class Calls(Connection):
         return self._stream(lambda: self._inspect.Verify(request, timeout=timeout_s))
 
     @property
-    def _placement(self) -> placement_pb2_grpc.PlacementServiceAsyncStub:
+    def _placement(self) -> "placement_pb2_grpc.PlacementServiceAsyncStub":
         return placement_pb2_grpc.PlacementServiceStub(self._channel)
 
     async def daemons(self, topic: TopicName | str | None = None) -> placement_pb2.ListDaemonsResponse:
@@ -255,7 +249,7 @@ class Calls(Connection):
         return self._stream(lambda: self._placement.Drain(request, timeout=timeout_s))
 
     @property
-    def _policy(self) -> policy_pb2_grpc.PolicyServiceAsyncStub:
+    def _policy(self) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
         return policy_pb2_grpc.PolicyServiceStub(self._channel)
 
     async def policies(self, level: policy_pb2.PolicyLevel) -> policy_pb2.GetPoliciesResponse:
@@ -277,7 +271,7 @@ class Calls(Connection):
         return await self._ask(self._policy.RemovePolicies, request)
 
     @property
-    def _reads(self) -> read_pb2_grpc.ReadServiceAsyncStub:
+    def _reads(self) -> "read_pb2_grpc.ReadServiceAsyncStub":
         return read_pb2_grpc.ReadServiceStub(self._channel)
 
     async def seek(self, topic: TopicName | str, goal: Goal) -> read_pb2.SeekResponse:
@@ -291,7 +285,7 @@ class Calls(Connection):
         return await self._ask(self._reads.LastPositions, request)
 
     @property
-    def _ledgers(self) -> ledgers_pb2_grpc.LedgerServiceAsyncStub:
+    def _ledgers(self) -> "ledgers_pb2_grpc.LedgerServiceAsyncStub":
         return ledgers_pb2_grpc.LedgerServiceStub(self._channel)
 
     async def roll(self, topic: TopicName | str) -> None:
@@ -299,7 +293,7 @@ class Calls(Connection):
         await self._ask(self._ledgers.Roll, ledgers_pb2.RollRequest(topic=str(topic)))
 
     @property
-    def _retention(self) -> retention_pb2_grpc.RetentionServiceAsyncStub:
+    def _retention(self) -> "retention_pb2_grpc.RetentionServiceAsyncStub":
         return retention_pb2_grpc.RetentionServiceStub(self._channel)
 
     async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
@@ -324,7 +318,7 @@ class Calls(Connection):
         await self._ask(self._retention.AllowGrant, request)
 
     @property
-    def _rollback(self) -> rollback_pb2_grpc.RollbackServiceAsyncStub:
+    def _rollback(self) -> "rollback_pb2_grpc.RollbackServiceAsyncStub":
         return rollback_pb2_grpc.RollbackServiceStub(self._channel)
 
     def plan_rollback(

@@ -4,12 +4,11 @@ Channels stay open once made, so a call that still runs on one is not cut off wh
 `ADDRESSES_MAX` of them, and those that were made with certificates that have been replaced since.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import grpc
 from grpc import aio
@@ -17,14 +16,9 @@ from grpc import aio
 from offloaderd.client.errors import Unreachable, translated
 from offloaderd.client.trust import Trust
 from offloaderd.core.aio.groups import Group
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import InvalidConfig, InvalidInput, OffloaderError, first_of
 from offloaderd.protocol.v1 import placement_pb2, placement_pb2_grpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
-
-    from offloaderd.core.clock import Clock
 
 log = logging.getLogger(__name__)
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024

@@ -1,24 +1,16 @@
 """The part of the client that reads."""
 
-from __future__ import annotations
+from collections.abc import AsyncGenerator
+from typing import Unpack
 
-from typing import TYPE_CHECKING, Unpack
+from grpc import aio
 
 from offloaderd.client.calls import Calls
-from offloaderd.client.read_ahead import Ahead, read_answer
-from offloaderd.client.reading import Reading, Wanted, read_request
+from offloaderd.client.reading import Ahead, ReadAnswer, Reading, Wanted, read_answer, read_request
 from offloaderd.client.resume import RESUME_S, Resume
+from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import Transactions
-from offloaderd.protocol.v1 import read_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from grpc import aio
-
-    from offloaderd.client.read_ahead import ReadAnswer
-    from offloaderd.core.model import TopicName
-    from offloaderd.protocol.v1 import common_pb2
+from offloaderd.protocol.v1 import common_pb2, read_pb2
 
 READ_METHOD = "/offloaderd.v1.ReadService/Read"
 AHEAD = 4

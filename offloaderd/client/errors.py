@@ -1,19 +1,10 @@
 """What a failed call means to its caller: the error that the daemon raised, or what the transport said."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import grpc
+from grpc import aio
 
-from offloaderd.core.errors import Conflict, InvalidInput, Transient
+from offloaderd.core.errors import Conflict, InvalidInput, OffloaderError, Transient
 from offloaderd.protocol.errors import DETAIL_KEY, from_rpc_error
-
-if TYPE_CHECKING:
-    from grpc import aio
-
-    from offloaderd.core.errors import OffloaderError
-
 
 LATE = "allow more with --timeout SECONDS; `offloadctl status` shows whether something does not answer"
 _CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")

@@ -5,19 +5,15 @@ When a write fails since the call has ended, grpc.aio puts "Internal error from 
 so that it is lost. Therefore the first status is kept, and another one is waited for only behind a failed write's.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 from grpc import aio
 
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from offloaderd.core.clock import Clock
+from offloaderd.core.clock import Clock
 
 FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 LOOKS, LOOK_S = 200, 0.02
@@ -30,7 +26,7 @@ Value = TypeVar("Value")
 class Exchange(Generic[Request, Response]):
     """Writes and reads of one call, which nobody else reads. Whoever made the call cancels it in the end."""
 
-    def __init__(self, call: aio.StreamStreamCall[Request, Response], clock: Clock) -> None:
+    def __init__(self, call: "aio.StreamStreamCall[Request, Response]", clock: Clock) -> None:
         self._call = call
         self._clock = clock
         self._answers = aiter(call)

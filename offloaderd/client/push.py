@@ -6,11 +6,10 @@ here, and nothing is sent twice. Flow control is the daemon's: a batch is sent w
 for their answer, and a daemon without room reads no further.
 """
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from offloaderd.client.calls import Calls
 from offloaderd.client.errors import NotConsecutive, Unreachable
@@ -18,13 +17,8 @@ from offloaderd.client.exchange import Exchange
 from offloaderd.client.resume import RESUME_S, Resume
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Conflict, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
-from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from offloaderd.core.model import TopicName
 
 UNANSWERED_MAX = 8
 Request = offload_pb2.StreamingOffloadRequest
@@ -97,7 +91,7 @@ class PushCalls(Calls):
                     await resume.after(error)
 
     async def _push_here(
-        self, push: _Push, entries: Callable[[Position | None], AsyncGenerator[EntryBatch | LedgerClosed, None]]
+        self, push: "_Push", entries: Callable[[Position | None], AsyncGenerator[EntryBatch | LedgerClosed, None]]
     ) -> Position | None:
         """Push over one stream."""
         stub: offload_pb2_grpc.OffloadServiceAsyncStub = offload_pb2_grpc.OffloadServiceStub(self._channel)

@@ -1,32 +1,85 @@
-"""A read that goes on after its stream broke: each entry of the range once, in order, or an error.
+"""A read that continues after its stream broke: each entry of the range once, in order, or an error.
 
-The range is fixed before it begins: without `last` and without following it ends at what is the newest entry now, also
-when it goes on at another daemon, which may not know of that entry yet. After a break it is asked for what follows the
-last entry that was handed out, and what comes is compared with that.
+The range is fixed before it begins: without `last` and without `follow` it ends at the newest entry of that moment,
+also when another daemon continues it that does not know of that entry yet. After a break the entries after the last one
+that was handed out are requested, and the answers are compared with that position.
+
+Answers that are fetched ahead are bounded by number, not by bytes: measuring an answer costs as much as reading it, and
+the daemon bounds the size of each (read.batch_bytes).
 """
 
-from __future__ import annotations
-
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypedDict
+from typing import NamedTuple, TypedDict
 
 from offloaderd.client.calls import seek_target
 from offloaderd.client.errors import LATE, TimedOut
-from offloaderd.core.errors import OffloaderError, OutOfRange, Transient
-from offloaderd.core.model import Position
-from offloaderd.protocol.conversion import to_position
+from offloaderd.client.resume import Resume
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import Closed, OffloaderError, OutOfRange, Transient
+from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.read_options import Goal, ReadPriority
+from offloaderd.protocol.conversion import decoded_read_response, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from offloaderd.client.read_ahead import ReadAnswer
-    from offloaderd.client.resume import Resume
-    from offloaderd.core.clock import Clock
-    from offloaderd.core.model import EntryBatch, TopicName
-    from offloaderd.core.read_options import Goal, ReadPriority
+class ReadAnswer(NamedTuple):
+    """Consecutive entries of one ledger, and the tier that served them."""
 
-    Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
+    batch: EntryBatch
+    tier: "common_pb2.Tier.ValueType"
+
+
+Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
+
+
+def read_answer(message: bytes, address: str) -> ReadAnswer:
+    """Return what a serialized ReadResponse of the daemon at `address` says. Raises CorruptData."""
+    return ReadAnswer(*decoded_read_response(message, where=f"an answer of {address}"))
+
+
+class Ahead:
+    """At most `answers_max` answers that nobody has taken yet; one at least."""
+
+    def __init__(self, answers_max: int) -> None:
+        self._answers_max = max(1, answers_max)
+        self._answers: deque[ReadAnswer] = deque()
+        self._changed = asyncio.Event()
+        self._end: Exception | None = None
+        self._ended = False
+
+    async def fill(self, answers: AsyncGenerator[ReadAnswer, None]) -> None:
+        """Take answers in, waiting while there is no room; their error is raised by `take`, behind what came before."""
+        self._end = Closed("the client was closed during a read")
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    self._answers.append(answer)
+                    self._changed.set()
+                    while len(self._answers) >= self._answers_max:
+                        self._changed.clear()
+                        await self._changed.wait()
+            self._end = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader gets it
+            self._end = error
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def take(self) -> ReadAnswer | None:
+        """Return the next answer, None at the end. Raises what ended the answers."""
+        while not self._answers:
+            if self._ended:
+                if self._end is not None:
+                    raise self._end
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        answer = self._answers.popleft()
+        self._changed.set()
+        return answer
 
 
 class Wanted(TypedDict, total=False):

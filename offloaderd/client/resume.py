@@ -6,18 +6,12 @@ stream has worked before: whoever asks for the first time should hear of it. So 
 where it comes from a file.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from offloaderd.client.channel import Connection
 from offloaderd.client.errors import TimedOut, Unreachable
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.retry import doubled
 from offloaderd.protocol.errors import CallTooLong
-
-if TYPE_CHECKING:
-    from offloaderd.client.channel import Connection
-    from offloaderd.core.clock import Clock
 
 RESUME_S = 60.0
 PAUSE_FIRST_S = 0.1

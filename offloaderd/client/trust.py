@@ -5,22 +5,17 @@ Certificates are read when a channel is made; `files` says when that has to be d
 connection cannot be made, so after a failure the handshake is tried once more with Python's own TLS, which does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 from grpc import aio
 
 from offloaderd.core.errors import InvalidConfig, InvalidInput, Unauthenticated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 DIAGNOSIS_S = 3.0
 REFUSED_S = 0.5

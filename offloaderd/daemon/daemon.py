@@ -36,7 +36,7 @@ from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.probes import Prober
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.settings.warnings import is_metadata_open
+from offloaderd.daemon.settings.rules import is_metadata_open
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.daemon.systemd import attended

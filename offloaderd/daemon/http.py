@@ -5,16 +5,15 @@ which is what the probe is for; numbers are read where they are written; and not
 A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3 client.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 
 from offloaderd.access.certificates import Certificates, server_context
@@ -24,9 +23,6 @@ from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.settings.sections import HttpSettings
 from offloaderd.daemon.status_page.site import StatusSite
-
-if TYPE_CHECKING:
-    from aiohttp.typedefs import Handler
 
 CLOSE_S = 0.5
 """How long answers in progress may take when the server closes."""

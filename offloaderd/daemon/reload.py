@@ -15,7 +15,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log.modules import AUDIT
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.change import Change, changes, followed
-from offloaderd.daemon.settings.warnings import RENAMED
+from offloaderd.daemon.settings.rules import RENAMED
 
 Prepare = Callable[[Settings], Callable[[], None]]
 """Looks at new settings, raises InvalidConfig, or returns what makes them hold."""

@@ -5,34 +5,28 @@ a root span for each. Whether a segment is traced follows from its id as well, s
 a bounded queue and go out from a thread of the SDK; the daemon never waits for a collector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from uuid import UUID
 
 import grpc
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
+from prometheus_client import Counter
 
 from offloaderd import __version__
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.traces import NO_TRACES, Fact, SegmentTrace
 from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings, header_pairs
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import Span, Tracer
-    from prometheus_client import Counter
 
 QUEUE_SPANS_MAX = 4096
 BATCH_SPANS_MAX = 512
@@ -100,7 +94,7 @@ class _Trace:
     """One segment's spans under one owner."""
 
     def __init__(
-        self, tracer: Tracer, ids: _SegmentIds, spans: Counter, segment_id: UUID, facts: Mapping[str, Fact]
+        self, tracer: Tracer, ids: "_SegmentIds", spans: Counter, segment_id: UUID, facts: Mapping[str, Fact]
     ) -> None:
         self._tracer = tracer
         self.spans = spans

@@ -17,7 +17,7 @@ from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.drill.listener import Listener
+from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.objects import keys
 
 CLOCK = SystemClock()

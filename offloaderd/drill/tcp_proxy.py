@@ -1,10 +1,122 @@
-"""A TCP proxy on loopback whose connections can be cut, in front of one of several servers, by TLS or not."""
+"""TCP servers on loopback that leave no connection and no task, and a proxy whose connections can be cut."""
 
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Awaitable, Callable
+from typing import Self
 
-from offloaderd.drill.listener import Listener, between
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Turn = Callable[[int], Awaitable[None]]
+
+AHEAD_BYTES = 1 << 16
+"""How much is read ahead of a handler, and how long what it reads up to a separator may be."""
+
+
+class Listener:
+    """Serves each connection to a free port by a handler, until its context ends; then all are broken off.
+
+    asyncio's own servers forget their handlers when they close (Server.wait_closed of Python 3.11 returns at once), so
+    their tasks are made and kept here. With `tls` clients speak TLS.
+    """
+
+    def __init__(self, handler: Handler, *, ahead_bytes: int = AHEAD_BYTES, tls: ssl.SSLContext | None = None) -> None:
+        self._handler = handler
+        self._ahead_bytes = ahead_bytes
+        self._server_tls = tls
+        self._handlers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._over = False
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, as a URL."""
+        return f"http://{self.address}"
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", 0, limit=self._ahead_bytes, ssl=self._server_tls
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Take no more connections, break off those that are served, and wait for their ends."""
+        self._over = True
+        self._server.close()
+        self.break_off()
+        if self._handlers:
+            await asyncio.wait(self._handlers)
+        await self._server.wait_closed()
+
+    def break_off(self) -> None:
+        """Break every connection in the middle of whatever it does."""
+        for handler, writer in self._handlers.items():
+            writer.transport.abort()
+            handler.cancel()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._over:
+            writer.transport.abort()
+            return
+        handler = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._handlers[handler] = writer
+        handler.add_done_callback(self._handlers.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._handler(reader, writer)
+        finally:
+            writer.close()
+
+
+async def relay(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, turn: Turn | None = None
+) -> None:
+    """Connect to `target` (host:port, or an http URL) and pass bytes on both ways, until either side ends.
+
+    `turn`: asked with the number of bytes before any are passed on to the target.
+    """
+    host, _, port = target.removeprefix("http://").rpartition(":")
+    await between(reader, writer, *await asyncio.open_connection(host, int(port)), turn)
+
+
+async def between(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    there: asyncio.StreamReader,
+    back: asyncio.StreamWriter,
+    turn: Turn | None = None,
+) -> None:
+    """Pass bytes on between two connections, until either ends."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(reader, back, turn))
+            group.create_task(_copy(there, writer, None))
+    except asyncio.CancelledError:
+        back.transport.abort()
+        raise
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Turn | None) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            if turn is not None:
+                await turn(len(data))
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
 
 CONNECT_S = 5.0
 

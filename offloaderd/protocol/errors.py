@@ -5,13 +5,11 @@ class in upper snake case and never changes, `hint` says what to do. What is no 
 traceback and becomes INTERNAL, without a word of it for the client.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc import aio
 
 from offloaderd.core.errors import (
     BucketMissing,
@@ -44,9 +42,6 @@ from offloaderd.core.errors import (
     Unsound,
 )
 from offloaderd.protocol.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from grpc import aio
 
 DETAIL_KEY = "offloaderd-error-bin"
 

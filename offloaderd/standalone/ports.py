@@ -1,9 +1,10 @@
-"""Chooses loopback ports for child processes, below the range that the kernel hands to outgoing connections.
+"""Loopback ports for child processes: which are free, and small requests to the servers that listen there.
 
-A port from that range could be taken by anybody's connection between two starts; one below it stays ours, so the
-caller may keep it in its state and use it again.
+Ports are chosen below the range that the kernel gives to outgoing connections. A port of that range could be taken by
+any connection between two starts; one below it stays free, so that the caller may record it and use it again.
 """
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterator, Sequence
@@ -60,3 +61,38 @@ def _rotated(seed: int) -> Iterator[int]:
     width = PORT_MAX - PORT_MIN + 1
     start = seed % width
     return (PORT_MIN + (start + step) % width for step in range(width))
+
+
+ANSWER_WITHIN_S = 2.0
+_ANSWER_BYTES_MAX = 64 * 1024
+
+
+async def ask(port: int, question: bytes, within_s: float = ANSWER_WITHIN_S) -> bytes:
+    """Send `question` and return what is answered until the server closes; b"" when nobody answers."""
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            try:
+                writer.write(question)
+                return await _read_all(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return b""
+
+
+async def http_get(port: int, path: str, within_s: float = ANSWER_WITHIN_S) -> tuple[int, bytes]:
+    """GET a path; returns status and body, (0, b"") when nobody answers."""
+    answer = await ask(port, f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\n\r\n".encode(), within_s)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    if len(words) < 2 or not words[1].isdigit():
+        return 0, b""
+    return int(words[1]), body
+
+
+async def _read_all(reader: asyncio.StreamReader) -> bytes:
+    answer = bytearray()
+    while len(answer) < _ANSWER_BYTES_MAX and (piece := await reader.read(4096)):
+        answer += piece
+    return bytes(answer)

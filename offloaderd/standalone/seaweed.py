@@ -16,8 +16,7 @@ from pathlib import Path
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone.directory import directory_error, prepare_directory, write_private
-from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, require_free
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, http_get, require_free
 from offloaderd.standalone.process import ChildProcess, Command
 
 START_DEADLINE_S = 60.0

@@ -10,8 +10,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.spark.java import find_java
 from offloaderd.standalone.directory import directory_error, prepare_directory
-from offloaderd.standalone.ports import LOOPBACK, require_free
-from offloaderd.standalone.probe import ask
+from offloaderd.standalone.ports import LOOPBACK, ask, require_free
 from offloaderd.standalone.process import ChildProcess, Command
 
 START_DEADLINE_S = 60.0

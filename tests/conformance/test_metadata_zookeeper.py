@@ -15,7 +15,7 @@ from kazoo.security import make_digest_acl
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
-from offloaderd.drill.listener import Listener, relay
+from offloaderd.drill.tcp_proxy import Listener, relay
 from offloaderd.metadata.port import Create, SessionState, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import client as zookeeper_client

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pulsar
 import pytest
 
-from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import free_ports, http_get
 from tests.conformance.metadata_stores import eventually
 from tests.integration.processes import CLOCK
 from tests.pages import ROOT, blocks

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 
-from offloaderd.standalone.ports import LOOPBACK, free_ports
-from offloaderd.standalone.probe import ask
+from offloaderd.standalone.ports import LOOPBACK, ask, free_ports
 from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.zookeeper import zookeeper_jars
 from tests.real.jars import server_jars

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.drill.listener import Listener, relay
+from offloaderd.drill.tcp_proxy import Listener, relay
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from tests.integration.processes import DaemonProcess, Site

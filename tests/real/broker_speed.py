@@ -28,7 +28,7 @@ import pulsar
 
 from offloaderd.core.model import DRIVER
 from offloaderd.ledgers.pulsar.managed_ledger import decode
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import http_get
 from tests.patience import PATIENCE_S
 from tests.real.broker_servers import CLOCK, COMPILED, OURS, THEIRS, cpu_s
 from tests.real.driven import RECEIVE_MS

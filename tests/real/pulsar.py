@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.standalone.ports import LOOPBACK, free_ports
-from offloaderd.standalone.probe import ask, http_get
+from offloaderd.standalone.ports import LOOPBACK, ask, free_ports, http_get
 from tests.patience import PATIENCE_S
 from tests.real.bookies import LEDGERS_ROOT, SMALL_BOOKIE
 from tests.real.jars import server_jars

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.spark.java_home import java_home
-from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.standalone.ports import LOOPBACK, free_ports
-from offloaderd.standalone.probe import http_get
+from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 

@@ -15,7 +15,7 @@ from offloaderd.cli.options.place import CONFIG
 from offloaderd.cli.program import FAILED, OK, USAGE
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon.settings import Report, check
-from offloaderd.daemon.settings.warnings import doubtful
+from offloaderd.daemon.settings.rules import doubtful
 
 if TYPE_CHECKING:
     from offloaderd.daemon.doctor.finding import CheckResult

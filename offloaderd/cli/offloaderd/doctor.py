@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from offloaderd.cli import checks
+from offloaderd.cli import views
 from offloaderd.cli.options.place import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon.doctor.examination import examine, invalid
@@ -38,7 +38,7 @@ def doctor(*, config: Path | None, as_json: bool) -> int:
 
 async def _doctor(config: Path | None, *, as_json: bool) -> int:
     async with aclosing(_examination(config)) as results:
-        return await checks.shown(results, as_json=as_json)
+        return await views.shown(results, as_json=as_json)
 
 
 async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:

@@ -11,8 +11,7 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from offloaderd.cli import segments as segments_view
-from offloaderd.cli import show
+from offloaderd.cli import show, views
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
 from offloaderd.standalone import state
@@ -96,7 +95,7 @@ class TerminalScreen:
         self.say()
         self.say("stored in S3 and committed in ZooKeeper:")
         self.close()
-        self._console.file.write(segments_view.TABLE.rendered(segments))
+        self._console.file.write(views.TABLE.rendered(segments))
         index, manifest = "<data object>-index", "<data object>-manifest"
         self.say(f"each with {index} (PIP-76) and {manifest} (checksums)")
         self.say()

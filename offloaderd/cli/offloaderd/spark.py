@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from offloaderd.cli import segments as segments_view
-from offloaderd.cli import show
+from offloaderd.cli import show, views
 from offloaderd.cli.offloaderd.verify import LEVELS
 from offloaderd.cli.options.jobs import MASTER
 from offloaderd.cli.options.place import CONFIG
@@ -244,9 +243,9 @@ def verify(
         click.echo(f"{kind:<12} {flaw['key']}: {said}")
         click.echo(f"{'':<12} -> {flaw['what_to_do']}")
     if as_json and found.ledgers:
-        click.echo(show.json_line({"ledgers": [segments_view.ledger_as_json(one) for one in found.ledgers]}), nl=False)
+        click.echo(show.json_line({"ledgers": [views.ledger_as_json(one) for one in found.ledgers]}), nl=False)
     elif found.ledgers:
-        segments_view.write_ledgers(found.ledgers)
+        views.write_ledgers(found.ledgers)
     names = ("topics", "segments", "entries", "object_bytes", "read_bytes", "problems", "unreachable")
     if as_json:
         click.echo(show.json_line({"summary": {name: getattr(found, name) for name in names}}), nl=False)

@@ -9,8 +9,7 @@ from typing import TypedDict, Unpack
 
 import click
 
-from offloaderd.cli import segments as segments_view
-from offloaderd.cli import show
+from offloaderd.cli import show, views
 from offloaderd.cli.options import common as options
 from offloaderd.cli.options.place import CONFIG, STANDALONE, served
 from offloaderd.cli.options.quantities import size_param
@@ -192,8 +191,8 @@ class View:
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
         held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
         click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
-        segments_view.write_flaws(one.flaws)
-        segments_view.write_ledgers(ledgers)
+        views.write_flaws(one.flaws)
+        views.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
         """Note that the rest could not be looked at."""
@@ -226,6 +225,6 @@ def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str,
     """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
     return {
         **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
-        "flaws": [segments_view.flaw_as_json(flaw) for flaw in one.flaws],
-        "ledgers": [segments_view.ledger_as_json(ledger) for ledger in ledgers],
+        "flaws": [views.flaw_as_json(flaw) for flaw in one.flaws],
+        "ledgers": [views.ledger_as_json(ledger) for ledger in ledgers],
     }

@@ -1,11 +1,10 @@
 """What keeps strangers out of a daemon, made from the settings: certificates, token key, gate, and their renewal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from offloaderd.access.certificates import Certificates, TlsFiles, load_certificates
 from offloaderd.access.roles import Grant, Rights
@@ -18,10 +17,6 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.section import is_loopback
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.status_page.site import StatusSite
-
-if TYPE_CHECKING:
-    from pydantic import SecretStr
-
 
 KEY_SETTINGS = tuple(
     f"{name}{age}" for name in ("token_secret_key", "token_public_key", "token_public_alg") for age in ("", "_previous")

@@ -1,18 +1,32 @@
-"""The cluster's own nodes in ZooKeeper: can BookKeeper's and Pulsar's metadata be read, and only read.
+"""The Pulsar cluster: the nodes of BookKeeper and Pulsar in ZooKeeper, the bookies, and the admin API of the brokers.
 
 Nothing here writes. The access lists tell whether this daemon could, which it never does but should not be able to.
+
+Bookies are asked for the end and for the first entry of a ledger that cannot exist, by the client of the daemon with
+its TLS and credentials: no entries are read. A bookie that is not registered any more is found by its cookie.
+
+The admin API is asked about a topic that does not exist, as asking about an existing one would make a broker load it.
+Its answers do not contain the time (Jetty sends no Date by default), so there is no clock to compare.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
+from prometheus_client import CollectorRegistry
+
+from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
-from offloaderd.bookkeeper.metadata.layout import Layout, decode_layout, layout_path
+from offloaderd.bookkeeper.metadata.layout import Layout, decode_layout, layout_path, registration_paths
+from offloaderd.bookkeeper.metadata.registration import READONLY, BookieAddress, resolve
+from offloaderd.bookkeeper.wire.status import NotHere, Unsupported
 from offloaderd.core import domains
-from offloaderd.core.errors import Denied, InvalidInput, NotFound
-from offloaderd.core.model import TopicName, decode_local
+from offloaderd.core.aio.each import each
+from offloaderd.core.errors import CorruptData, Denied, InvalidInput, NotFound, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import LEDGER_ID_MAX, TopicName, decode_local
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
+from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 
@@ -162,3 +176,142 @@ async def _sampled(case: Case, store: ZooKeeperStore, path: str) -> Finding:
 
 def _unreadable(error: Denied, root: str) -> Finding:
     return fail(error.message, f"give the daemon's user READ on {root} and everything below it")
+
+
+NO_LEDGER = LEDGER_ID_MAX
+BOOKIE_UNREACHABLE = (
+    "start it, or let this machine reach it: bookies must be reachable at the addresses that they register"
+)
+
+
+async def bookie_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
+    """Ask every bookie; without a session all is skipped."""
+    if store is None:
+        yield skipped("bookies", "no session")
+        return
+    roster = Roster()
+    yield await case.check("bookies", roster.read(case, store))
+    if roster.pool is not None:
+        for result in await _ask_bookies(case, store, roster.pool, roster.present):
+            yield result
+    for bookie_id in roster.absent:
+        yield await case.check(f"bookie {bookie_id}", _missing(bookie_id))
+
+
+class Roster:
+    """Which bookies there are, which there were, and what they are asked by (None: the settings forbid it)."""
+
+    def __init__(self) -> None:
+        self.pool: BookiePool | None = None
+        self.present: Sequence[str] = ()
+        self.absent: Sequence[str] = ()
+
+    async def read(self, case: Case, store: ZooKeeperStore) -> Finding:
+        """Read who is registered, and whose cookies there are. Raises InvalidConfig for TLS files of no use."""
+        root = case.settings.bookkeeper.ledgers_root
+        metrics = Metrics(CollectorRegistry())  # the daemon's own do not count this
+        self.pool = BookiePool(store, clock=case.clock, metrics=metrics, options=case.settings.bookkeeper)
+        writable = set(await store.children(f"{root}/available")) - {READONLY}
+        readonly = set(await store.children(f"{root}/available/{READONLY}")) - writable
+        self.present = sorted(writable | readonly)
+        self.absent = sorted(set(await store.children(f"{root}/cookies")) - writable - readonly)
+        if not self.present:
+            return fail(f"none is registered below {root}/available", "start the bookies, or correct the roots")
+        told = f"{len(writable)} registered" + (f", {len(readonly)} read-only" if readonly else "")
+        return ok(told + (f", {len(self.absent)} missing" if self.absent else ""))
+
+
+async def _missing(bookie_id: str) -> Finding:
+    return warn(
+        f"{bookie_id} has a cookie, but is not registered",
+        "start it; if it is gone for good, have its ledgers copied and its cookie deleted: bookkeeper shell "
+        f"decommissionbookie -bookieid {bookie_id}",
+    )
+
+
+async def _ask_bookies(
+    case: Case, store: ZooKeeperStore, pool: BookiePool, bookie_ids: Sequence[str]
+) -> Sequence[CheckResult]:
+    """Ask bookies side by side; the pool is closed before anything is told."""
+    async with pool:
+
+        async def ask(bookie_id: str) -> CheckResult:
+            return await case.check(f"bookie {bookie_id}", _ask_bookie(case, store, pool, bookie_id))
+
+        return await each(bookie_ids, ask)
+
+
+async def _ask_bookie(case: Case, store: ZooKeeperStore, pool: BookiePool, bookie_id: str) -> Finding:
+    address, readonly = await _address(case, store, bookie_id)
+    started = case.clock.monotonic()
+    try:
+        await pool.last_known(bookie_id, NO_LEDGER)
+        took_ms = round((case.clock.monotonic() - started) * 1000)
+        batches = await _knows_batches(pool, bookie_id)
+    except Transient as error:
+        return fail(error.message, error.hint or BOOKIE_UNREACHABLE)
+    told = [f"{address} answered in {took_ms} ms", "batch reads" if batches else "no batch reads (before 4.17: slower)"]
+    if case.settings.bookkeeper.tls:
+        told.append("TLS")
+    elif address.tls:
+        told.append("offers TLS, bookkeeper.tls is off")
+    if readonly:
+        told.append("read-only")
+    return ok(", ".join(told))
+
+
+async def _address(case: Case, store: ZooKeeperStore, bookie_id: str) -> tuple[BookieAddress, bool]:
+    """Return where a bookie says it is, and whether it is read-only. Raises NotFound, CorruptData."""
+    writable, readonly = registration_paths(case.settings.bookkeeper.ledgers_root, bookie_id)
+    for path in (writable, readonly):
+        try:
+            content = (await store.get(path)).value
+        except NotFound:
+            continue
+        try:
+            return resolve(bookie_id, content, path=path), path == readonly
+        except CorruptData as error:
+            raise NotFound(
+                error.message, hint="look at what this bookie registers: advertisedAddress, bookieId"
+            ) from None
+    raise NotFound(f"{bookie_id} has just gone", hint="run the doctor again")
+
+
+async def _knows_batches(pool: BookiePool, bookie_id: str) -> bool:
+    try:
+        await pool.read_batch(bookie_id, NO_LEDGER, 0, count_max=1, bytes_max=1)
+    except NotHere:
+        return True
+    except Unsupported:
+        return False
+    return True
+
+
+NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
+ADMIN_UNREACHABLE = (
+    "let this machine reach pulsar.admin_url, and the brokers that it redirects to; it is a broker's or proxy's web "
+    "service URL"
+)
+
+
+async def admin_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Ask the admin API, if there is one to be asked."""
+    url = case.settings.pulsar.admin_url
+    if case.settings.ledgers.kind != "bookkeeper":
+        return
+    if url is None:
+        yield skipped("admin api", NOT_SET)
+    else:
+        yield await case.check("admin api", _ask_admin(case, url))
+
+
+async def _ask_admin(case: Case, url: str) -> Finding:
+    options = case.settings.pulsar
+    tenant, namespace = (case.topic.tenant, case.topic.namespace) if case.topic else ("public", "default")
+    async with PulsarAdmin(url, options) as admin:
+        try:
+            await admin.last_confirmed(TopicName.parse(f"persistent://{tenant}/{namespace}/{case.probe_name()}"))
+        except Transient as error:
+            return fail(error.message, error.hint or ADMIN_UNREACHABLE)
+    secret = "with our token" if options.admin_token or options.admin_token_file else "without a token"
+    return ok(f"{url} answers {secret}")

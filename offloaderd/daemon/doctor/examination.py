@@ -4,13 +4,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from offloaderd.core.clock import Clock
-from offloaderd.daemon.doctor.admin import admin_checks
 from offloaderd.daemon.doctor.bucket import bucket_checks
+from offloaderd.daemon.doctor.cluster import admin_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Verdict, ok, warn
 from offloaderd.daemon.doctor.machine import clock_checks, listen, machine_checks
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.settings.warnings import doubtful
+from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.objects.bucket import bucket_store, check_places
 
 

@@ -11,8 +11,7 @@ from contextlib import AsyncExitStack, suppress
 
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import Conflict, Denied, NotFound
-from offloaderd.daemon.doctor.bookies import bookie_checks
-from offloaderd.daemon.doctor.cluster import cluster_checks
+from offloaderd.daemon.doctor.cluster import bookie_checks, cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.identities import refusals
 from offloaderd.daemon.settings import Settings

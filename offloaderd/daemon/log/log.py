@@ -6,22 +6,44 @@ local variables, and the S3 client may not log below INFO, where it writes signe
 shown from WARNING on unless the level is debug.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from offloaderd.core.renamed import EVENTS
 from offloaderd.daemon.log.modules import AUDIT, LIBRARIES, SIGNERS
-from offloaderd.daemon.log.noise import Noise
 
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, Processor, WrappedLogger
+QUIET_S = 60.0
+"""The same words of ZooKeeper's client are not written again within this time."""
+
+
+class Noise(logging.Filter):
+    """Lets through what is news. Times are those of the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether a record is to be written."""
+        if record.name.startswith("kazoo"):
+            return record.levelno != logging.WARNING or self._is_a_change(record)
+        if record.name.startswith("aiohttp"):
+            return not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
+        return True
+
+    def _is_a_change(self, record: logging.LogRecord) -> bool:
+        words = str(record.msg)
+        if record.created - self._said.get(words, float("-inf")) < QUIET_S:
+            return False
+        self._said[words] = record.created
+        return True
+
 
 MASK = "********"
 SECRET_KEYS = frozenset({

@@ -4,22 +4,18 @@ Read from the sections themselves, so that error messages, the generated setting
 documentation cannot say anything else than what is checked.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from offloaderd.core.section import Section, Shape, SizeMark
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.settings.sections import Settings
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
 
 ENVIRONMENT_PREFIX = "OFFLOADERD__"
 MASK = "********"

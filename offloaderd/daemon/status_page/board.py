@@ -14,8 +14,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import TIERS
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.query import Wanted
-from offloaderd.daemon.status_page.ring import Ring
-from offloaderd.daemon.status_page.sampler import Sampler, by_label, measured
+from offloaderd.daemon.status_page.sampler import Ring, Sampler, by_label, measured
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.status_json import Rate, daemon_json, rated_json
 from offloaderd.protocol.v1 import admin_pb2

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from offloaderd.core import humanize as words
 from offloaderd.core.metrics.values import TIERS
-from offloaderd.daemon.status_page.ring import Ring, TopicRings
+from offloaderd.daemon.status_page.sampler import Ring, TopicRings
 
 WIDTH, HEIGHT = 600, 170
 LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.client import EntryBatch, ReadAnswer, TimedOut, Unreachable
-from offloaderd.client.read_ahead import Ahead
+from offloaderd.client.reading import Ahead
 from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.protocol.errors import CallTooLong
 from offloaderd.protocol.v1 import common_pb2

@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.doctor.admin import admin_checks
+from offloaderd.daemon.doctor.cluster import admin_checks
 from offloaderd.daemon.doctor.finding import Case, Verdict
 from offloaderd.daemon.settings import Settings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings

@@ -17,7 +17,7 @@ from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import check, load
 from offloaderd.daemon.settings.change import followed
 from offloaderd.daemon.settings.fields import environment_name
-from offloaderd.daemon.settings.warnings import RENAMED, doubtful
+from offloaderd.daemon.settings.rules import RENAMED, doubtful
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:

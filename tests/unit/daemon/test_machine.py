@@ -14,8 +14,8 @@ from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.daemon.doctor import machine
 from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.daemon.settings.sections import MemorySettings
-from offloaderd.daemon.settings.warnings import doubtful
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings

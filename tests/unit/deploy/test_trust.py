@@ -12,7 +12,7 @@ import pytest
 from offloaderd.access.certificates import TlsFiles, load_certificates
 from offloaderd.core.section import is_loopback
 from offloaderd.daemon.settings import load
-from offloaderd.daemon.settings.warnings import doubtful
+from offloaderd.daemon.settings.rules import doubtful
 from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
 
 DAEMONS = ("offloaderd-0", "offloaderd-1")

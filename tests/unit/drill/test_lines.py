@@ -12,9 +12,8 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.drill.certificate import Pair
-from offloaderd.drill.listener import Listener
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
-from offloaderd.drill.tcp_proxy import Link
+from offloaderd.drill.tcp_proxy import Link, Listener
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.authority import Authority

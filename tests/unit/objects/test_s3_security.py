@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.drill.listener import Listener
+from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.objects.s3.errors import RIGHTS
 from offloaderd.objects.settings import ObjectsSettings
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.core.errors import InvalidInput, OffloaderError
-from offloaderd.standalone import lines
-from offloaderd.standalone.lines import Lines
+from offloaderd.standalone import dataset
+from offloaderd.standalone.dataset import Lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_every_line_comes_once_in_order(
     """Whatever the bytes and however they are cut when read, the entries are the lines that are not empty."""
     path = tmp_path / "lines"
     path.write_bytes(content)
-    monkeypatch.setattr(lines, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(dataset, "CHUNK_BYTES", chunk)
     source = Lines(str(path))
     found = [entry for batch in asyncio.run(collect(source)) for entry in batch]
     expected = content.split(b"\n")
@@ -43,8 +43,8 @@ def test_every_line_comes_once_in_order(
 
 async def test_batches_are_bounded_in_bytes_and_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No batch is larger than the limits, unless one entry is."""
-    monkeypatch.setattr(lines, "BATCH_BYTES", 10)
-    monkeypatch.setattr(lines, "BATCH_ENTRIES", 3)
+    monkeypatch.setattr(dataset, "BATCH_BYTES", 10)
+    monkeypatch.setattr(dataset, "BATCH_ENTRIES", 3)
     path = tmp_path / "lines"
     path.write_bytes(b"aaaa\nbbbb\ncccc\n" + b"d" * 30 + b"\n" + b"e\n" * 7)
     sizes = [[len(entry) for entry in batch] for batch in await collect(Lines(str(path)))]
@@ -72,7 +72,7 @@ async def test_a_line_without_end_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading stops as soon as the limit is passed."""
-    monkeypatch.setattr(lines, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(dataset, "CHUNK_BYTES", 16)
     path = tmp_path / "lines"
     path.write_bytes(b"x" * 100_000)
     with pytest.raises(InvalidInput, match=r"line 1 has at least \d\d bytes"):
@@ -89,7 +89,7 @@ async def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path, name: str)
 async def test_a_pipe_hands_on_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are given while the writer is still there; waiting for more can be cancelled at once."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(lines, "opened", lambda _: reading)
+    monkeypatch.setattr(dataset, "opened", lambda _: reading)
     source = Lines("pipe")
     batches = source.batches()
     try:

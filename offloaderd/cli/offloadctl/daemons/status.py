@@ -1,8 +1,10 @@
-"""`offloadctl status`: the daemon and its topics at a glance, or one topic in full."""
+"""`offloadctl status` and `offloadctl doctor`: the state of a daemon and its topics, and checks of what it needs."""
+
+from contextlib import aclosing
 
 import click
 
-from offloaderd.cli import show
+from offloaderd.cli import show, views
 from offloaderd.cli.options import common as options
 from offloaderd.cli.options.common import Session
 from offloaderd.client import DaemonClient
@@ -79,3 +81,24 @@ def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsRe
     if positions is not None:
         result["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
     return result
+
+
+@click.command()
+@options.common
+def doctor(session: Session) -> int:
+    """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks, from where the daemon runs.
+
+    One line a check, with what to do; exit code 1 when anything failed. When no daemon can be reached, or none can
+    start, use: offloaderd doctor --config PATH.
+
+    \b
+    Examples:
+      offloadctl doctor
+      offloadctl doctor --json | jq -r '.checks[] | select(.verdict == "fail") | .found'
+    """
+    return session.run(_doctor(session))
+
+
+async def _doctor(session: Session) -> int:
+    async with session.client() as client, aclosing(client.examine(timeout_s=session.timeout_s)) as results:
+        return await views.shown(results, as_json=session.json)

@@ -2,8 +2,7 @@
 
 import click
 
-from offloaderd.cli import segments as segments_view
-from offloaderd.cli import show
+from offloaderd.cli import show, views
 from offloaderd.cli.options import common as options
 from offloaderd.cli.options.common import Session
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
@@ -137,6 +136,6 @@ def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
         **picked(place, *where, kept=("segment_id", "offloaded_ms", "bucket", "data_key")),
         "block": block if place.block_number else None,
         **(picked(place, *entry) if place.HasField("entry_offset") else dict.fromkeys(entry)),
-        "flaw": segments_view.flaw_as_json(place.flaw) if place.HasField("flaw") else None,
+        "flaw": views.flaw_as_json(place.flaw) if place.HasField("flaw") else None,
         "verified": verified if place.verified_ms else None,
     }

@@ -12,7 +12,7 @@ from offloaderd.cli.progress import Bars
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.v1 import ledgers_pb2
-from offloaderd.standalone.lines import Lines
+from offloaderd.standalone.dataset import Lines
 
 
 @dataclass(slots=True)
