@@ -1,4 +1,4 @@
-"""Work that goes on beside the callers of the source, and waiting for the first of several things."""
+"""Background tasks of a ledger source, and a sleep that a signal ends."""
 
 import asyncio
 from collections.abc import Iterable
@@ -25,34 +25,34 @@ class Background(Tasks):
 
 
 class Alarm:
-    """A sleep that can be cut short; a ring while nobody sleeps is not lost."""
+    """A sleep that a signal ends; a signal without a sleeper ends the next sleep."""
 
-    __slots__ = ("_background", "_clock", "_sleeping", "rung")
+    __slots__ = ("_background", "_clock", "_sleeping", "woken")
 
     def __init__(self, background: Background, clock: Clock) -> None:
         self._background = background
         self._clock = clock
-        self.rung = False
-        """Whether somebody rang whom nobody has heeded."""
+        self.woken = False
+        """Whether there was a signal since the last sleep or `forget`."""
         self._sleeping: asyncio.Task[None] | None = None
 
-    def ring(self) -> None:
-        """Wake the sleeper, or keep the next one from falling asleep."""
-        self.rung = True
+    def wake(self) -> None:
+        """End the sleep, or the next one."""
+        self.woken = True
         if self._sleeping is not None:
             self._sleeping.cancel()
 
     def forget(self) -> None:
-        """Whatever has rung has been heeded."""
-        self.rung = False
+        """Drop the signal."""
+        self.woken = False
 
     async def sleep(self, seconds: float) -> None:
-        """Return at a ring, or after `seconds`. Raises Closed."""
-        if not self.rung:
+        """Return at a signal, or after `seconds`. Raises Closed."""
+        if not self.woken:
             self._sleeping = self._background.start(self._clock.sleep(seconds), name="pause")
             try:
                 await asyncio.wait((self._sleeping,))
             finally:
                 self._sleeping.cancel()
                 self._sleeping = None
-        self.rung = False
+        self.woken = False

@@ -1,18 +1,17 @@
-"""How far an open ledger may be read: its last add confirmed (LAC), as bookies and, if need be, its broker know it.
+"""The end of an open ledger: its last add confirmed (LAC), as bookies and, if need be, its broker know it.
 
-A LAC is a promise that the writer made; every one heard from anybody holds, so the greatest counts and it never falls.
-It comes from the headers of entries (checked by their digest), from bookies that were told it explicitly (a bare
-number, taken only as far as an entry is stored there or elsewhere), from the metadata, or from the broker. Entries
-beyond it may be stored and are not confirmed: they are counted as hidden. While somebody recovers the ledger it stays
-what it was.
+A LAC is a promise of the writer. Each one holds, whatever its source, so the greatest counts and it never falls. It
+comes from the headers of entries (checked by their digest), from bookies that got it explicitly (a bare number, used
+only as far as a bookie stores an entry), from the metadata, or from the broker. Entries beyond it may be stored and are
+not confirmed: they are counted as hidden. During a recovery of the ledger the LAC stays the same.
 
-One bookie is asked where every bookie has every entry; all of them when the ledger has just become quiet, and now and
-then. Where entries are spread, all are asked. Between the polls of a ledger that stays quiet `long_polls` hang.
+One bookie gets the request where every bookie has every entry; all of them when the ledger has just become quiet, and
+now and then. Where entries are spread, all get it. Between the polls of a quiet ledger there are long polls.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -21,8 +20,7 @@ import structlog
 from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
-from offloaderd.bookkeeper.replicas.read import checker_for
-from offloaderd.bookkeeper.replicas.reader import BookieOrder
+from offloaderd.bookkeeper.replicas.reader import BookieOrder, checker_for
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
 from offloaderd.bookkeeper.wire.status import Reaction, reaction_to
@@ -36,18 +34,18 @@ from offloaderd.core.retry import doubled
 log = structlog.get_logger(__name__)
 
 FRESH_S = 0.05
-"""An answer this old is as good as a new one: whoever polls and whoever was woken by it share one request."""
+"""An answer of this age is reused: a poll and the watchers that it wakes share one request."""
 ALL_EVERY = 20
-"""Of so many polls of a quiet ledger one asks every bookie."""
+"""One of this many polls of a quiet ledger goes to every bookie."""
 ALL_AT = 2
-"""So many polls without news after some make a ledger quiet: then every bookie is asked once."""
+"""This many polls without a change make a ledger quiet: then every bookie gets one."""
 ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S = 1.0, 30.0
 ADMIN_LOOK_S = 600.0
-"""A broker is asked this often about a ledger that stays quiet and hides nothing: it may be in a later one by now."""
+"""Interval of requests to the broker for a quiet ledger without hidden entries: its writer may use a later one."""
 
 
 class Broker(Protocol):
-    """What the topic's broker can be asked for."""
+    """Access to a topic's broker."""
 
     async def last_confirmed(self, topic: TopicName) -> Position | None:
         """Return the writer's own last confirmed entry, None when no broker has the topic. Raises Transient, Denied."""
@@ -56,7 +54,7 @@ class Broker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a bookie knows: its last stored entry, verified, and the greatest LAC that it heard of."""
+    """The answer of a bookie: its last stored entry, verified, and the greatest LAC that it knows."""
 
     bookie_id: str
     entry: Entry | None
@@ -68,39 +66,28 @@ class _Answer:
         return self.entry.entry_id if self.entry is not None else -1
 
 
+@dataclass(slots=True, eq=False)
 class TailAsker:
-    """Asks bookies for the ends of ledgers, and brokers when that is not enough."""
+    """Requests the ends of ledgers from bookies, and from brokers when that is not enough."""
 
-    def __init__(
-        self,
-        bookies: Bookies,
-        order: BookieOrder,
-        background: Background,
-        broker: Broker | None,
-        *,
-        clock: Clock,
-        metrics: Metrics,
-        options: BookkeeperSettings,
-        quiet_s: float,
-    ) -> None:
-        self._bookies = bookies
-        self._order = order
-        self._background = background
-        self._metrics = metrics
-        self.broker = broker
-        self.clock = clock
-        self.options = options
-        self.quiet_s = quiet_s
+    bookies: Bookies
+    order: BookieOrder
+    background: Background
+    broker: Broker | None
+    clock: Clock = field(kw_only=True)
+    metrics: Metrics = field(kw_only=True)
+    options: BookkeeperSettings = field(kw_only=True)
+    quiet_s: float = field(kw_only=True)
 
     async def ask(self, ledger_id: int, metadata: LedgerMetadata, *, every: bool) -> Sequence[_Answer]:
-        """Return what bookies of the last ensemble know, at least one's answer: one bookie is asked, or all.
+        """Return answers of one bookie of the last ensemble, or of `every`; at least one answer.
 
-        One that is slow or fails is made up for by the others. Raises Transient when none answers, Denied.
+        When one is slow or fails, the others get the request. Raises Transient when none answers, Denied.
         """
         bookies = metadata.ensembles[-1].bookies
         turn = ledger_id % len(bookies)
-        ordered = self._order.order((*bookies[turn:], *bookies[:turn]))
-        prompt = [bookie_id for bookie_id in ordered if not self._order.is_slow(bookie_id)] or ordered
+        ordered = self.order.order((*bookies[turn:], *bookies[:turn]))
+        prompt = [bookie_id for bookie_id in ordered if not self.order.is_slow(bookie_id)] or ordered
         first = prompt if every or metadata.striped else prompt[:1]
         rest = [bookie_id for bookie_id in ordered if bookie_id not in first]
         checker = checker_for(ledger_id, metadata)
@@ -118,27 +105,27 @@ class TailAsker:
                     asked |= {self._start(bookie_id, checker): bookie_id for bookie_id in rest}
                     rest, one_is_enough = [], True
                 elif not running:
-                    raise _nobody(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
+                    raise _no_answer(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
                 else:
                     patience = until - self.clock.monotonic()
-                    await self._background.first_of(running, patience if patience > 0 else self.options.hedge_s)
+                    await self.background.first_of(running, patience if patience > 0 else self.options.hedge_s)
         finally:
             for task in asked:
                 task.cancel()
         if late:
             for task in running:
-                self._order.was_slow(asked[task])
+                self.order.was_slow(asked[task])
         return answers
 
     def _start(self, bookie_id: str, checker: EntryChecker) -> asyncio.Task[_Answer | OffloaderError]:
-        return self._background.start(self._ask_one(bookie_id, checker), name=f"end of ledger {checker.ledger_id}")
+        return self.background.start(self._ask_one(bookie_id, checker), name=f"end of ledger {checker.ledger_id}")
 
     async def _ask_one(self, bookie_id: str, checker: EntryChecker) -> _Answer | OffloaderError:
         try:
-            known = await self._bookies.last_known(bookie_id, checker.ledger_id)
+            known = await self.bookies.last_known(bookie_id, checker.ledger_id)
             entry = checker.check(known.stored, None) if known.stored is not None else None
         except CorruptData as error:
-            self._metrics.bookie_bad_entries.inc()
+            self.metrics.bookie_bad_entries.inc()
             log.warning("bookie.bad_entry", bookie=bookie_id, ledger_id=checker.ledger_id, error=str(error))
             return error
         except OffloaderError as error:
@@ -146,23 +133,23 @@ class TailAsker:
         return _Answer(bookie_id, entry, known.max_lac)
 
 
-def _nobody(ledger_id: int, said: dict[str, _Answer | OffloaderError]) -> OffloaderError:
-    """Return why the end of a ledger is not known; what an operator has to mend goes first."""
-    errors = [error for error in said.values() if isinstance(error, OffloaderError)]
+def _no_answer(ledger_id: int, answers: dict[str, _Answer | OffloaderError]) -> OffloaderError:
+    """Return why the end of a ledger is unknown, first what an operator has to mend."""
+    errors = [error for error in answers.values() if isinstance(error, OffloaderError)]
     stop = next((error for error in errors if reaction_to(error) is Reaction.STOP), None)
     if stop is not None:
         return stop
-    reasons = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in said.items())
+    reasons = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in answers.items())
     return Transient(f"no bookie told the end of ledger {ledger_id} ({reasons})", hint="see offloadctl doctor")
 
 
 class LedgerTail:
-    """What is known of the end of one open ledger; shared by all who ask."""
+    """The state of the end of one open ledger, shared by all its readers."""
 
     def __init__(self, topic: TopicName, ledger_id: int, asker: TailAsker, *, edge: Edge) -> None:
         self._topic = topic
         self._asker = asker
-        self._asking: Event | None = None  # set when whoever asks has the answer
+        self._asking: Event | None = None  # set when the request under way has ended
         self._asked_s: float | None = None
         self._quiet_polls = 0
         self._moved_s = asker.clock.monotonic()
@@ -175,7 +162,7 @@ class LedgerTail:
         self.ledger_id = ledger_id
         self.lac = -1
         self.size_bytes = 0
-        """Payload bytes up to the LAC; where several entries are hidden they are taken to be alike."""
+        """Payload bytes up to the LAC; several hidden entries count as equal in size."""
         self.edge = edge
         self.overtaken: tuple[int, float] | None = None
         """The later ledger that the topic's broker named, and when it first did so (monotonic)."""
@@ -187,35 +174,35 @@ class LedgerTail:
 
     @property
     def confirmed(self) -> Confirmed:
-        """What is known now."""
+        """The state now."""
         return Confirmed(self.lac, closed=False, edge=self.edge, hidden=self.hidden)
 
     @property
     def last_answer(self) -> Mapping[str, int]:
-        """The LACs of those bookies that answered last, as they know them themselves."""
+        """The LACs of the last answers, by bookie."""
         return self._last_answer
 
     @property
     def broker_due_s(self) -> float:
-        """Seconds until the broker is to be asked for what is hidden; without end when it is not."""
+        """Seconds until the next request to the broker for hidden entries; inf when there is none."""
         if not self.hidden or self._asker.broker is None:
             return inf
         return max(0.0, self._broker_at_s - self._asker.clock.monotonic())
 
     def vouch(self) -> None:
-        """Take what is known for the answer to a question of this moment: bookies would have told of more."""
+        """Treat the state as of this moment: a long poll would have shown more."""
         self._asked_s = self._asker.clock.monotonic()
 
     def doubt(self) -> None:
-        """Ask anew the next time, however little time has passed."""
+        """Have the next `ask` send requests, however fresh the answer is."""
         self._asked_s = None
 
-    def tell(self, on_change: Callable[[], None] | None) -> None:
-        """Have somebody told when a question that others asked brings news."""
+    def notify(self, on_change: Callable[[], None] | None) -> None:
+        """Set the function that is called when another caller's `ask` raises the LAC."""
         self._on_change = on_change
 
     async def ask(self, metadata: LedgerMetadata) -> Confirmed:
-        """Return how far the ledger may be read; what was asked a moment ago is not asked again.
+        """Return how far the ledger may be read; an answer of less than FRESH_S is reused.
 
         Raises Transient when no bookie answers, Denied.
         """
@@ -241,16 +228,16 @@ class LedgerTail:
         return self.confirmed
 
     def frozen(self, metadata: LedgerMetadata) -> Confirmed:
-        """Return what was known before somebody began to recover the ledger; no bookie is asked.
+        """Return the state before a recovery of the ledger began; no bookie gets a request.
 
-        Who recovers writes entries anew with LACs of its own. Were it to die half-way, the next one may end lower, so
-        nothing that it says counts before the ledger is closed.
+        A recovery writes entries again with LACs of its own. If it fails half-way, the next one may end lower, so its
+        LACs do not count before the ledger is closed.
         """
         self.lac = max(self.lac, metadata.confirmed_at_least)
         return self.confirmed
 
     def closed(self, last_entry_id: int, path: str) -> None:
-        """Check what a ledger was closed with against what had been confirmed. Raises CorruptData."""
+        """Check that a closed ledger has all confirmed entries. Raises CorruptData."""
         if last_entry_id < self.lac:
             raise CorruptData(
                 key=path,
@@ -261,20 +248,20 @@ class LedgerTail:
             )
 
     def _take(self, answers: Sequence[_Answer], metadata: LedgerMetadata) -> None:
-        """Draw conclusions from what bookies said."""
+        """Update the state from answers of bookies."""
         self._last_answer = {answer.bookie_id: answer.max_lac for answer in answers}
         self._stored = max(self._stored, *(answer.stored_id for answer in answers))
         self.lac = max(self.lac, metadata.confirmed_at_least)
         for answer in answers:
             by_headers = answer.entry.lac if answer.entry is not None else -1
             self.lac = max(self.lac, min(answer.max_lac, self._stored), by_headers)
-            self._look_for_explicit(answer, by_headers)
+            self._detect_explicit(answer, by_headers)
         for entry in (answer.entry for answer in answers if answer.entry is not None):
             beyond = max(0, entry.entry_id - self.lac) * len(entry.payload)
             self.size_bytes = max(self.size_bytes, entry.length - beyond)
 
-    def _look_for_explicit(self, answer: _Answer, by_headers: int) -> None:
-        """Tell an explicit LAC from one of an entry that came between the bookie's look at the entries and at the LAC.
+    def _detect_explicit(self, answer: _Answer, by_headers: int) -> None:
+        """Distinguish an explicit LAC from that of an entry that came between the bookie's two reads, entry and LAC.
 
         If the bookie's last entry is still the same the next time, there was none in between.
         """
@@ -285,19 +272,19 @@ class LedgerTail:
             self._suspected[answer.bookie_id] = (answer.stored_id, answer.max_lac)
 
     def _note(self, *, moved: bool) -> None:
-        """Count how long nothing has moved."""
+        """Count polls without a change."""
         self._quiet_polls = 0 if moved else self._quiet_polls + 1
         if moved:
             self._moved_s = self._asker.clock.monotonic()
             self._broker_asked, self._broker_at_s = 0, 0.0
 
     async def _ask_broker(self) -> None:
-        """Ask the broker for what a quiet writer has confirmed, ever more rarely while that brings nothing."""
+        """Request the LAC of a quiet writer from the broker, ever more rarely while it does not change."""
         now = self._asker.clock.monotonic()
         if now - self._moved_s < self._asker.quiet_s:
             return
         if self.edge is Edge.EXPLICIT_LAC:
-            self.edge = Edge.NEXT_WRITE  # entries stay hidden: its writer tells its LAC no more
+            self.edge = Edge.NEXT_WRITE  # entries stay hidden: the writer sends no explicit LAC any more
         if self._asker.broker is None or now < self._broker_at_s:
             return
         self._broker_asked += 1

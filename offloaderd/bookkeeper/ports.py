@@ -1,6 +1,6 @@
-"""What the source needs of its surroundings: nodes of ZooKeeper to read, and bookies to ask.
+"""The ports of the ledger source: nodes of ZooKeeper to read, and bookies.
 
-Neither has a method that could change anything outside: what is written here can only read.
+Neither has a method that could change anything outside.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ class Znodes(Protocol):
     async def arm(self, path: str, fired: Callable[[], None]) -> None:
         """Have `fired` called once the node may have been made, replaced or deleted after this returned.
 
-        It may be called again, and need not be: arm it anew after each call, before anything is read. A change of
-        session counts as one. It waits for a session as long as it takes.
+        It may be called more than once: arm it again after each call, before a read. A change of session counts as a
+        change. Waits for a session without limit.
         """
         ...
 
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
-        """Call it no more; one that is not armed is no error."""
+        """Stop the calls; one that is not armed is no error."""
         ...
 
     async def sync(self, path: str) -> None:
@@ -39,11 +39,10 @@ class Znodes(Protocol):
 
 
 class LastKnown(NamedTuple):
-    """What one bookie knows of the end of a ledger.
+    """The end of a ledger on one bookie.
 
-    `stored` is the last entry that it holds, confirmed or not, with header and digest still to be checked; None when it
-    holds none. `max_lac` is the greatest LAC that it heard of, by entries or explicitly, not covered by any digest; -1
-    for none.
+    `stored` is its last entry, confirmed or not, with header and digest not yet checked; None without one. `max_lac` is
+    the greatest LAC that it got, by entries or explicitly, not covered by any digest; -1 for none.
     """
 
     stored: bytes | None
@@ -53,9 +52,8 @@ class LastKnown(NamedTuple):
 class Bookies(Protocol):
     """All bookies of a cluster, by id.
 
-    Every request has a deadline and waits for its turn in the bookie's window. It raises what
-    `status.reaction_to` knows: NotHere, Throttled, BadAnswer, Unsupported, Denied, and Transient for a bookie that is
-    down, unknown, away or silent. Cancelled, a request leaves nothing behind.
+    Every request has a deadline and waits for a slot in the bookie's window. It raises NotHere, Throttled, BadAnswer,
+    Unsupported, Denied, and Transient for a bookie that is down, unknown or silent. Cancelled, it has no effect.
     """
 
     def ordered(self, bookie_ids: Sequence[str]) -> list[str]:
@@ -71,28 +69,28 @@ class Bookies(Protocol):
         ...
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
-        """Return one entry as it is stored. Two reads of one entry at a time share one request."""
+        """Return one entry as it is stored. Concurrent reads of one entry share a request."""
         ...
 
     async def read_batch(
         self, bookie_id: str, ledger_id: int, first_entry_id: int, *, count_max: int, bytes_max: int
     ) -> list[bytes]:
-        """Return stored entries from `first_entry_id` on, at least one; fewer than asked for means nothing.
+        """Return stored entries from `first_entry_id` on, at least one; fewer than requested means nothing.
 
         `count_max` has to stay within the LAC. Raises Unsupported when the bookie is too old for it.
         """
         ...
 
     async def last_known(self, bookie_id: str, ledger_id: int) -> LastKnown:
-        """Return the bookie's end of a ledger; a bookie that has nothing of it knows nothing, which is no error."""
+        """Return the bookie's end of a ledger; an empty one for a ledger that it does not hold."""
         ...
 
     async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
         """Ask for the bookie's greatest LAC once it is above `previous_lac`, or after `seconds` whatever it is.
 
-        Returns when the question is out; its future raises what the call does, and may be cancelled. It takes no part
-        in windows, and may be told at any time of a LAC that is not above `previous_lac`: a bookie does not wait for
-        ledgers that are fenced, or that it does not know (-1). Raises Unsupported by a bookie that knows no long polls;
-        one that hangs is TimedOut long before `seconds` are over.
+        Returns when the request is sent; its future raises what the call does, and may be cancelled. It takes no slot
+        of a window, and may return a LAC that is not above `previous_lac` at any time: a bookie does not wait for
+        ledgers that are fenced, or that it does not know (-1). Raises Unsupported by a bookie that knows no long polls,
+        and TimedOut by one that hangs, long before the end of `seconds`.
         """
         ...

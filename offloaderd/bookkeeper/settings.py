@@ -1,4 +1,4 @@
-"""Settings of how the ledgers of a cluster are found, followed and read."""
+"""Settings of the BookKeeper client."""
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ class BookkeeperSettings(Section):
 
     servers: OptionalServers = Field(default=None, examples=["zk-0.example:2181,zk-1.example:2181,zk-2.example:2181"])
     """ZooKeeper of the bookies and brokers. Not set: metadata.servers, which is right unless the daemon's own records
-    are kept elsewhere. It is only read."""
+    are in another ZooKeeper. It is only read."""
 
     ledgers_root: NodePath = "/ledgers"
     """Node of BookKeeper's metadata. If the cluster's metadataStoreUrl ends with a path, put that path in front."""
@@ -38,14 +38,14 @@ class BookkeeperSettings(Section):
     """How long a connection to a bookie may take to open, including TLS."""
 
     request_timeout_s: Seconds = Field(default=5.0, gt=0, le=300)
-    """How long one bookie may take to answer before another replica is asked instead; the Java client's default."""
+    """How long one bookie may take to answer before another replica gets the request; the Java client's default."""
 
     hedge_s: Seconds = Field(default=2.0, gt=0, le=300)
     """Ask a second replica as well when the first has not answered for this long; the Java client's default. A shorter
     time makes up for slow bookies better, and doubles the load sooner."""
 
     batch_bytes: Bytes = Field(default=1 * MiB, ge=64 * KiB, le=4 * MiB)
-    """Most that one batch read asks for. A bookie sends up to 5 MiB; more than 1 MiB gains nothing."""
+    """Largest answer of one batch read. A bookie sends up to 5 MiB; more than 1 MiB gains nothing."""
 
     requests_in_flight_max: int = Field(default=256, ge=1, le=10_000)
     """Requests to one bookie that are not answered yet. The number is halved when a bookie answers that it has too many
@@ -72,7 +72,7 @@ class BookkeeperSettings(Section):
     """Most reads of one topic in a second; 0: no limit."""
 
     tls: bool = False
-    """Insist on TLS with every bookie (START_TLS on its usual port, as BookKeeper's own clients do)."""
+    """Require TLS with every bookie (START_TLS on its usual port, as BookKeeper's own clients do)."""
 
     tls_ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/bookies-ca.pem"])
     """Authorities that sign the bookies' certificates (PEM). Not set: those of the system."""
@@ -96,5 +96,5 @@ class BookkeeperSettings(Section):
 
     @property
     def singles_window(self) -> int:
-        """Single reads that one ledger's reader has on their way; more than a few answers ahead only takes memory."""
+        """Single reads of one ledger at the same time; more only take memory."""
         return min(SINGLES_WINDOW_MAX, self.requests_in_flight_max)

@@ -7,12 +7,13 @@ wrong LAC, length or digest, on chosen replicas or on none, fences, ensembles ch
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
-from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, LAC_HEADER, DigestType
+from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType
 from tests.real.bookie_link import LOST, Answer
 from tests.unit.bookkeeper.entries import digest, master_key, package
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from tests.real.ledger_nodes import LedgerNode
 
 WINDOW: Final = 64
+LAC_HEADER = struct.Struct(">qq")
+"""Ledger and LAC: the head of an explicit LAC (WIRE.md, section 5)."""
 ANSWER_S: Final = 90.0
 """How long bookies may take to acknowledge an entry."""
 

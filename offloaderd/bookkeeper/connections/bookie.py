@@ -1,9 +1,9 @@
-"""One bookie: its connections, its windows, whether it is left in peace, and whether it knows batch reads.
+"""One bookie: its connections, its windows, whether it is avoided, and whether it knows batch reads.
 
-Rules: the address is looked up anew for each connection, since it may change under one id; while ZooKeeper cannot be
-asked the last one serves. Only one connection of a protocol is being made at a time, and who waits for it shares its
-fate. A bookie is left in peace after a connection could not be made, fell silent, spoke nonsense or ended before it had
-answered anything; each failure in a row doubles the time, an answer ends it.
+Rules: the address is read again for each connection, since it may change under one id; while ZooKeeper does not answer,
+the last one is used. Only one connection of a protocol is made at a time, and all callers share it. A bookie is avoided
+after a connection could not be made, fell silent, broke the protocol or ended without any answer; each failure in a row
+doubles the time, an answer ends it.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 BATCHES_MAX = 4
 """Batch reads that one bookie has on their way."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 30.0
-"""How long a bookie that cannot be had is left in peace: twice as long each time."""
+"""How long a failing bookie is avoided: twice as long each time."""
 ASK_AGAIN_S = 3600.0
-"""How long one that knows no batch reads, or no long polls, is asked for none."""
+"""How long a bookie that knows no batch reads, or no long polls, gets none."""
 
 
 class Bookie:
-    """What the pool keeps of one bookie; `on_bytes` is told what arrives from it, `on_probe` of probes."""
+    """The state of one bookie; `on_bytes` gets the size of what arrives, `on_probe` whether a probe was answered."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Bookie:
         self._on_probe = on_probe
         self._connections: dict[Wire, BookieConnection] = {}
         self._newest: dict[Wire, BookieConnection] = {}
-        """Those that are open, and those that are being made."""
+        """Connections that are open, and those that are being made."""
         self._connecting = {wire: asyncio.Lock() for wire in Wire}
         self._address: BookieAddress | None = None
         self._failures = 0
@@ -83,17 +83,17 @@ class Bookie:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return sum(not connection.closed for connection in self._connections.values())
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for its answer."""
+        """Number of requests without an answer."""
         return self.singles.used + self.batches.used
 
     @property
     def avoided(self) -> bool:
-        """Whether it is left in peace now."""
+        """Whether it gets no connection now."""
         return self._failures > 0 and self._clock.monotonic() < self._avoided_until
 
     @property
@@ -103,7 +103,7 @@ class Bookie:
 
     @property
     def long_poll_count(self) -> int:
-        """How many long polls it has not answered."""
+        """Number of long polls without an answer."""
         return sum(connection.long_poll_count for connection in self._connections.values())
 
     @property
@@ -113,29 +113,29 @@ class Bookie:
 
     @property
     def forgettable(self) -> bool:
-        """Whether nothing would be lost with it."""
+        """Whether its state has no information."""
         return not self.connection_count and self.singles.idle and self.batches.idle and not self.avoided
 
     def lacks_batch(self) -> None:
-        """Ask it for no batch for a while."""
+        """Send it no batch read for ASK_AGAIN_S."""
         self._no_batch_until = self._clock.monotonic() + ASK_AGAIN_S
         self.knows_batch = False
         log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
 
     def lacks_long_polls(self) -> None:
-        """Send it no long poll for a while."""
+        """Send it no long poll for ASK_AGAIN_S."""
         if self.may_long_poll:
             log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
         self._no_long_polls_until = self._clock.monotonic() + ASK_AGAIN_S
 
     def clear_failures(self) -> None:
-        """Forget its failures: they had another reason, or are over."""
+        """Forget its failures: they had another cause, or are over."""
         if self._failures:
             log.info("bookie.recovered", bookie=self.bookie_id, failures=self._failures)
         self._failures = 0
 
     async def ask(self, wire: Wire, window: Window, make: Callable[[BookieConnection], tuple[Key, bytes]]) -> Answer:
-        """Send the request that `make` gives, in turn, and return its answer whatever it says.
+        """Send the request that `make` returns, in turn, and return its answer, good or bad.
 
         Raises TimedOut, ConnectionLost, BadAnswer, Transient, Denied, Closed.
         """
@@ -148,11 +148,11 @@ class Bookie:
             window.leave()
             raise
         answer = await connection.send(key, request, window)
-        self._note_answer(answer, window, ticket)
+        self._adapt(answer, window, ticket)
         return answer
 
     async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> asyncio.Future[Answer]:
-        """Have the bookie wait for a LAC above `previous_lac`, or `seconds`; returns the future of what it says.
+        """Send a long poll for a LAC above `previous_lac` of at most `seconds`; return the future of its answer.
 
         Takes no slot of a window. Raises Throttled, and what `ask` does; so does the future.
         """
@@ -163,7 +163,7 @@ class Bookie:
         return connection.send_long_poll(number, request, ledger_id, seconds)
 
     def distrust(self, wire: Wire, what: str) -> BadAnswer:
-        """End a connection on which something else came than was asked for, and return the error to raise."""
+        """End a connection with a wrong answer, and return the error to raise."""
         error = BadAnswer(f"bookie {self.bookie_id} sent {what}")
         connection = self._connections.get(wire)
         if connection is not None and not connection.closed:
@@ -172,12 +172,12 @@ class Bookie:
         return error
 
     def close(self) -> None:
-        """End its connections for good: who waits gets Closed."""
+        """End its connections: pending requests raise Closed."""
         self._closed = True
         for connection in self._newest.values():
             connection.end(_closed())
 
-    def _note_answer(self, answer: Answer, window: Window, ticket: int) -> None:
+    def _adapt(self, answer: Answer, window: Window, ticket: int) -> None:
         self.clear_failures()
         match status_of(answer):
             case Status.TOO_MANY_REQUESTS:
@@ -227,10 +227,10 @@ class Bookie:
         return made
 
     def _new_connection(self, wire: Wire, first: Wire) -> BookieConnection:
-        """Return a connection that will speak `wire`, and begins with `first`."""
+        """Return a connection that will use `wire`, and begins with `first`."""
 
         def ended(error: OffloaderError) -> None:
-            in_use = made in self._connections.values()  # else it is the handshake that failed, and is counted there
+            in_use = made in self._connections.values()  # else the handshake failed, which is counted there
             if in_use and (not made.answered or not isinstance(error, ConnectionLost)):
                 self._failed(error)
 
@@ -243,7 +243,7 @@ class Bookie:
         return made
 
     async def _look_up(self) -> BookieAddress:
-        """Return where the bookie is now, or was when it last could be found out. Raises Transient, Denied, Closed."""
+        """Return the present, or else the last known address. Raises Transient, Denied, Closed."""
         try:
             async with asyncio.timeout(self._options.connect_timeout_s / 2):
                 return await self._registered()

@@ -1,12 +1,12 @@
-"""All bookies of a cluster, asked by id: the only place from which this package talks to them.
+"""All bookies of a cluster, by id: the only access of this package to them.
 
     async with BookiePool(znodes, clock=clock, metrics=metrics, options=BookkeeperSettings()) as bookies:
         entry = await bookies.read(bookie_id, ledger_id, entry_id)
 
-Rules: connections are made when they are needed, one a bookie for v2 (reads and batch reads) and one for v3 (the end of
-a ledger), and closed when they are idle. Nothing is retried here but the first batch read to a bookie that nobody knows
-to understand it: a bookie before 4.17 ends the connection on it, and is told from one that broke down by doing so again
-on a new one. What an answer says is checked against what was asked; what the entries say is the caller's to check.
+Rules: connections are made when needed, one a bookie for v2 (reads and batch reads) and one for v3 (the end of a
+ledger), and closed when idle. Only the first batch read to a bookie is retried: a bookie before 4.17 ends the
+connection on it, and, unlike one that broke down, again on a new one. An answer is checked against its request; the
+caller checks the entries.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, BOOKIE_TIMED
 
 BOOKIES_MAX: Final = 1024
-"""So many bookies are remembered, unless more are in use."""
+"""Bookies in memory, unless more are in use."""
 
 Request: TypeAlias = Callable[[BookieConnection], tuple[Key, bytes]]
 
@@ -51,7 +51,7 @@ _OUTCOMES: Final = {
 
 
 class BookiePool:
-    """Implements `ports.Bookies`. Async context manager: leaving it ends all connections, who waits gets Closed."""
+    """Implements `ports.Bookies`. Async context manager: leaving it ends all connections; requests raise Closed."""
 
     def __init__(
         self, znodes: Znodes, *, clock: Clock, metrics: Metrics, options: BookkeeperSettings | None = None
@@ -90,16 +90,16 @@ class BookiePool:
         self._bookies.clear()
 
     def ordered(self, bookie_ids: Sequence[str]) -> list[str]:
-        """Return the same bookies in their order, those that are left in peace last."""
+        """Return the same bookies in their order, avoided ones last."""
         return sorted(bookie_ids, key=self._avoided)
 
     def batches(self, bookie_id: str) -> bool:
-        """Whether the bookie may know batch reads; False for a while once it was seen not to."""
+        """Whether the bookie may know batch reads; False for a while after it refused one."""
         bookie = self._bookies.get(bookie_id)
         return bookie is None or bookie.may_batch
 
     def long_polls(self, bookie_id: str) -> bool:
-        """Whether the bookie may know long polls; False for a while once it was seen not to."""
+        """Whether the bookie may know long polls; False for a while after it refused one."""
         bookie = self._bookies.get(bookie_id)
         return bookie is None or bookie.may_long_poll
 
@@ -141,8 +141,8 @@ class BookiePool:
         match answer:
             case v2.BatchAnswer(status=Status.OK, ledger_id=ledger, first_entry_id=first, entries=entries):
                 if (ledger, first) != (ledger_id, first_entry_id) or len(entries) > count_max:
-                    told = f"{len(entries)} entries from {first} of ledger {ledger}"
-                    raise bookie.distrust(Wire.V2, f"{told} in answer to a request for {count_max} {what}")
+                    got = f"{len(entries)} entries from {first} of ledger {ledger}"
+                    raise bookie.distrust(Wire.V2, f"{got} in answer to a request for {count_max} {what}")
                 bookie.knows_batch = True
                 return entries
             case v2.BatchAnswer(status=status, code=code):
@@ -180,25 +180,25 @@ class BookiePool:
         except OffloaderError as error:
             self._count_failed("wait", error)
             raise
-        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(partial(self._tell, told, bookie, ledger_id))
-        return told
+        lac: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(partial(self._settle, lac, bookie, ledger_id))
+        return lac
 
-    def _tell(
-        self, told: asyncio.Future[int], bookie: Bookie, ledger_id: int, answered: asyncio.Future[Answer]
+    def _settle(
+        self, lac: asyncio.Future[int], bookie: Bookie, ledger_id: int, answered: asyncio.Future[Answer]
     ) -> None:
-        """Hand the answer to a long poll to who asked, if that is still of interest."""
+        """Set the result of a long poll, unless its caller has left."""
         error = answered.exception()
-        if told.done():
+        if lac.done():
             return
         if error is not None:
             self._count_failed("wait", error)
-            told.set_exception(error)
+            lac.set_exception(error)
             return
         try:
-            told.set_result(self._newer(bookie, ledger_id, answered.result()))
-        except Exception as refused:  # noqa: BLE001 - whoever waits raises it, and would wait for ever without
-            told.set_exception(refused)
+            lac.set_result(self._newer(bookie, ledger_id, answered.result()))
+        except Exception as refused:  # noqa: BLE001 - the caller raises it, and would wait for ever without
+            lac.set_exception(refused)
 
     def _newer(self, bookie: Bookie, ledger_id: int, answer: Answer) -> int:
         """Return the LAC that a long poll brought; see `ports.Bookies` for what it raises."""
@@ -222,7 +222,7 @@ class BookiePool:
         return await self._ask("batch", bookie, Wire.V2, bookie.batches, request)
 
     async def _ask_batch_again(self, bookie: Bookie, request: Request) -> Answer:
-        """Ask a bookie that ended the connection on its first batch; doing so twice is how an old one says no."""
+        """Repeat the first batch read, on which the connection ended; an old bookie ends the second one as well."""
         bookie.clear_failures()
         try:
             return await self._ask_batch(bookie, request)
@@ -237,7 +237,7 @@ class BookiePool:
             raise
 
     async def _ask(self, operation: str, bookie: Bookie, wire: Wire, window: Window, request: Request) -> Answer:
-        """Ask and count."""
+        """Send a request, count it and measure its time."""
         sent_at = 0.0
 
         def timed(connection: BookieConnection) -> tuple[Key, bytes]:
@@ -261,7 +261,7 @@ class BookiePool:
         self._count(operation, "timeout" if isinstance(error, TimedOut) else "failed")
 
     def _bookie(self, bookie_id: str) -> Bookie:
-        """Return what is known of a bookie. Raises InvalidInput, Closed."""
+        """Return the state of a bookie. Raises InvalidInput, Closed."""
         if self._closed:
             raise Closed("the pool of bookies is closed")
         found = self._bookies.get(bookie_id)

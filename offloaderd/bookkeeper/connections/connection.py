@@ -1,4 +1,4 @@
-"""One socket to one bookie, speaking one protocol: requests go out at once, answers come back by key in any order.
+"""One socket to one bookie with one protocol: requests go out at once, answers come back by key in any order.
 
     connection = await handshake.connect(...)
     await connection.writable()
@@ -7,17 +7,16 @@
 Rules:
 
 - Requests of one turn of the loop leave in one packet.
-- A request has a slot of a window from before it is sent until it is answered, given up or lost with the connection;
-  `send` takes the caller's slot over. Nobody waiting for the answer any more changes nothing of that: the bookie is
-  busy with it all the same.
-- Single reads of v2 have no number: one that is asked for twice at a time is sent once and answered twice.
-- After `request_timeout_s` those who wait get TimedOut. The answer may come late and is dropped then.
-- Long polls wait for something to happen, thousands at a time: they take no slot of a window, and no answer for a while
-  is what they are sent for. So while some are out and nothing at all has come for `request_timeout_s`, one plain read
-  is sent: unanswered, it ends the waiting of all of them with TimedOut.
-- The connection ends, with an error for everybody who waits, on bytes that are not the protocol, on answers that nobody
-  asked for, after SILENCES_MAX requests in a row without one byte from the bookie, and, without an error, when it was
-  not used for `idle_s`. It never comes back.
+- A request has a slot of a window from before it is sent until it is answered, timed out or lost with the connection;
+  `send` takes the caller's slot over. A cancelled caller does not free it: the bookie still works on the request.
+- Single reads of v2 have no number: two callers of the same one share one request.
+- After `request_timeout_s` callers get TimedOut. The answer may come late and is dropped then.
+- Thousands of long polls may be out at a time: they take no slot of a window, and no answer for a while is normal. So
+  while some are out and nothing has come for `request_timeout_s`, one plain read is sent as a probe: without an answer,
+  all of them end with TimedOut.
+- The connection ends, with an error for all callers, on bytes that break the protocol, on answers without a request,
+  after SILENCES_MAX requests in a row without one byte from the bookie, and, without an error, when it was unused for
+  `IDLE_S`. It never comes back.
 """
 
 import asyncio
@@ -37,16 +36,16 @@ from offloaderd.bookkeeper.wire.status import BadAnswer, Status
 from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
 
 SILENCES_MAX: Final = 3
-"""So many requests in a row without a sign of life, and the connection is taken for dead."""
+"""Requests in a row without a byte from the bookie, after which the connection ends."""
 LATE_MAX: Final = 1024
-"""So many answers outstanding beyond their deadline, and a new connection is the better start."""
+"""Answers beyond their deadline, above which the connection ends: a new one is the better start."""
 TLS_HINT: Final = "compare bookkeeper.tls* with the bookies' tlsProvider, certificates and tlsClientAuthentication"
 
 Answer: TypeAlias = v2.Answer | v3.Answer
 Key: TypeAlias = v2.Key
 
 IDLE_S = 300.0
-"""A connection that nobody used for so long is closed."""
+"""A connection that was unused for this long is closed."""
 
 
 class TimedOut(Transient):
@@ -58,7 +57,7 @@ class ConnectionLost(Transient):
 
 
 def status_of(answer: Answer) -> Status:
-    """Return what an answer says; a step of an authentication in v2 says nothing but itself."""
+    """Return the status of an answer; a step of an authentication in v2 has none and is OK."""
     return Status.OK if isinstance(answer, v2.AuthAnswer) else answer.status
 
 
@@ -75,7 +74,7 @@ _KEYS: Final[dict[Wire, Callable[[Answer], Key]]] = {Wire.V2: attrgetter("key"),
 
 @dataclass(slots=True)
 class _Request:
-    """What was sent and is not answered; more than one may wait for it, or nobody."""
+    """A request without an answer; none, one or several callers wait for it."""
 
     deadline: float
     window: Window | None
@@ -84,7 +83,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _LongPoll:
-    """A long poll that is out; whether anybody still waits for it or not, the bookie will answer it."""
+    """A long poll that is out; the bookie will answer it even when no caller waits any more."""
 
     ledger_id: int
     deadline: float
@@ -94,8 +93,8 @@ class _LongPoll:
 class BookieConnection(asyncio.Protocol):
     """A connection once it is made.
 
-    `on_bytes` is told what arrives, `on_probe` of each probe whether it was answered, `on_end` of an end that was not
-    asked for.
+    `on_bytes` gets the size of what arrives, `on_probe` whether a probe was answered, `on_end` the error of an end that
+    this side did not cause.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class BookieConnection(asyncio.Protocol):
         self.speak(wire)
 
     def speak(self, wire: Wire) -> None:
-        """Begin anew in a protocol: after a handshake, which is always in v3, and with nothing in flight."""
+        """Use a protocol from now on, with nothing in flight: after a handshake, which is always in v3."""
         self.answered = False
         self._decoder = _DECODERS[wire](frame_bytes_max=FRAME_BYTES_MAX)
         self._key_of = _KEYS[wire]
@@ -156,7 +155,7 @@ class BookieConnection(asyncio.Protocol):
         return self._transport
 
     def resume(self, encrypted: asyncio.Transport, start: Key) -> None:
-        """Go on over the encrypted side of the same socket. The request that led there may be answered once more."""
+        """Use the encrypted side of the same socket. The request `start` may be answered once more."""
         self._transport = encrypted
         self._encrypted = True
         self._late[start] += 1
@@ -173,7 +172,7 @@ class BookieConnection(asyncio.Protocol):
             await self._writable.wait()
 
     def send(self, key: Key, request: bytes, window: Window | None) -> asyncio.Future[Answer]:
-        """Send a request and return the future of its answer, whatever that says. The caller's slot is taken over.
+        """Send a request, which takes the caller's slot, and return the future of its answer, good or bad.
 
         The future raises TimedOut, ConnectionLost, BadAnswer, or Closed when we close. So does `send` itself.
         """
@@ -222,7 +221,7 @@ class BookieConnection(asyncio.Protocol):
             self.transport.write(b"".join(requests))
 
     def end(self, error: OffloaderError) -> None:
-        """Close it: all who wait get this error. Again is no error."""
+        """Close it: all callers get this error. A second call has no effect."""
         if self._failure is not None:
             return
         self._failure = error
@@ -250,11 +249,11 @@ class BookieConnection(asyncio.Protocol):
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let them go on."""
+        """Resume new requests."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        """Answer whoever waits."""
+        """Hand answers to their callers."""
         self._silences = 0
         self._last_answer_at = self._loop.time()
         self._on_bytes(len(data))
@@ -265,10 +264,10 @@ class BookieConnection(asyncio.Protocol):
             self._fail(BadAnswer(f"bookie {self._bookie}: {error.message}", hint=error.hint))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave nobody waiting."""
+        """Fail all callers."""
         reason = f": {exc}" if exc is not None else ""
         hint = TLS_HINT if self._encrypted and not self.answered else ""
-        # In TLS 1.3 it is only after the handshake that we hear of being refused.
+        # TLS 1.3 shows a refusal only after the handshake.
         error = Denied if isinstance(exc, ssl.SSLError) and not self.answered else ConnectionLost
         self._fail(error(f"bookie {self._bookie} ended the connection{reason}", hint=hint))
 
@@ -293,7 +292,7 @@ class BookieConnection(asyncio.Protocol):
             raise BadAnswer(f"an answer that nobody asked for ({type(answer).__name__}, {key})")
 
     def _wake_at(self, when: float) -> None:
-        """Look at the deadlines at `when`, or before; one timer does for all of them."""
+        """Check the deadlines at `when` or before; one timer serves all of them."""
         if self._timer is not None:
             if self._timer.when() <= when:
                 return
@@ -312,7 +311,7 @@ class BookieConnection(asyncio.Protocol):
             if self._failure is not None:
                 return
         if self._long_polls:
-            self._look_after_long_polls(now)
+            self._check_long_polls(now)
         if self._requests or self._long_polls:
             return
         idle_at = self._used_at + IDLE_S
@@ -321,8 +320,8 @@ class BookieConnection(asyncio.Protocol):
         else:
             self._wake_at(idle_at)
 
-    def _look_after_long_polls(self, now: float) -> None:
-        """Make sure that the bookie is alive, and give up what it should have answered."""
+    def _check_long_polls(self, now: float) -> None:
+        """Probe a silent bookie, and fail long polls after their deadline."""
         for key in [key for key, long_poll in self._long_polls.items() if long_poll.deadline <= now]:
             self._late[key] += 1
             long_poll = self._long_polls.pop(key)
@@ -345,13 +344,13 @@ class BookieConnection(asyncio.Protocol):
             self._end_long_polls(error)
 
     def _end_long_polls(self, error: OffloaderError) -> None:
-        """Have nobody wait any longer; the bookie may answer all the same."""
+        """Fail all long polls; the bookie may answer them all the same."""
         for long_poll in self._long_polls.values():
             if not long_poll.waiter.done():
                 long_poll.waiter.set_exception(_again(error))
 
     def _give_up(self, key: Key) -> None:
-        """Let a request go that was not answered in time."""
+        """Fail a request that was not answered in time."""
         request = self._requests.pop(key)
         self._late[key] += 1
         self._silences += 1
@@ -381,5 +380,5 @@ def _fail(request: _Request, error: OffloaderError) -> None:
 
 
 def _again(error: OffloaderError) -> OffloaderError:
-    """Return an equal error: each who waits raises one of its own, with its own trace."""
+    """Return an equal error: each caller raises one of its own, with its own trace."""
     return type(error)(error.message, hint=error.hint)

@@ -1,14 +1,14 @@
-"""From an address to a connection that may be asked: TCP, then TLS, then authentication, as far as they are set.
+"""Making a connection: TCP, then TLS, then authentication, as far as they are set.
 
-Both are asked for in v3, whatever is spoken afterwards: a bookie takes v2 after v3 on one connection, never the other
-way round. TLS begins on the plain socket, with nothing else in flight. Without either nothing at all is sent here.
+Both use v3, whichever protocol follows: a bookie accepts v2 after v3 on one connection, never the other way round. TLS
+begins on the plain socket, with nothing else in flight. Without either nothing is sent here.
 
-After TLS a bookie that also wants authentication says so at once, by a second answer to START_TLS: it is passed over.
-A bookie whose SASL does not like a token does not answer it. So behind each token goes a request that is answered in
-any case, be it with "who are you?": if that answer comes first, the token was dropped.
+After TLS a bookie that also wants authentication sends a second answer to START_TLS, which is dropped. A bookie whose
+SASL refuses a token does not answer it. So each token is followed by a request that is always answered, if only with
+UNAUTHORISED: if that answer comes first, the token was refused.
 
-Rules: what only an operator can put right is Denied, with what to set; the rest is Transient. Whatever goes wrong, or
-cancelled, no socket is left open.
+Rules: an error that only an operator can mend is Denied, with the settings to change; the rest is Transient. No socket
+stays open after an error, or when cancelled.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from offloaderd.bookkeeper.connections.window import Window
 from offloaderd.bookkeeper.metadata.registration import BookieAddress
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v3
-from offloaderd.bookkeeper.wire.auth import SASL_PLUGIN, AuthToken
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, SASL_PLUGIN, AuthToken
 from offloaderd.bookkeeper.wire.status import BadAnswer, Status, failure
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidConfig, Transient
@@ -30,11 +29,11 @@ from offloaderd.core.errors import Denied, InvalidConfig, Transient
 SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies' JAAS file, saslJaasClientAllowedIds"
 MECHANISM_HINT = "only DIGEST-MD5 is supported by the plugin `sasl`, not GSSAPI (Kerberos)"
 ANY_LEDGER = 0
-"""Whether it exists does not matter: asking is all that counts."""
+"""It need not exist: any answer will do."""
 
 
 class Handshake:
-    """How connections to all bookies of a cluster are made."""
+    """Makes connections to all bookies of a cluster."""
 
     def __init__(self, options: BookkeeperSettings, *, clock: Clock) -> None:
         """Read the certificates. Raises InvalidConfig."""
@@ -45,9 +44,9 @@ class Handshake:
     async def connect(
         self, bookie_id: str, address: BookieAddress, wire: Wire, make: Callable[[Wire], BookieConnection]
     ) -> BookieConnection:
-        """Return a connection that is ready for requests; `make` gives a new one for a protocol.
+        """Return a connection that is ready for requests; `make` returns a new one for a protocol.
 
-        Raises Transient, Denied. How long it may take is the caller's to bound.
+        Raises Transient, Denied. The caller bounds the time.
         """
         loop = asyncio.get_running_loop()
         first = wire if self._tls is None and self._user is None else Wire.V3
@@ -89,7 +88,7 @@ class Handshake:
             token = exchange.respond(challenge)
             if exchange.complete:
                 return
-            answer = await self._tell(bookie_id, connection, token)
+            answer = await self._exchange(bookie_id, connection, token)
             if not isinstance(answer, v3.AuthAnswer) or answer.status is not Status.OK:
                 raise _refused(bookie_id, answer)
             if answer.token.disabled:
@@ -101,7 +100,7 @@ class Handshake:
                 )
             challenge = answer.token.payload
 
-    async def _tell(self, bookie_id: str, connection: BookieConnection, token: bytes) -> Answer:
+    async def _exchange(self, bookie_id: str, connection: BookieConnection, token: bytes) -> Answer:
         """Send a token and return the answer to it. Raises Denied when there is none, TimedOut, ConnectionLost."""
         window = Window(2)
         number, probe_number = connection.new_id(), connection.new_id()
@@ -123,7 +122,7 @@ class Handshake:
 
 
 def tls_context(options: BookkeeperSettings) -> ssl.SSLContext:
-    """Return what TLS with bookies is made by. Raises InvalidConfig for files that cannot be used."""
+    """Return the TLS context for bookies. Raises InvalidConfig for files that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=options.tls_ca_file)
         if options.tls_cert_file is not None:

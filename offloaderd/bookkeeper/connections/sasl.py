@@ -30,13 +30,13 @@ _QUALITY: Final = "auth"
 
 
 class DigestMd5:
-    """One exchange. `cnonce` has to be new for each, and not to be guessed.
+    """One exchange. `cnonce` must be new for each, and random.
 
-    `uri` is what the digest is made for: BookKeeper's own name on both sides, whatever bookie is asked.
+    `uri` is part of the digest: BookKeeper's own name on both sides, for any bookie.
     """
 
     def __init__(self, username: str, password: str, cnonce: str, *, uri: str = "bookkeeper/bookkeeper") -> None:
-        """Raises InvalidConfig for a user that cannot be written down in the exchange."""
+        """Raise InvalidConfig for a user name that the exchange cannot carry."""
         if any(ord(character) < 0x20 for character in username) or not username:
             raise InvalidConfig("the name of a SASL user has to be there and may not contain control characters")
         self._username, self._password, self._uri = username, password, uri
@@ -46,10 +46,10 @@ class DigestMd5:
         self.complete = False
 
     def respond(self, challenge: bytes) -> bytes:
-        """Return the answer to what the bookie said, b"" to what it said before it was asked, and after the last.
+        """Return the answer to a challenge: b"" to the first, which is empty, and to the last.
 
-        Raises Denied when the bookie wants something else than this mechanism, BadAnswer for what is no challenge of
-        it, or when the bookie does not know the password itself.
+        Raises Denied when the bookie wants another mechanism, BadAnswer for an invalid challenge, or when the bookie
+        does not prove that it knows the password.
         """
         if not self._begun:
             self._begun = True
@@ -59,17 +59,17 @@ class DigestMd5:
         self._check(parse_challenge(challenge))
         return b""
 
-    def _prove(self, told: Mapping[str, Sequence[str]]) -> bytes:
-        nonce = _only(told, "nonce")
-        if nonce is None or _only(told, "algorithm") != "md5-sess":
+    def _prove(self, challenge: Mapping[str, Sequence[str]]) -> bytes:
+        nonce = _only(challenge, "nonce")
+        if nonce is None or _only(challenge, "algorithm") != "md5-sess":
             raise Denied(
                 f"the bookie wants to authenticate by something else than {MECHANISM}",
                 hint=f"of the plugin `sasl` only {MECHANISM} is supported, not GSSAPI (Kerberos)",
             )
-        qualities = re.split(r"[\s,]+", _only(told, "qop") or _QUALITY)
+        qualities = re.split(r"[\s,]+", _only(challenge, "qop") or _QUALITY)
         if _QUALITY not in qualities:
             raise Denied(f"the bookie wants SASL with {' or '.join(qualities)}, only {_QUALITY} is supported")
-        realm = next(iter(told.get("realm", ())), "")
+        realm = next(iter(challenge.get("realm", ())), "")
         secret = self._secret(realm, nonce)
         proof = self._digest(secret, nonce, f"AUTHENTICATE:{self._uri}")
         self._expected = self._digest(secret, nonce, f":{self._uri}")
@@ -86,8 +86,8 @@ class DigestMd5:
         }
         return ",".join(f"{name}={value}" for name, value in directives.items()).encode()
 
-    def _check(self, told: Mapping[str, Sequence[str]]) -> None:
-        proof = _only(told, "rspauth") or ""
+    def _check(self, challenge: Mapping[str, Sequence[str]]) -> None:
+        proof = _only(challenge, "rspauth") or ""
         if not hmac.compare_digest(proof.encode(), (self._expected or "").encode()):
             raise BadAnswer("the bookie did not prove that it knows the password: it may not be what it says it is")
         self.complete = True
@@ -103,9 +103,9 @@ class DigestMd5:
 
 
 def parse_challenge(challenge: bytes) -> dict[str, list[str]]:
-    """Return the directives of a challenge, by name in lower case; raises BadAnswer for what is none.
+    """Return the directives of a challenge, by name in lower case; raises BadAnswer for a long one.
 
-    A challenge of another mechanism (GSSAPI's is binary) is not told apart here: it has no directives.
+    A challenge of another mechanism (GSSAPI's is binary) has no directives.
     """
     if len(challenge) > CHALLENGE_BYTES_MAX:
         raise BadAnswer(f"a SASL challenge of {len(challenge)} bytes, expected {CHALLENGE_BYTES_MAX} at most")
@@ -122,9 +122,9 @@ def parse_challenge(challenge: bytes) -> dict[str, list[str]]:
     return found
 
 
-def _only(told: Mapping[str, Sequence[str]], name: str) -> str | None:
-    """Return what may be said once."""
-    values = told.get(name, ())
+def _only(challenge: Mapping[str, Sequence[str]], name: str) -> str | None:
+    """Return the value of a directive that may stand once; None without one."""
+    values = challenge.get(name, ())
     if len(values) > 1:
         raise BadAnswer(f"a SASL challenge that says {name} {len(values)} times")
     return next(iter(values), None)
@@ -136,7 +136,7 @@ def _quoted(text: str) -> str:
 
 
 def _latin(text: str) -> bytes:
-    """Return what is hashed of a name or password: Latin-1 if it can be, else UTF-8, as the RFC has it."""
+    """Return a name or password in Latin-1 if possible, else in UTF-8, as the RFC requires."""
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:

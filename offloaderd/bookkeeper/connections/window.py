@@ -1,12 +1,12 @@
-"""How many requests one bookie is given at a time: a number that halves when it says "too many" and grows again.
+"""The requests of one bookie at a time: a number that halves at the answer "too many requests" and grows again.
 
     ticket = await window.enter()      # first come, first served
-    ...                                # send; whoever sees the request end calls leave()
+    ...                                # send; call leave() at the end of the request
     window.leave()
     window.grow()                      # it was answered well
-    window.shrink(ticket)              # it was turned away
+    window.shrink(ticket)              # it was refused
 
-Requests that were in flight when the window halved are turned away for the same reason: they do not halve it again.
+Requests that were in flight when the window halved are refused for the same reason: they do not halve it again.
 """
 
 from offloaderd.core.errors import InvalidInput

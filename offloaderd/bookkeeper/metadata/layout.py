@@ -1,4 +1,4 @@
-"""Where BookKeeper keeps things in ZooKeeper: how ledger ids become paths, and where bookies register.
+"""Paths of BookKeeper in ZooKeeper: of ledgers, by their ids, and of registered bookies.
 
     layout = decode_layout(content_or_none, path=...)      # the LAYOUT node; None when it is missing
     layout.path(root, ledger_id)
@@ -23,7 +23,7 @@ _LEAF = "L"
 
 
 class Layout(StrEnum):
-    """How a ledger's id becomes a path; the values are the factories' class names without package and ending."""
+    """The layout of ledgers' paths; the values are the factories' class names without package and ending."""
 
     HIERARCHICAL = "Hierarchical"
     LEGACY_HIERARCHICAL = "LegacyHierarchical"
@@ -46,7 +46,7 @@ class Layout(StrEnum):
         return "/".join((root.rstrip("/"), *parts))
 
     def ledger_id(self, root: str, path: str) -> int:
-        """Return the id of the ledger whose node is at `path`; raises InvalidInput where no such node can be."""
+        """Return the id of the ledger with the node `path`; raises InvalidInput for other paths."""
         head, _, leaf = path.removeprefix(root.rstrip("/")).rpartition("/")
         digits = head.replace("/", "") + leaf.removeprefix(_LEAF)
         if digits.isascii() and digits.isdigit() and len(digits) <= 19:
@@ -85,14 +85,14 @@ def layout_path(root: str) -> str:
 
 
 def instance_path(root: str) -> str:
-    """Return the path of the node that has the id of this BookKeeper, which is another one after it was made anew."""
+    """Return the path of the node with the id of this BookKeeper, which changes when it is initialised again."""
     return f"{root.rstrip('/')}/INSTANCEID"
 
 
 def registration_paths(root: str, bookie_id: str) -> tuple[str, str]:
-    """Return where a bookie registers: as writable, and as read-only (which serves reads all the same).
+    """Return the paths of a writable and of a read-only bookie, which serves reads as well; raises InvalidInput.
 
-    The id has to have passed `registration.is_bookie_id`; raises InvalidInput.
+    The id must have passed `registration.is_bookie_id`.
     """
     if "/" in bookie_id or not bookie_id:
         raise InvalidInput(f"{bookie_id!r} is no bookie id")

@@ -1,12 +1,11 @@
-"""What BookKeeper knows of a ledger: its znode's content in any of three versions, and which bookies hold an entry.
+"""Metadata of a ledger: its znode's content in any of three versions, and the bookies of an entry.
 
     metadata = decode(content, path=path)                  # raises CorruptData; versions 1, 2 and 3
-    metadata.replicas(entry_id)                            # bookie ids in the order to ask them
+    metadata.replicas(entry_id)                            # bookie ids, the primary first
 
-Rules: the content is small (ZooKeeper caps it) and not trusted. What the numbers say is checked once, here, so that
-everybody else may rely on it. Unless a ledger is closed its last entry and length mean nothing, so they are not there.
-Any cached value goes stale: re-replication swaps members even of closed ledgers. Never write one back. WIRE.md,
-section 7.
+Rules: the content is small (ZooKeeper caps it) and not trusted. All numbers are checked once, here. Unless a ledger is
+closed, its last entry and length mean nothing, so they are None. A cached value becomes stale: re-replication swaps
+members even of closed ledgers. Never write one back. WIRE.md, section 7.
 """
 
 import re
@@ -52,8 +51,8 @@ class Ensemble:
 class LedgerMetadata:
     """One ledger's znode as a value; the password is kept out of logs.
 
-    `last_entry_id` (-1: none) and `length_bytes` are None unless it is closed. `digest_type` is None where version 1
-    stored none; `ctime_ms` is None where the writer left it out, as most do; the directory then has the znode's.
+    `last_entry_id` (-1: none) and `length_bytes` are None unless it is closed. `digest_type` is None in version 1,
+    `ctime_ms` where the writer left it out, as most do; the directory then uses the znode's.
     """
 
     format_version: int
@@ -71,7 +70,7 @@ class LedgerMetadata:
 
     @property
     def closed(self) -> bool:
-        """Whether no entry can be added any more, and the last one is known."""
+        """Whether the last entry is final and known."""
         return self.state is LedgerState.CLOSED
 
     @property
@@ -81,7 +80,7 @@ class LedgerMetadata:
 
     @property
     def confirmed_at_least(self) -> int:
-        """The last entry that the metadata alone proves confirmed, -1 for none: a new ensemble begins above the LAC."""
+        """The last entry that the metadata alone proves confirmed; -1: none. A new ensemble begins above the LAC."""
         return self.ensembles[-1].first_entry_id - 1 if self.last_entry_id is None else self.last_entry_id
 
     def ensemble_for(self, entry_id: int) -> Ensemble:
@@ -131,7 +130,7 @@ def decode(content: bytes, *, path: str) -> LedgerMetadata:
 
 
 def _varint(content: bytes, at: int, path: str) -> tuple[int, int]:
-    """Return where the message begins and its length, which the content has to have."""
+    """Return start and length of the message; raises CorruptData for a length beyond the content."""
     length = 0
     for index, byte in enumerate(content[at : at + 5]):
         length |= (byte & 0x7F) << (7 * index)
@@ -189,13 +188,13 @@ def _checked(message: LedgerMetadataFormat, version: int, path: str) -> LedgerMe
 
 CLOSED: Final = "CLOSED"
 IN_RECOVERY_ENTRY: Final = -102
-"""In place of the last entry: somebody is recovering the ledger."""
+"""In place of the last entry: the ledger is in recovery."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 def parse_version_2(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
-    """Read protobuf's text format; fields that are not known are passed over. Raises CorruptData."""
+    """Read protobuf's text format; unknown fields are ignored. Raises CorruptData."""
     message = LedgerMetadataFormat()
     try:
         text_format.Parse(text.decode("utf-8"), message, allow_unknown_field=True)
@@ -206,10 +205,9 @@ def parse_version_2(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
 
 
 def parse_version_1(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
-    """Read version 1, which knows no ack quorum (all have to answer), no digest type and no password.
+    """Read version 1, without an ack quorum (all have to answer), digest type and password. Raises CorruptData.
 
-    Its lines are write quorum, ensemble size, length, then an ensemble each, and at the end one that says CLOSED,
-    unless the ledger is open. Raises CorruptData.
+    Its lines are write quorum, ensemble size, length, one for each ensemble, and CLOSED unless the ledger is open.
     """
     try:
         lines = text.decode("ascii").rstrip("\n").split("\n")

@@ -1,4 +1,4 @@
-"""Bookies: their ids, and the addresses that they publish under them.
+"""Ids of bookies, and the addresses that they publish under them.
 
     address = resolve(bookie_id, content)      # content of available/<id> or available/readonly/<id>; None: neither is
     address.host, address.port, address.tls
@@ -30,7 +30,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to talk to a bookie; its storage protocol is `bookie-rpc`, others are for operators."""
+    """One endpoint of a bookie; its storage protocol is `bookie-rpc`, others are for operators."""
 
     endpoint_id: str
     host: str
@@ -42,7 +42,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a bookie publishes about itself."""
+    """The registration of a bookie."""
 
     endpoints: tuple[Endpoint, ...]
     properties: Mapping[str, str]
@@ -50,7 +50,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class BookieAddress:
-    """Where to connect; `tls` says that the bookie offers START_TLS there, not that it insists."""
+    """The address of a bookie; `tls`: it offers START_TLS there, and may or may not require it."""
 
     host: str
     port: int
@@ -62,16 +62,16 @@ class BookieAddress:
 
 
 def is_bookie_id(text: str) -> bool:
-    """Tell whether this may be a bookie's id, and with it part of a path: printable ASCII without a slash.
+    """Whether this may be a bookie's id, and so part of a path: printable ASCII without a slash.
 
-    A little more than BookKeeper documents, since a ledger must not become unreadable by a rule of ours.
+    A little more than BookKeeper documents, since our rule must not make a ledger unreadable.
     """
     reserved = text.lower() == READONLY or text in {".", ".."}
     return len(text) <= ID_LENGTH_MAX and _ID.fullmatch(text) is not None and not reserved
 
 
 def parse_legacy_id(bookie_id: str) -> BookieAddress | None:
-    """Return the address that an id of the old kind is; None if it is opaque. The port is split off the right end."""
+    """Return the address in an id of the old kind; None if it is opaque. The port is at the right end."""
     host, _, port = bookie_id.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
@@ -80,7 +80,7 @@ def parse_legacy_id(bookie_id: str) -> BookieAddress | None:
 
 
 def decode(content: bytes, *, path: str) -> Registration:
-    """Return what a registration node says; raises CorruptData."""
+    """Return the content of a registration node; raises CorruptData."""
     message = parse_message(BookieServiceInfo, content, key=path, at=0)
     endpoints = tuple(
         Endpoint(each.id, each.host, each.port, each.protocol, tuple(each.auth), tuple(each.extensions))
@@ -90,10 +90,9 @@ def decode(content: bytes, *, path: str) -> Registration:
 
 
 def resolve(bookie_id: str, content: bytes | None, *, path: str = "") -> BookieAddress:
-    """Return where a bookie is reached, from its registration node; with None (no node) only an old id helps.
+    """Return the address of a bookie, from its registration node, or (None, or an empty node) from an old id.
 
-    An empty node means that the id is the address. Raises NotFound when nothing tells where it is, CorruptData for a
-    node that is no registration or an address that cannot be one. `path` is for the error.
+    Raises NotFound without any address, CorruptData for an invalid node or address. `path` is for the error.
     """
     where = path or f"the registration of bookie {bookie_id}"
     if content:

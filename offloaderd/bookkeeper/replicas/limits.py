@@ -1,15 +1,16 @@
 """Rate limits of reading: bytes and requests per second, of the daemon and of each topic.
 
-    cost = limits.expect(topic, expected_bytes)       # None when nothing is limited
-    await cost.turn()                                 # first come, first served
-    cost.settle(actual_bytes)
+    turn = limits.turn(topic, expected_bytes)         # None when nothing is limited
+    await turn.wait()                                 # first come, first served
+    turn.settle(actual_bytes)
 
-Rules: a turn is reserved when it is asked for, so those who wait are served in the order of asking and nobody waits
-for one who gave up. What a request will bring is guessed before and settled afterwards: a wrong guess delays the next
-ones, it never adds up. A second's worth may go at once.
+Rules: `wait` reserves a turn at once, so requests go in the order of their calls, and a cancelled one delays no other.
+The size of an answer is estimated before and settled afterwards: a wrong estimate delays the next requests, but errors
+never add up. A second's worth may go at once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.clock import Clock
@@ -18,7 +19,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 
 TOPICS_MAX = 10_000
-"""Topics whose buckets are kept; a bucket that is idle for longer than its burst is as good as a new one."""
+"""Topics with a bucket in memory; one that is idle for longer than its burst is equal to a new one."""
 
 
 class Scope:
@@ -34,7 +35,7 @@ class Scope:
         return max(self._bytes.take(expected_bytes), self._requests.take(1))
 
     def settle(self, more_bytes: int) -> None:
-        """Take what a request brought beyond what was expected; less than that gives back."""
+        """Take the bytes of an answer beyond the expected ones; a negative number gives back."""
         self._bytes.take(more_bytes)
 
     def give_back(self, expected_bytes: int) -> None:
@@ -43,31 +44,31 @@ class Scope:
         self._requests.take(-1)
 
 
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One request's place in the queues."""
 
-    def __init__(self, scopes: Sequence[Scope], expected_bytes: int, clock: Clock, metrics: Metrics) -> None:
-        self._scopes = scopes
-        self._expected_bytes = expected_bytes
-        self._clock = clock
-        self._metrics = metrics
+    scopes: Sequence[Scope]
+    expected_bytes: int
+    clock: Clock
+    metrics: Metrics
 
     async def wait(self) -> None:
         """Return when the request may be sent. Cancelled, it takes nothing."""
-        for scope in self._scopes:
-            seconds = scope.reserve(self._expected_bytes)
+        for scope in self.scopes:
+            seconds = scope.reserve(self.expected_bytes)
             if seconds > 0:
-                self._metrics.source_throttled_seconds.labels(scope=scope.name).inc(seconds)
+                self.metrics.source_throttled_seconds.labels(scope=scope.name).inc(seconds)
                 try:
-                    await self._clock.sleep(seconds)
+                    await self.clock.sleep(seconds)
                 except BaseException:
-                    scope.give_back(self._expected_bytes)
+                    scope.give_back(self.expected_bytes)
                     raise
 
     def settle(self, actual_bytes: int) -> None:
-        """Say what the request brought; 0 when it failed."""
-        for scope in self._scopes:
-            scope.settle(actual_bytes - self._expected_bytes)
+        """Count the bytes of the answer; 0 when the request failed."""
+        for scope in self.scopes:
+            scope.settle(actual_bytes - self.expected_bytes)
 
 
 class Limits:
@@ -80,7 +81,7 @@ class Limits:
         self.follow(options)
 
     def follow(self, options: BookkeeperSettings) -> None:
-        """Limit by these rates from now on; requests that wait for their turn keep it."""
+        """Use these rates from now on; requests that wait keep their turns."""
         self._topic_rates = (options.topic_bytes_per_s, options.topic_requests_per_s)
         daemon = Scope("daemon", options.bytes_per_s, options.requests_per_s, self._clock)
         self._daemon = [daemon] if options.bytes_per_s or options.requests_per_s else []

@@ -1,8 +1,8 @@
 """Reading a range of one ledger: requests that run ahead, answers in order, every entry checked.
 
-Where each bookie holds all entries, one batch is asked for while the one before it is checked and used; where entries
-are spread over bookies, or a bookie is too old for batches, a window of single reads is under way. What comes out is
-the same: runs of verified entries, without gaps, whose lengths follow each other.
+Where each bookie holds all entries, one batch is on its way while the one before it is checked and used. Where entries
+are spread over bookies, or a bookie is too old for batches, a window of single reads is on its way. The result is the
+same: runs of verified entries, without gaps, whose lengths follow each other.
 
 This is the hot path: nothing is awaited and nothing is called for each entry of a batch.
 """
@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator
 
 import structlog
 
-from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead
-from offloaderd.bookkeeper.replicas.reader import ReplicaReader
+from offloaderd.bookkeeper.replicas.reader import Found, LedgerAt, ReplicaRead, ReplicaReader
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
 from offloaderd.core.clock import Clock
@@ -23,29 +22,29 @@ log = structlog.get_logger(__name__)
 
 LENGTHS_MAX = 10_000
 FIRST_WINDOW = 8
-"""Single reads under way before it is known how large entries are."""
+"""Single reads on their way before the size of entries is known."""
 
 
 class Lengths:
-    """Where the last read of a ledger ended, so that the next one can be seen to follow it."""
+    """The ends of the last reads of ledgers, by which the lengths of the next ones are checked."""
 
     def __init__(self) -> None:
         self._ends: Bounded[int, tuple[int, int]] = Bounded(LENGTHS_MAX)
 
     def before(self, ledger_id: int, entry_id: int) -> int | None:
-        """Return the ledger's bytes before an entry, None when that is not known."""
+        """Return the ledger's bytes before an entry; None if unknown."""
         if entry_id == 0:
             return 0
         last, length = self._ends.get(ledger_id, (-1, 0))
         return length if last == entry_id - 1 else None
 
     def ended(self, ledger_id: int, entry_id: int, length: int) -> None:
-        """Remember the length up to and including an entry; the ledgers that were read last are kept."""
+        """Remember the length up to and including an entry, for the ledgers read last."""
         self._ends[ledger_id] = (entry_id, length)
 
 
 class RangeRead:
-    """One read of [first, last]; the range has been checked to be confirmed."""
+    """One read of [first, last], which must be confirmed."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class RangeRead:
         self._options = options
         self._replica_reads: deque[ReplicaRead] = deque()
         self._next: int | None = first_entry_id
-        """What to ask for next; None while a batch is under way, whose end is not known."""
+        """The next entry to request; None while a batch is on its way, whose end is not known."""
         self._window = min(FIRST_WINDOW, options.singles_window)
 
     async def runs(self) -> AsyncGenerator[EntryRun, None]:
@@ -79,11 +78,11 @@ class RangeRead:
             while self._at <= self._last:
                 if not self._replica_reads:
                     self._next = self._at
-                self._ask_ahead()
+                self._request_ahead()
                 found = await self._replica_reader.result(self._replica_reads[0])
                 if self._next is None and len(self._replica_reads) == 1:
                     self._next = self._at + len(found.entries)
-                    self._ask_ahead()
+                    self._request_ahead()
                     await self._clock.sleep(0)  # let the next request go out while this answer is checked
                 run = self._take()
                 if run.payloads:
@@ -91,8 +90,8 @@ class RangeRead:
         finally:
             self._drop()
 
-    def _ask_ahead(self) -> None:
-        """Have as many requests under way as the way of reading allows."""
+    def _request_ahead(self) -> None:
+        """Send as many requests as batches, or single reads, allow."""
         while self._next is not None and self._next <= self._last:
             if self._replica_reader.by_batch(self._ledger, self._next):
                 if len(self._replica_reads) > 1:
@@ -114,13 +113,13 @@ class RangeRead:
                 self._next += 1
 
     def _end_for(self, entry_id: int) -> int:
-        """Return the last entry that can be asked for together with one: those after it may be on other bookies."""
+        """Return the last entry of one batch from `entry_id` on: those after it may be on other bookies."""
         metadata = self._ledger.metadata
         end = metadata.last_entry_of(metadata.ensemble_for(entry_id))
         return self._last if end is None else max(entry_id, min(self._last, end))
 
     def _take(self) -> EntryRun:
-        """Check what has come, in order and up to a batch, and move on behind it; a bad copy is asked for elsewhere."""
+        """Check the next answers, up to a batch, and move on; a bad copy is read elsewhere."""
         parts: list[tuple[ReplicaRead, Found]] = []
         stored: list[bytes] = []
         size = 0
@@ -149,7 +148,7 @@ class RangeRead:
         return run
 
     def _reject(self, parts: list[tuple[ReplicaRead, Found]], entry_id: int, error: BadEntry) -> None:
-        """Ask for a bad entry elsewhere, and for all behind it anew."""
+        """Read a bad entry elsewhere, and all after it again."""
         replica_read, found = next(part for part in reversed(parts) if part[0].first_entry_id <= entry_id)
         again = self._replica_reader.refuse(replica_read, found, error, entry_id)
         self._drop()
@@ -157,12 +156,12 @@ class RangeRead:
         self._next = None if again.count_max > 1 else entry_id + 1
 
     def _fitting(self, entry_bytes: int) -> int:
-        """Return how many single reads may be under way so that their answers take no more room than two batches."""
+        """Return how many single reads may be on their way: their answers take no more memory than two batches."""
         room = 2 * self._options.batch_bytes
         return max(2, min(self._options.singles_window, room // max(1, entry_bytes)))
 
     def _check_total(self, length: int) -> None:
-        """Compare the end of a closed ledger with what its metadata says, which may be wrong after a recovery."""
+        """Compare the length of a closed ledger with its metadata, which may be wrong after a recovery."""
         metadata = self._ledger.metadata
         if self._at - 1 == metadata.last_entry_id and metadata.length_bytes not in {None, length}:
             log.warning(
@@ -173,7 +172,7 @@ class RangeRead:
             )
 
     def _drop(self) -> None:
-        """Let go of all that is under way."""
+        """Cancel all requests."""
         for replica_read in self._replica_reads:
             replica_read.cancel()
         self._replica_reads.clear()

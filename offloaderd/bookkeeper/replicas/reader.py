@@ -1,29 +1,32 @@
-"""The search for a sound copy of an entry: which bookie is asked when, and what is concluded when none gives it.
+"""The search for a sound copy of an entry: the order of bookies, and the error when none gives it.
 
-    hunt = hunter.begin(ledger, entry_id, count_max=n)   # asks at once, in the background
-    found = await hunter.result(hunt)                    # a second bookie is asked when the first one is slow
-    hunter.refuse(hunt, error, entry)                    # its digest is wrong: the next replica is asked
+    replica_read = reader.begin(ledger, entry_id, count_max=n)   # sends a request at once, in the background
+    found = await reader.result(replica_read)                    # a second bookie gets one when the first is slow
+    reader.refuse(replica_read, found, error, entry_id)          # a wrong digest: the next replica gets one
 
 Rules, which are BookKeeper's faults as a table:
 
-| what a replica does                        | what we do                                                     |
+| what a replica does                        | what the reader does                                           |
 |--------------------------------------------|----------------------------------------------------------------|
-| down, gone, disk trouble, limbo, nonsense  | the next replica at once                                       |
+| down, deleted, disk fault, limbo, nonsense | the next replica at once                                       |
 | does not answer for `hedge_s`              | the next replica beside it, the first good answer counts       |
 | does not hold the entry, or a bad copy     | the next replica at once                                       |
 | has too many requests                      | the next replica; the pause before a new round is its pause    |
 | does not know batch reads                  | the same one, entry by entry                                   |
 | wants other credentials                    | stop: Denied                                                   |
-| all of them failed                         | read the metadata again: deleted ends it, other bookies are    |
-|                                            | asked, the same ones again after a pause, `rounds` times       |
-| ... and every one says it is not there     | MissingEntry                                                   |
-| ... and every copy is bad (or not there)   | UnsoundEntry: copies that agree were written so                |
+| all of them failed                         | read the metadata again: a deletion ends it, new bookies get   |
+|                                            | requests, the same ones again after a pause, `ROUNDS` times    |
+| ... and no one holds it                    | MissingEntry                                                   |
+| ... and every copy is bad (or missing)     | UnsoundEntry: copies that agree were written so                |
 | ... and anything else                      | Transient                                                      |
 
-An entry is never skipped. A bookie that was slow is asked last for a while.
+An entry is never skipped. A slow bookie comes last for a while.
 """
 
+import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -31,20 +34,166 @@ from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
 from offloaderd.bookkeeper.replicas.limits import Limits
-from offloaderd.bookkeeper.replicas.read import Found, LedgerAt, ReplicaRead, conclusion
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.bookkeeper.wire.status import BadAnswer, Reaction, Unsupported, reaction_to
+from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
+from offloaderd.bookkeeper.wire.status import BadAnswer, NotHere, Reaction, Unsupported, reaction_to
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Closed, CorruptData, OffloaderError
+from offloaderd.core.errors import Closed, CorruptData, OffloaderError, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import doubled
 
+log = structlog.get_logger(__name__)
+
 COOLDOWN_S = 10.0
-"""How long a bookie that was too slow is asked last."""
+"""A bookie that was too slow comes last for this long."""
+ROUNDS = 5
+"""Rounds over all replicas after the first, with pauses that double, when none gives an entry."""
+PAUSE_MIN_S = 0.5
+PAUSE_MAX_S = 8.0
+EXPECTED_BYTES = 4096
+"""Estimate of a first read's answer for the rate limits."""
+
+
+class MissingEntry(CorruptData):
+    """No bookie of an existing ledger holds a confirmed entry."""
+
+
+class UnsoundEntry(CorruptData):
+    """Every copy of a confirmed entry fails its check."""
+
+
+def checker_for(ledger_id: int, metadata: LedgerMetadata) -> EntryChecker:
+    """Return the checker of a ledger's entries. Metadata of version 1 names no digest: Pulsar's default is used."""
+    return EntryChecker(ledger_id, metadata.digest_type or DigestType.CRC32C, metadata.password)
+
+
+@dataclass(slots=True)
+class LedgerAt:
+    """A ledger that is being read; its metadata may change meanwhile."""
+
+    topic: TopicName
+    ledger_id: int
+    metadata: LedgerMetadata
+    checker: EntryChecker
+    preferred_bookie: str = ""
+    """The bookie that gave the last entries: it has read ahead."""
+    expected_bytes: int = EXPECTED_BYTES
+    """Estimate of the next answer."""
+
+    def replicas(self, entry_id: int) -> Sequence[str]:
+        """Return the bookies of an entry in the order of requests: a fixed one for each ledger that is not striped."""
+        if self.metadata.striped:
+            return self.metadata.replicas(entry_id)
+        bookies = self.metadata.ensemble_for(entry_id).bookies
+        first = self.ledger_id % len(bookies)
+        if self.preferred_bookie in bookies:
+            first = bookies.index(self.preferred_bookie)
+        return (*bookies[first:], *bookies[:first])
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer of one bookie: stored entries, at least one, not checked yet."""
+
+    bookie_id: str
+    entries: list[bytes] = field(repr=False)
+    size_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaRead:
+    """One search, for the entry `first_entry_id` and those after it in the same answer, `count_max` in all.
+
+    `asked` are the bookies of this round, `failures` their errors, `copies` the identities of bad copies. `slow` are
+    those that did not answer until a second one got a request.
+    """
+
+    ledger: LedgerAt
+    first_entry_id: int
+    count_max: int
+    bytes_max: int
+    singly: bool = False
+    asked: list[str] = field(default_factory=list)
+    failures: dict[str, OffloaderError] = field(default_factory=dict)
+    copies: dict[str, bytes] = field(default_factory=dict)
+    slow: list[str] = field(default_factory=list)
+    round: int = 0
+    sent_s: float | None = None
+    fatal: OffloaderError | None = None
+    task: asyncio.Task[Found | None] | None = None
+    second: asyncio.Task[Found | None] | None = None
+
+    @property
+    def found(self) -> Found | None:
+        """The answer; None while there is none."""
+        done = (task for task in (self.task, self.second) if task is not None and task.done() and not task.cancelled())
+        return next((task.result() for task in done if task.result() is not None), None)
+
+    @property
+    def running(self) -> list[asyncio.Task[Found | None]]:
+        """The passes over the replicas that have not ended."""
+        return [task for task in (self.task, self.second) if task is not None and not task.done()]
+
+    def refused(self, found: Found, error: CorruptData, entry_id: int) -> "ReplicaRead":
+        """Return the search that resumes at a bad entry of an answer."""
+        again = ReplicaRead(self.ledger, entry_id, self.count_max - (entry_id - self.first_entry_id), self.bytes_max)
+        again.singly = self.singly
+        if entry_id == self.first_entry_id:
+            again.round, again.failures, again.copies = self.round, self.failures, self.copies
+        again.failures[found.bookie_id] = error
+        again.copies[found.bookie_id] = _identity(
+            found.entries[entry_id - self.first_entry_id], self.ledger.checker.digest_type.size_bytes
+        )
+        again.asked = list(again.failures)
+        return again
+
+    def begin_round(self) -> None:
+        """Forget all answers: every bookie gets a request again."""
+        self.asked, self.failures, self.copies, self.slow = [], {}, {}, []
+
+    def cancel(self) -> None:
+        """Cancel all requests."""
+        for task in self.running:
+            task.cancel()
+
+
+def conclusion(replica_read: ReplicaRead) -> OffloaderError:
+    """Return the error of a search after its last round."""
+    where = f"ledger {replica_read.ledger.ledger_id}, entry {replica_read.first_entry_id}"
+    answers = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in replica_read.failures.items())
+    errors = replica_read.failures.values()
+    if all(isinstance(error, NotHere) for error in errors):
+        return MissingEntry(
+            key=where,
+            offset=0,
+            expected=f"a copy on {', '.join(replica_read.failures)}",
+            found="none",
+            hint="data is missing in BookKeeper: look for the bookie that held it, `bookkeeper shell ledgermetadata`",
+        )
+    if all(isinstance(error, NotHere | CorruptData) for error in errors):
+        copies = set(replica_read.copies.values())
+        agree = "all copies agree, so it was written so" if len(copies) == 1 else "the copies differ"
+        bad = next(error for error in errors if isinstance(error, CorruptData))
+        return UnsoundEntry(
+            key=where,
+            offset=bad.offset,
+            expected=bad.expected,
+            found=f"{bad.found} ({agree}; {len(replica_read.copies)} of {len(replica_read.failures)} bookies hold one)",
+            hint="no replica is sound: see docs/bookkeeper.md; the entry is not skipped",
+        )
+    kind = Throttled if all(isinstance(error, Throttled) for error in errors) else Transient
+    return kind(f"no bookie gave {where} ({answers})", hint="the entry is asked for again; see offloadctl doctor")
+
+
+def _identity(copy: bytes, digest_bytes: int) -> bytes:
+    """Return a hash that copies with one content share: the LAC in a header, and so the digest, may differ."""
+    body_at = ENTRY_HEADER.size + digest_bytes
+    return hashlib.sha256(copy[:16] + copy[24 : ENTRY_HEADER.size] + copy[body_at:]).digest()
 
 
 class BookieOrder:
-    """Orders bookies for all reads and polls of a source. Failing is the pool's to notice, being slow is ours."""
+    """Orders bookies for all reads and polls of a source: the pool knows which fail, this class which are slow."""
 
     def __init__(self, bookies: Bookies, clock: Clock) -> None:
         self._bookies = bookies
@@ -67,56 +216,37 @@ class BookieOrder:
         return True
 
     def was_slow(self, bookie_id: str) -> None:
-        """Ask this bookie last for a while."""
+        """Put this bookie last for a while."""
         self._slow_until[bookie_id] = self._clock.monotonic() + COOLDOWN_S
 
 
-log = structlog.get_logger(__name__)
-
-ROUNDS = 5
-"""When no replica gives an entry, all are asked so many times more, after pauses that double."""
-PAUSE_MIN_S = 0.5
-PAUSE_MAX_S = 8.0
-
-
+@dataclass(slots=True, eq=False)
 class ReplicaReader:
-    """Asks bookies for entries, by the rules above. `metadata_of` reads a ledger's metadata again; raises NotFound."""
+    """Reads entries from bookies by the rules above. `metadata_of` reads a ledger's metadata again; raises NotFound."""
 
-    def __init__(
-        self,
-        bookies: Bookies,
-        order: BookieOrder,
-        metadata_of: Callable[[int], Awaitable[LedgerMetadata]],
-        limits: Limits,
-        background: Background,
-        *,
-        clock: Clock,
-        metrics: Metrics,
-        options: BookkeeperSettings,
-    ) -> None:
-        self._bookies = bookies
-        self._order = order
-        self._metadata_of = metadata_of
-        self._limits = limits
-        self._background = background
-        self._clock = clock
-        self._metrics = metrics
-        self._options = options
+    bookies: Bookies
+    order: BookieOrder
+    metadata_of: Callable[[int], Awaitable[LedgerMetadata]]
+    limits: Limits
+    background: Background
+    clock: Clock = field(kw_only=True)
+    metrics: Metrics = field(kw_only=True)
+    options: BookkeeperSettings = field(kw_only=True)
 
     def by_batch(self, ledger: LedgerAt, entry_id: int) -> bool:
-        """Whether reading many entries at once is worth it: each bookie holds all of them, and knows how."""
+        """Whether batch reads pay: each bookie holds all entries, and the first may know batch reads."""
         if ledger.metadata.striped:
             return False
-        return self._bookies.batches(self._order.order(ledger.replicas(entry_id))[0])
+        return self.bookies.batches(self.order.order(ledger.replicas(entry_id))[0])
 
     def begin(self, ledger: LedgerAt, entry_id: int, *, count_max: int, bytes_max: int) -> ReplicaRead:
-        """Start to ask for an entry, and for those after it that the same bookies hold. Raises Closed."""
+        """Begin to read an entry, and those after it that the same bookies hold. Raises Closed."""
         replica_read = ReplicaRead(ledger, entry_id, count_max, bytes_max)
         self._start(replica_read)
         return replica_read
 
     async def result(self, replica_read: ReplicaRead) -> Found:
-        """Return what was found; cancelling leaves the hunt as it is.
+        """Return what was found; cancelling leaves the search as it is.
 
         Raises NotFound when the ledger was deleted, MissingEntry, UnsoundEntry, Transient, Denied, Closed.
         """
@@ -133,16 +263,13 @@ class ReplicaReader:
             task.cancel()
         if found.bookie_id not in replica_read.slow:
             for bookie_id in replica_read.slow:
-                self._order.was_slow(bookie_id)
+                self.order.was_slow(bookie_id)
         replica_read.ledger.preferred_bookie = found.bookie_id
         return found
 
     def refuse(self, replica_read: ReplicaRead, found: Found, error: CorruptData, entry_id: int) -> ReplicaRead:
-        """Take one of the found entries as bad: count it, ask for it at the next replica; returns the hunt for it.
-
-        What was found before that entry has been used; what comes after it is asked for again.
-        """
-        self._metrics.bookie_bad_entries.inc()
+        """Count one of the found entries as bad; return the search that reads it, and those after it, elsewhere."""
+        self.metrics.bookie_bad_entries.inc()
         log.warning(
             "bookie.bad_entry",
             bookie=found.bookie_id,
@@ -156,36 +283,34 @@ class ReplicaReader:
 
     def _start(self, replica_read: ReplicaRead) -> None:
         replica_read.second = None
-        replica_read.task = self._background.start(
+        replica_read.task = self.background.start(
             self._pass(replica_read), name=f"read {replica_read.ledger.ledger_id}:{replica_read.first_entry_id}"
         )
 
     async def _some_answer(self, replica_read: ReplicaRead) -> None:
-        """Wait until a pass is through; when it takes too long, start a second one beside it."""
+        """Wait until a pass ends; when it takes too long, start a second one beside it."""
         running = replica_read.running
         if replica_read.second is not None:
-            await self._background.first_of(running, self._options.hedge_s)
+            await self.background.first_of(running, self.options.hedge_s)
             return
-        now = self._clock.monotonic()
-        patience = self._options.hedge_s - (0 if replica_read.sent_s is None else now - replica_read.sent_s)
+        now = self.clock.monotonic()
+        patience = self.options.hedge_s - (0 if replica_read.sent_s is None else now - replica_read.sent_s)
         if patience > 0:
-            await self._background.first_of(running, patience)
+            await self.background.first_of(running, patience)
         elif self._candidate(replica_read) is not None:
-            self._metrics.bookie_hedged_reads.inc()
-            replica_read.slow = [
-                bookie_id for bookie_id in replica_read.asked if bookie_id not in replica_read.failures
-            ]
-            replica_read.second = self._background.start(self._pass(replica_read), name="hedged read")
+            self.metrics.bookie_hedged_reads.inc()
+            replica_read.slow = [one for one in replica_read.asked if one not in replica_read.failures]
+            replica_read.second = self.background.start(self._pass(replica_read), name="hedged read")
         else:
-            await self._background.first_of(running, self._options.hedge_s)
+            await self.background.first_of(running, self.options.hedge_s)
 
     def _candidate(self, replica_read: ReplicaRead) -> str | None:
-        """Return the bookie to ask next in this round, None when all were asked."""
-        ordered = self._order.order(replica_read.ledger.replicas(replica_read.first_entry_id))
+        """Return the next bookie of this round; None after the last."""
+        ordered = self.order.order(replica_read.ledger.replicas(replica_read.first_entry_id))
         return next((bookie_id for bookie_id in ordered if bookie_id not in replica_read.asked), None)
 
     async def _pass(self, replica_read: ReplicaRead) -> Found | None:
-        """Ask one replica after the other; None when none is left, or the hunt must stop (`fatal`)."""
+        """Read from one replica after the other; None after the last, or when the search must stop (`fatal`)."""
         try:
             while replica_read.fatal is None and (bookie_id := self._candidate(replica_read)) is not None:
                 replica_read.asked.append(bookie_id)
@@ -210,19 +335,19 @@ class ReplicaReader:
         return None
 
     async def _ask(self, replica_read: ReplicaRead, bookie_id: str) -> list[bytes]:
-        """Send one request when it is its turn."""
+        """Send one request, within the rate limits."""
         ledger = replica_read.ledger
-        turn = self._limits.turn(ledger.topic, min(ledger.expected_bytes, replica_read.bytes_max))
+        turn = self.limits.turn(ledger.topic, min(ledger.expected_bytes, replica_read.bytes_max))
         if turn is not None:
             replica_read.sent_s = None
             await turn.wait()
-        replica_read.sent_s = self._clock.monotonic()
+        replica_read.sent_s = self.clock.monotonic()
         got = 0
         try:
-            if replica_read.singly or replica_read.count_max == 1 or not self._bookies.batches(bookie_id):
-                entries = [await self._bookies.read(bookie_id, ledger.ledger_id, replica_read.first_entry_id)]
+            if replica_read.singly or replica_read.count_max == 1 or not self.bookies.batches(bookie_id):
+                entries = [await self.bookies.read(bookie_id, ledger.ledger_id, replica_read.first_entry_id)]
             else:
-                entries = await self._bookies.read_batch(
+                entries = await self.bookies.read_batch(
                     bookie_id,
                     ledger.ledger_id,
                     replica_read.first_entry_id,
@@ -238,7 +363,7 @@ class ReplicaReader:
         return entries[: replica_read.count_max]
 
     async def _next_round(self, replica_read: ReplicaRead) -> None:
-        """Look whether the ledger moved or vanished, and pause; raises what is to be concluded in the end."""
+        """Read the metadata again and pause; raises the error of the search after the last round."""
         ledger = replica_read.ledger
         replica_read.round += 1
         log.info(
@@ -248,11 +373,11 @@ class ReplicaReader:
             round=replica_read.round,
             failures={bookie_id: str(error) for bookie_id, error in replica_read.failures.items()},
         )
-        ledger.metadata = await self._metadata_of(ledger.ledger_id)
+        ledger.metadata = await self.metadata_of(ledger.ledger_id)
         moved = not set(ledger.metadata.replicas(replica_read.first_entry_id)).issubset(replica_read.asked)
         if replica_read.round > ROUNDS and not moved:
             raise conclusion(replica_read)
         if not moved or replica_read.round > 1:
             pause = doubled(PAUSE_MIN_S, PAUSE_MAX_S, replica_read.round)
-            await self._clock.sleep(self._clock.jitter(pause))
+            await self.clock.sleep(self.clock.jitter(pause))
         replica_read.begin_round()

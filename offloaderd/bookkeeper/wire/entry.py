@@ -1,8 +1,8 @@
-"""A stored entry: header, digest, payload; nothing of it is used before its digest and its ids have been checked.
+"""A stored entry: header, digest, payload; nothing of it is used before digest and ids are checked.
 
     checker = EntryChecker(ledger_id, digest_type, password)       # one for each ledger, from its metadata
     entry = checker.check(stored, entry_id)                        # raises BadEntry
-    run = checker.check_run(first_entry_id, batch.entries)         # never raises: run.error tells what ended it
+    run = checker.check_run(first_entry_id, batch.entries)         # never raises: run.error is the first bad entry's
     run.check_lengths(length_before)                               # raises BadLength: a gap or a duplicate
 
 Rules: the digest comes first, then the ids it covers. A BadEntry concerns one replica: keep the verified entries before
@@ -27,7 +27,6 @@ import google_crc32c
 from offloaderd.core.errors import CorruptData
 
 ENTRY_HEADER = struct.Struct(">qqqq")
-LAC_HEADER = struct.Struct(">qq")
 _HEADER_BYTES: Final = ENTRY_HEADER.size
 
 
@@ -58,11 +57,11 @@ class BadEntry(CorruptData):
 
 
 class BadLength(BadEntry):
-    """An entry is sound, and does not follow the one before it: all replicas say the same, so no other one helps."""
+    """A sound entry that does not follow the one before it: all replicas are the same, so no other one helps."""
 
 
 class Entry(NamedTuple):
-    """A verified entry; `length` is the ledger's payload bytes up to and including it, `lac` what its sender knew."""
+    """A verified entry; `length` is the ledger's payload bytes up to and including it, `lac` the LAC in its header."""
 
     entry_id: int
     lac: int
@@ -72,7 +71,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EntryRun:
-    """The verified entries at the beginning of a batch, and why they end before it does, if they do.
+    """The verified entries at the beginning of a batch, and the error of the first bad one.
 
     `lengths[i]` is the ledger's payload bytes up to and including entry `first_entry_id + i`; `lac` the greatest LAC of
     their headers, -1 without any.
@@ -107,7 +106,7 @@ class EntryRun:
 
 
 class EntryChecker:
-    """Checks what bookies hold of one ledger; the password is needed for HMAC only and kept as a key, not as itself."""
+    """Checks entries of one ledger; the password is for HMAC only, and only the key made of it is kept."""
 
     def __init__(self, ledger_id: int, digest_type: DigestType, password: bytes = b"") -> None:
         self.ledger_id = ledger_id
@@ -117,7 +116,7 @@ class EntryChecker:
         self._digest = _digest_function(digest_type, password)
 
     def check(self, stored: bytes, entry_id: int | None) -> Entry:
-        """Return the entry in `stored`; with None, whichever it is (a read of the last one). Raises BadEntry."""
+        """Return the entry in `stored`; `entry_id` None: any (a read of the last one). Raises BadEntry."""
         wanted = -1 if entry_id is None else entry_id
         if len(stored) < self._body_at:
             raise self._too_short(stored, wanted)
@@ -156,21 +155,6 @@ class EntryChecker:
             lengths.append(length)
             wanted += 1
         return EntryRun(wanted_ledger, first_entry_id, payloads, lengths, lac_max, error)
-
-    def explicit_lac(self, body: bytes) -> int:
-        """Return the LAC in the body of an explicit LAC (v3 READ_LAC); raises BadEntry."""
-        layout = struct.Struct(LAC_HEADER.format + _DIGEST_FORMATS[self.digest_type])
-        if len(body) != layout.size:
-            raise BadEntry(self.ledger_id, -1, offset=0, expected=f"a LAC of {layout.size} bytes", found=len(body))
-        ledger_id, lac, found = layout.unpack(body)
-        digest = self._digest(body[: LAC_HEADER.size], b"")
-        if found != digest:
-            at = LAC_HEADER.size
-            raise BadEntry(self.ledger_id, -1, offset=at, expected=self._shown(digest), found=self._shown(found))
-        if ledger_id != self.ledger_id or lac < -1:
-            expected = f"a LAC of ledger {self.ledger_id}"
-            raise BadEntry(self.ledger_id, -1, offset=0, expected=expected, found=f"{lac} of ledger {ledger_id}")
-        return int(lac)
 
     def _shown(self, digest: bytes | int) -> str:
         shown = digest.hex() if isinstance(digest, bytes) else f"{digest:08x}"

@@ -1,11 +1,11 @@
-"""What a bookie's return code means to a reader: one table for both protocols, from code to error and reaction.
+"""Return codes of bookies: one table for both protocols, from code to error and reaction.
 
-Every code that is not OK becomes an error of our tree (`failure`); `reaction_to` says what a reader does about an
-error, whether a bookie answered it or a local check found it. WIRE.md, section 6.
+`failure` returns the error of each code that is not OK; `reaction_to` what a reader does about an error, whether a
+bookie answered it or a local check found it. WIRE.md, section 6.
 """
 
-from enum import Enum, IntEnum, StrEnum
-from typing import Final
+from enum import Enum, IntEnum
+from typing import Final, NamedTuple
 
 from offloaderd.core.errors import CorruptData, Denied, NotFound, OffloaderError, Throttled, Transient
 
@@ -44,11 +44,11 @@ V3_CODES: Final = {
 
 
 class BadAnswer(Transient):
-    """A bookie sent what is not its protocol: the connection is useless, a new one or another replica may do."""
+    """An answer that breaks the protocol: the connection is useless, a new one or another replica may do."""
 
 
 class Unsupported(OffloaderError):
-    """The bookie does not know this request (an old one, or TLS that is off): ask in another way."""
+    """A request that the bookie does not know (an old bookie, or TLS that is off): send another kind."""
 
 
 class NotHere(NotFound):
@@ -65,45 +65,31 @@ class Reaction(Enum):
     STOP = "stop and tell the operator"
 
 
-class _Kind(StrEnum):
-    MISSING = "it does not hold it"
-    REFUSED = "it does not know such a request"
-    DISK = "it failed to read its storage"
-    RIGHTS = "it wants credentials, or other ones"
-    WRITERS_ONLY = "it gave an answer that only writers get"
-    BUSY = "it has too many requests in its queue"
-    LIMBO = "it cannot tell what it holds after an unclean restart"
-    NEW = "its code is not known to this version"
+class _Failure(NamedTuple):
+    text: str
+    error: type[OffloaderError] = Transient
+    hint: str = ""
 
 
-_KINDS: Final = {
-    Status.NO_LEDGER: _Kind.MISSING,
-    Status.NO_ENTRY: _Kind.MISSING,
-    Status.BAD_REQUEST: _Kind.REFUSED,
-    Status.BAD_VERSION: _Kind.REFUSED,
-    Status.IO_ERROR: _Kind.DISK,
-    Status.UNAUTHORISED: _Kind.RIGHTS,
-    Status.FENCED: _Kind.WRITERS_ONLY,
-    Status.READ_ONLY: _Kind.WRITERS_ONLY,
-    Status.TOO_MANY_REQUESTS: _Kind.BUSY,
-    Status.UNKNOWN_LEDGER_STATE: _Kind.LIMBO,
-    Status.UNKNOWN: _Kind.NEW,
-}
-
-_ERRORS: Final[dict[_Kind, type[OffloaderError]]] = {
-    _Kind.MISSING: NotHere,
-    _Kind.REFUSED: Unsupported,
-    _Kind.DISK: Transient,
-    _Kind.RIGHTS: Denied,
-    _Kind.WRITERS_ONLY: BadAnswer,
-    _Kind.BUSY: Throttled,
-    _Kind.LIMBO: Transient,
-    _Kind.NEW: Transient,
-}
-
-_HINTS: Final = {
-    _Kind.RIGHTS: "set bookkeeper.sasl_username and sasl_password, or tls_cert_file, as the bookies' auth plugin wants",
-    _Kind.DISK: "look at the bookie's log and disks",
+_MISSING: Final = _Failure("it does not hold it", NotHere)
+_REFUSED: Final = _Failure("it does not know such a request", Unsupported)
+_WRITERS_ONLY: Final = _Failure("it gave an answer that only writers get", BadAnswer)
+_FAILURES: Final = {
+    Status.NO_LEDGER: _MISSING,
+    Status.NO_ENTRY: _MISSING,
+    Status.BAD_REQUEST: _REFUSED,
+    Status.BAD_VERSION: _REFUSED,
+    Status.IO_ERROR: _Failure("it failed to read its storage", hint="look at the bookie's log and disks"),
+    Status.UNAUTHORISED: _Failure(
+        "it wants credentials, or other ones",
+        Denied,
+        "set bookkeeper.sasl_username and sasl_password, or tls_cert_file, as the bookies' auth plugin wants",
+    ),
+    Status.FENCED: _WRITERS_ONLY,
+    Status.READ_ONLY: _WRITERS_ONLY,
+    Status.TOO_MANY_REQUESTS: _Failure("it has too many requests in its queue", Throttled),
+    Status.UNKNOWN_LEDGER_STATE: _Failure("it cannot tell what it holds after an unclean restart"),
+    Status.UNKNOWN: _Failure("its code is not known to this version"),
 }
 
 
@@ -113,18 +99,17 @@ def failure(status: Status, code: int, *, bookie: str, what: str) -> OffloaderEr
     `code` is the number as it came, for the message. The answer of a fenced or read-only bookie is a BadAnswer, never
     `errors.Fenced`: that one is about this daemon's ownership. Calling it with OK is a BadAnswer as well.
     """
-    kind = _KINDS.get(status)
-    if kind is None:
+    found = _FAILURES.get(status)
+    if found is None:
         return BadAnswer(f"bookie {bookie} called the answer about {what} both good and bad")
-    message = f"bookie {bookie} did not give {what}: {kind} (code {code}, {status.name})"
-    return _ERRORS[kind](message, hint=_HINTS.get(kind, ""))
+    message = f"bookie {bookie} did not give {what}: {found.text} (code {code}, {status.name})"
+    return found.error(message, hint=found.hint)
 
 
 def reaction_to(error: OffloaderError) -> Reaction:
     """Return what a reader does about an error of reading one entry from one bookie.
 
-    A digest that is wrong on one replica is no reason to stop: the caller goes on to the next one and stops when all
-    replicas fail the check.
+    A wrong digest on one replica is no reason to stop: the caller stops when all replicas fail the check.
     """
     match error:
         case Throttled():

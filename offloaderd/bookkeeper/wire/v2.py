@@ -4,13 +4,13 @@
     for answer in decoder.feed(data):            # decoder = Decoder(): ReadAnswer | BatchAnswer | AuthAnswer
         waiter = waiters.pop(answer.key)         # read_key(...) of a read, the request id of a batch
 
-Rules for the connection on top: answers come in any order. A single read has no id of its own, so the same
-(ledger, entry) must not be asked for twice at a time on one connection. After the first v2 request a connection never
-speaks v3 again. A bookie before 4.17 closes the connection on a batch read. `feed` yields nothing for a request that
-the bookie answers by closing.
+Rules for the connection on top: answers come in any order. A single read has no id of its own, so one connection must
+not request the same (ledger, entry) twice at a time. After the first v2 request a connection never uses v3 again. A
+bookie before 4.17 closes the connection on a batch read. `feed` yields nothing for a request that the bookie answers by
+closing.
 
-No request here carries a flag or a key, and there is no parameter that could set one: a fencing read, an addition or
-recovery cannot be encoded.
+No request carries a flag or a key, and no parameter could set one: a fencing read, an addition or recovery cannot be
+encoded.
 """
 
 import struct
@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from offloaderd.bookkeeper.wire import framing
-from offloaderd.bookkeeper.wire.auth import AuthToken, decode_auth_message, encode_auth_message
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, AuthToken
 from offloaderd.bookkeeper.wire.status import V2_CODES, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
@@ -42,7 +41,7 @@ BATCH_ENTRY = struct.Struct(">i")
 _NO_FLAGS: Final = 0
 
 Key: TypeAlias = tuple[int, int] | int | None
-"""What an answer is matched by: (ledger, entry) of a single read, request id of a batch, None for authentication."""
+"""Matches answers to requests: (ledger, entry) of a single read, request id of a batch, None for authentication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class ReadAnswer:
 class BatchAnswer:
     """Answer to a batch read: consecutive entries from `first_entry_id` on, at least one if OK, none otherwise.
 
-    Fewer than asked for means nothing. What is above the LAC is handed out as well: only the request's count bounds it.
+    Fewer than requested means nothing. Entries above the LAC come as well: only the request's count bounds them.
     """
 
     status: Status
@@ -104,7 +103,7 @@ class Decoder(framing.Decoder[Answer]):
 
 
 def read_key(ledger_id: int, entry_id: int) -> Key:
-    """Return what the answer to a single read will be matched by."""
+    """Return the key that the answer to a single read will have."""
     return (ledger_id, entry_id)
 
 
@@ -135,13 +134,13 @@ def encode_batch_read(
 
 def encode_auth(token: AuthToken) -> bytes:
     """Return the frame of one step of an authentication; raises InvalidInput."""
-    return framing.frame(HEADER.pack(VERSION, AUTH, _NO_FLAGS) + encode_auth_message(token))
+    return framing.frame(HEADER.pack(VERSION, AUTH, _NO_FLAGS) + token.message().SerializeToString())
 
 
 def decode(message: bytes) -> Answer:
     """Return the answer that a frame without its length holds; raises BadAnswer.
 
-    Flags are not looked at: bookies send none and none would change what an answer means.
+    Flags are ignored: bookies send none and none would change what an answer means.
     """
     if len(message) < HEADER.size:
         raise BadAnswer(f"an answer of {len(message)} bytes is too short for a header")
@@ -173,7 +172,7 @@ def _decode_batch(message: bytes) -> BatchAnswer:
 
 
 def _split_batch(message: bytes) -> list[bytes]:
-    """Cut the entries of a batch apart; every size is compared with what is left before anything is sliced."""
+    """Return the entries of a batch; every size is checked before anything is sliced."""
     unpack = BATCH_ENTRY.unpack_from
     entries: list[bytes] = []
     append = entries.append
@@ -185,9 +184,7 @@ def _split_batch(message: bytes) -> list[bytes]:
         (size,) = unpack(message, position)
         position = body + size
         if size < STORED_ENTRY_BYTES_MIN or position > end:
-            raise BadAnswer(
-                f"an entry of {size} bytes in a batch, expected {STORED_ENTRY_BYTES_MIN} to {end - body}",
-            )
+            raise BadAnswer(f"an entry of {size} bytes in a batch, expected {STORED_ENTRY_BYTES_MIN} to {end - body}")
         append(message[body:position])
     if not entries:
         raise BadAnswer("a batch that is called good and holds no entry")
@@ -195,7 +192,7 @@ def _split_batch(message: bytes) -> list[bytes]:
 
 
 def _decode_auth(message: bytes) -> AuthAnswer:
-    return AuthAnswer(decode_auth_message(message[HEADER.size :]))
+    return AuthAnswer(AuthToken.decode(message[HEADER.size :]))
 
 
 _DECODERS: Final[dict[int, Callable[[bytes], Answer]]] = {

@@ -4,16 +4,16 @@
     for answer in decoder.feed(data):            # decoder = Decoder(); every answer has .txn_id and .status
         waiter = waiters.pop(answer.txn_id)      # answers come in any order
 
-`ReadAnswer.max_lac` and `LacAnswer` tell how far a ledger is confirmed. `encode_read(.., LAST_ENTRY)` gives a bookie's
-last entry and its `max_lac` in one answer, which is all that tailing needs; `encode_long_poll` waits for a newer LAC.
+`encode_read(.., LAST_ENTRY)` gives a bookie's last entry and its `max_lac` in one answer, which is all that tailing
+needs; `encode_long_poll` waits for a newer LAC.
 
-Before a long poll ask the same bookie with a plain read, and wait beyond the `max_lac` of its answer. DbLedgerStorage
-keeps LACs in a cache and wakes who waits when the cached one changes. What is not cached (after a restart, or ten
-minutes without a question) counts as a change when it is learnt: if it is not above what was waited for, the bookie
-forgets the long poll, and answers it at its time-out alone. A plain read fills the cache.
+Before a long poll, send the same bookie a plain read, and wait beyond the `max_lac` of its answer. DbLedgerStorage
+caches LACs and answers long polls when a cached one changes. A LAC that is not cached (after a restart, or ten minutes
+without a read) counts as changed when the bookie learns it: if it is not above the awaited one, the bookie drops the
+long poll, and answers it at its time-out alone. A plain read fills the cache.
 
-TLS: connect plain, send `encode_start_tls`, wait for its OK with nothing else in flight, shake hands on the same
-socket, then authenticate, then ask; a connection that will speak v2 begins with v3 for this.
+TLS: connect plain, send `encode_start_tls`, wait for its OK with nothing else in flight, do the handshake on the same
+socket, then authenticate, then send requests. A connection that will use v2 begins with v3 for this.
 
 The messages have no field for a master key and no flag that fences: `protos/bookkeeper/protocol.proto`.
 """
@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from offloaderd.bookkeeper.wire import framing
-from offloaderd.bookkeeper.wire.auth import AUTH_BYTES_MAX, AuthToken
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, AuthToken
 from offloaderd.bookkeeper.wire.status import V3_CODES, BadAnswer, Status
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
@@ -34,21 +33,27 @@ from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
 VERSION: Final = 3
 TXN_ID_MAX: Final = 2**64 - 1
 POLL_MS_MAX: Final = 300_000
-"""A bookie forgets what it remembers of a ledger, and who waits for it, after ten minutes: stay well below."""
+"""A bookie drops its cache of a ledger, and long polls on it, after ten minutes: stay well below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadAnswer:
-    """Answer to a read or a long poll.
-
-    `entry` is what the bookie stores, to be checked by its digest; None if it holds none. `entry_id` is that of the
-    request, or the entry's own in a long poll that found one. `max_lac` is the greatest LAC that the bookie knows,
-    not covered by any digest.
-    """
+class _Answer:
+    """What every answer has: the request's number, and what came of it."""
 
     txn_id: int
     status: Status
     code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAnswer(_Answer):
+    """Answer to a read or a long poll.
+
+    `entry` is what the bookie stores, its digest not yet checked; None if it holds none. `entry_id` is that of the
+    request, or the entry's own in a long poll that found one. `max_lac` is the greatest LAC that the bookie knows,
+    not covered by any digest.
+    """
+
     ledger_id: int
     entry_id: int
     entry: bytes | None = field(default=None, repr=False)
@@ -57,50 +62,26 @@ class ReadAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LacAnswer:
-    """Answer to READ_LAC: the explicit LAC (`entry.EntryChecker.explicit_lac` reads it) and the last stored entry."""
-
-    txn_id: int
-    status: Status
-    code: int
-    ledger_id: int
-    explicit_lac: bytes | None = field(default=None, repr=False)
-    last_entry: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthAnswer:
+class AuthAnswer(_Answer):
     """One step of an authentication."""
 
-    txn_id: int
-    status: Status
-    code: int
     token: AuthToken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsAnswer:
-    """OK: shake hands now. Anything else comes as a Refusal."""
+class TlsAnswer(_Answer):
+    """OK: begin the TLS handshake. Anything else comes as a Refusal."""
 
-    txn_id: int
-    status: Status
-    code: int
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """An error without the message that was asked for: failed authentication, an unknown operation, TLS that is off.
+class Refusal(_Answer):
+    """An error without the requested message: failed authentication, unknown operation, TLS that is off; never OK."""
 
-    Its status is never OK.
-    """
-
-    txn_id: int
-    status: Status
-    code: int
     operation: int
 
 
-Answer: TypeAlias = ReadAnswer | LacAnswer | AuthAnswer | TlsAnswer | Refusal
+Answer: TypeAlias = ReadAnswer | AuthAnswer | TlsAnswer | Refusal
 
 
 class Decoder(framing.Decoder[Answer]):
@@ -135,26 +116,15 @@ def encode_long_poll(txn_id: int, ledger_id: int, *, previous_lac: int, timeout_
     return framing.frame(request.SerializeToString())
 
 
-def encode_read_lac(txn_id: int, ledger_id: int) -> bytes:
-    """Return the frame that asks for a ledger's explicit LAC and last entry; raises InvalidInput."""
-    _check_ids(ledger_id, LAST_ENTRY)
-    request = _request(txn_id, pb.READ_LAC)
-    request.readLacRequest.ledgerId = ledger_id
-    return framing.frame(request.SerializeToString())
-
-
 def encode_auth(txn_id: int, token: AuthToken) -> bytes:
     """Return the frame of one step of an authentication; raises InvalidInput."""
-    if not token.plugin or len(token.payload) > AUTH_BYTES_MAX:
-        raise InvalidInput(f"no auth message can be made for plugin {token.plugin!r} ({len(token.payload)} bytes)")
     request = _request(txn_id, pb.AUTH)
-    request.authRequest.pluginName = token.plugin
-    request.authRequest.payload = token.payload
+    request.authRequest.CopyFrom(token.message())
     return framing.frame(request.SerializeToString())
 
 
 def encode_start_tls(txn_id: int) -> bytes:
-    """Return the frame that asks the bookie to go on in TLS; raises InvalidInput."""
+    """Return the frame that requests TLS; raises InvalidInput."""
     request = _request(txn_id, pb.START_TLS)
     request.startTlsRequest.SetInParent()
     return framing.frame(request.SerializeToString())
@@ -174,8 +144,7 @@ def _check_ids(ledger_id: int, entry_id: int) -> None:
 def decode(message: bytes) -> Answer:
     """Return the answer that a frame without its length holds; raises BadAnswer.
 
-    The outer status counts first; where it is OK the inner one of the same answer counts, so that an error that only
-    the inner one tells is not lost.
+    The outer status counts first, and where it is OK, the inner one: an error may stand in the inner one only.
     """
     try:
         response = parse_message(pb.Response, message, key="a v3 answer", at=0)
@@ -216,22 +185,6 @@ def _decode_read(response: pb.Response) -> ReadAnswer | None:
     )
 
 
-def _decode_lac(response: pb.Response) -> LacAnswer | None:
-    if not response.HasField("readLacResponse"):
-        return None
-    lac = response.readLacResponse
-    status, code = _outcome(response.status, lac.status)
-    good = status is Status.OK
-    return LacAnswer(
-        txn_id=response.header.txnId,
-        status=status,
-        code=code,
-        ledger_id=lac.ledgerId,
-        explicit_lac=lac.lacBody if good and lac.HasField("lacBody") else None,
-        last_entry=lac.lastEntryBody if good and lac.HasField("lastEntryBody") else None,
-    )
-
-
 def _decode_auth(response: pb.Response) -> AuthAnswer | None:
     if not response.HasField("authResponse"):
         return None
@@ -242,7 +195,7 @@ def _decode_auth(response: pb.Response) -> AuthAnswer | None:
 
 
 def _decode_tls(response: pb.Response) -> TlsAnswer | None:
-    """The status says it all: the message is empty, and a bookie may leave it out."""
+    """Read the status alone: the message is empty, and a bookie may leave it out."""
     if V3_CODES.get(response.status) is not Status.OK:
         return None
     return TlsAnswer(txn_id=response.header.txnId, status=Status.OK, code=response.status)
@@ -251,6 +204,5 @@ def _decode_tls(response: pb.Response) -> TlsAnswer | None:
 _DECODERS: Final[dict[int, Callable[[pb.Response], Answer | None]]] = {
     pb.READ_ENTRY: _decode_read,
     pb.AUTH: _decode_auth,
-    pb.READ_LAC: _decode_lac,
     pb.START_TLS: _decode_tls,
 }

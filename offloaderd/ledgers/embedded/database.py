@@ -1,12 +1,23 @@
-"""The SQLite file of the embedded ledger store: opening and locking it, writing drafts, reading rows.
+"""The SQLite file of the embedded ledger store: its tables, opening and locking it, writing drafts, reading rows.
 
 All of it blocks, so none of it runs on the event loop. One thread writes; several may read, each call on a connection
-of its own. The directory holds `ledgers.db` (with SQLite's -wal and -shm files) and `LOCK`, which is held as long as
-the store is open: SQLite itself would let a second process in.
+of its own. The directory holds `ledgers.db` (with SQLite's -wal and -shm files) and `LOCK`, which is locked as long as
+the store is open: SQLite itself would admit a second process.
 
 The database is in WAL mode with synchronous=FULL: a commit returns after its fsync. Application id and user version
 name the format; a newer version is refused, an older one would be migrated here.
-The tables are in `schema.py`.
+
+| table    | one row for each        | columns                                                        |
+|----------|-------------------------|----------------------------------------------------------------|
+| topics   | topic                   | topic_id, name (persistent://...)                              |
+| ledgers  | ledger                  | ledger_id, topic_id, entries, size_bytes, closed, closed_at_ms |
+| rows     | run of entries          | see rows.py                                                    |
+| doomed   | deleted ledger with rows| ledger_id                                                      |
+| sequence | store                   | next_ledger_id: no id is ever given twice                      |
+| store    | store                   | store_id: a UUID, made once                                    |
+| births   | ledger                  | ledger_id, created_ms                                          |
+
+Older releases made no `store` and no `births`: a file gets them when it is opened to be written.
 """
 
 import os
@@ -15,7 +26,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from offloaderd.core.errors import (
     Closed,
@@ -29,22 +40,54 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.book import Book, Draft, Ledger
-from offloaderd.ledgers.embedded import rows, schema
+from offloaderd.ledgers.embedded import rows
 from offloaderd.ledgers.embedded.disk import file_bytes, free_bytes, full_disk, lock_directory, translated_os_errors
+
+APPLICATION_ID: Final = int.from_bytes(b"OFLD")
+FORMAT_VERSION: Final = 1
+
+SCHEMA: Final = """
+BEGIN IMMEDIATE;
+CREATE TABLE topics (topic_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE ledgers (
+  ledger_id INTEGER PRIMARY KEY,
+  topic_id INTEGER NOT NULL REFERENCES topics,
+  entries INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL,
+  closed INTEGER NOT NULL,
+  closed_at_ms INTEGER NOT NULL
+);
+CREATE TABLE rows (
+  ledger_id INTEGER NOT NULL,
+  first_entry_id INTEGER NOT NULL,
+  entry_count INTEGER NOT NULL,
+  bytes_before INTEGER NOT NULL,
+  lengths BLOB NOT NULL,
+  lengths_crc32c INTEGER NOT NULL,
+  payloads BLOB NOT NULL,
+  payloads_crc32c INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX rows_by_entry ON rows (ledger_id, first_entry_id);
+CREATE TABLE doomed (ledger_id INTEGER PRIMARY KEY);
+CREATE TABLE sequence (one INTEGER PRIMARY KEY CHECK (one = 1), next_ledger_id INTEGER NOT NULL);
+INSERT INTO sequence VALUES (1, 0);
+"""
+LATER: Final = """
+CREATE TABLE IF NOT EXISTS store (one INTEGER PRIMARY KEY CHECK (one = 1), store_id TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS births (ledger_id INTEGER PRIMARY KEY, created_ms INTEGER NOT NULL);
+"""
+"""Tables that older releases of the same format do not know, and leave alone."""
+STAMP: Final = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
 
 READERS = 2
 PAGE_BYTES = 8192
 CHECKPOINT_BYTES = 32 * 1024 * 1024
 """Size of the write-ahead log at which its pages move into the database file."""
-
 RESERVE_BYTES = 2 * CHECKPOINT_BYTES
-"""Room for the log that appends leave on the disk: without it a full disk could not even delete."""
-
+"""Disk space that appends leave for the log: deleting on a full disk needs it."""
 SWEEP_ROWS = 8
-"""Rows of a deleted ledger that go in one transaction (about 8 MiB), so that appends need not wait long."""
-
+"""Rows of a deleted ledger in one transaction (about 8 MiB): appends do not wait long."""
 BUSY_TIMEOUT_S = 5.0
-
 
 _HEAD_COLUMNS = "ledger_id, first_entry_id, entry_count, bytes_before, lengths, lengths_crc32c"
 _FLOOR = "(SELECT max(first_entry_id) FROM rows WHERE ledger_id = :ledger AND first_entry_id <= :entry)"
@@ -57,7 +100,7 @@ _SWEEP = "DELETE FROM rows WHERE rowid IN (SELECT rowid FROM rows WHERE ledger_i
 
 
 class Stored(NamedTuple):
-    """What an opened store holds. `store_id` tells it from others; None in a file that older releases alone wrote."""
+    """The content of a store. `store_id` is None in a file that only older releases wrote."""
 
     book: Book
     store_id: str | None
@@ -76,7 +119,7 @@ class Database:
         self._topic_ids: dict[TopicName, int] = {}
 
     def open(self, store_id: str, opened_s: float) -> Stored:
-        """Open or create the store and return what it holds; one without an id of its own gets `store_id`.
+        """Open or create the store and return its content; one without an id gets `store_id`.
 
         Raises Conflict when another process has it open, Denied, NoSpace, CorruptData, InvalidConfig.
         """
@@ -85,7 +128,7 @@ class Database:
                 self._lock = lock_directory(self.directory)
                 self._writer = self._connect()
                 self._check_format(self._writer)
-                self._writer.executescript(schema.LATER)
+                self._writer.executescript(LATER)
                 self._writer.execute("INSERT OR IGNORE INTO store VALUES (1, ?)", (store_id,))
                 stored = self._load(self._writer, opened_s)
                 for _ in range(READERS):
@@ -96,9 +139,9 @@ class Database:
             raise
 
     def open_for_reading(self) -> None:
-        """Open a store that another process may have open, to read it. Raises NotFound, Denied, CorruptData.
+        """Open a store that another process may have open, for `load`, `fetch`, `length_at` and `close` alone.
 
-        `load`, `fetch`, `length_at` and `close` are all that may be called then.
+        Raises NotFound, Denied, CorruptData.
         """
         if not self.path.is_file():
             raise NotFound(
@@ -115,7 +158,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close everything, waiting for reads that are under way; may be called again."""
+        """Close everything after the reads under way; a second call has no effect."""
         while self._reader_count:
             self._readers.get().close()
             self._reader_count -= 1
@@ -136,22 +179,22 @@ class Database:
                 if topic_id is None:
                     cursor = writer.execute("INSERT INTO topics (name) VALUES (?)", (str(topic),))
                     topic_id = new_ids[topic] = int(cursor.lastrowid or 0)
-                gone = [ledger_id for ledger_id, ledger in changes.items() if ledger is None]
-                kept = [ledger for ledger in changes.values() if ledger is not None]
+                deleted = [(ledger_id,) for ledger_id, ledger in changes.items() if ledger is None]
+                changed = [ledger for ledger in changes.values() if ledger is not None]
                 writer.executemany(
                     "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?, ?, ?)",
                     [
                         (one.ledger_id, topic_id, one.entries, one.size_bytes, one.closed, one.closed_at_ms)
-                        for one in kept
+                        for one in changed
                     ],
                 )
                 writer.executemany(
                     "INSERT OR IGNORE INTO births VALUES (?, ?)",
-                    [(one.ledger_id, one.created_ms) for one in kept if one.created_ms is not None],
+                    [(one.ledger_id, one.created_ms) for one in changed if one.created_ms is not None],
                 )
-                writer.executemany("DELETE FROM births WHERE ledger_id = ?", [(one,) for one in gone])
-                writer.executemany("DELETE FROM ledgers WHERE ledger_id = ?", [(one,) for one in gone])
-                writer.executemany("INSERT OR IGNORE INTO doomed VALUES (?)", [(one,) for one in gone])
+                writer.executemany("DELETE FROM births WHERE ledger_id = ?", deleted)
+                writer.executemany("DELETE FROM ledgers WHERE ledger_id = ?", deleted)
+                writer.executemany("INSERT OR IGNORE INTO doomed VALUES (?)", deleted)
             writer.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.rows(draft.runs))
             if draft.next_ledger_id != draft.book.next_ledger_id:
                 writer.execute("UPDATE sequence SET next_ledger_id = ?", (draft.next_ledger_id,))
@@ -201,7 +244,7 @@ class Database:
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
 
     def load(self) -> Stored:
-        """Return what the store holds now. Raises CorruptData, Transient."""
+        """Return the present content. Raises CorruptData, Transient."""
         with self._reading() as reader:
             reader.execute("BEGIN")  # both tables as they were at one moment
             try:
@@ -216,10 +259,10 @@ class Database:
         reader.execute("PRAGMA query_only = ON")
 
     def _check_room(self, writer: sqlite3.Connection, draft: Draft) -> None:
-        """Refuse entries for which the disk has no room, while deleting still has.
+        """Raise NoSpace for entries that do not fit on the disk; deletions need no check.
 
-        Entries go to the log first and from there to the file. The log may grow to the reserve; the file uses the
-        pages of deleted ledgers again before it grows, and what is only in the log yet will make it grow later.
+        Entries go to the log first and from there to the file. The log may grow to the reserve; the file reuses the
+        pages of deleted ledgers before it grows, and grows later by what is only in the log yet.
         """
         if not draft.runs:
             return
@@ -235,7 +278,7 @@ class Database:
             raise self._no_room(free, log_growth + file_growth)
 
     def check_room(self) -> None:
-        """Raise NoSpace when no entry at all has room; safe beside the writer."""
+        """Raise NoSpace when not even a small entry fits; any thread may call it."""
         with translated_os_errors(self.directory):
             needed = max(0, RESERVE_BYTES - file_bytes(self.directory / "ledgers.db-wal"))
             free = free_bytes(self.directory)
@@ -250,7 +293,7 @@ class Database:
         )
 
     def _connect(self) -> sqlite3.Connection:
-        # Connections are made by one thread and used by others, each by one at a time.
+        # One thread makes connections, others use them, one at a time.
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             self._configure(connection)
@@ -260,7 +303,7 @@ class Database:
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # counts for a new file only
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # for a new file only
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise InvalidConfig(
@@ -277,19 +320,18 @@ class Database:
             for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
         if (application_id, version, tables) == (0, 0, 0):
-            writer.executescript(schema.SCHEMA + schema.STAMP)
-        elif application_id != schema.APPLICATION_ID:
+            writer.executescript(SCHEMA + STAMP)
+        elif application_id != APPLICATION_ID:
             raise CorruptData(
                 key=str(self.path),
                 offset=68,  # of the application id in SQLite's header
-                expected=f"application id {schema.APPLICATION_ID:#010x} of a ledger store",
+                expected=f"application id {APPLICATION_ID:#010x} of a ledger store",
                 found=f"{application_id:#010x}",
                 hint="this is the database of another program: choose another directory",
             )
-        elif version != schema.FORMAT_VERSION:
+        elif version != FORMAT_VERSION:
             raise InvalidConfig(
-                f"the ledger store in {self.directory} has format {version}, "
-                f"this release reads {schema.FORMAT_VERSION}",
+                f"the ledger store in {self.directory} has format {version}, this release reads {FORMAT_VERSION}",
                 hint="run the release that wrote it, or a newer one",
             )
 

@@ -1,13 +1,16 @@
-"""The embedded ledger store: a real one, on SQLite, for those who have no BookKeeper.
+"""The embedded ledger store: a durable one on SQLite, for users without BookKeeper, and its reader.
 
 The loop knows all topics and ledgers (`Book`) and plans every change on it synchronously; one thread of the store
-makes planned changes durable, others read rows. Changes that arrive while a commit is on its way wait for the next
-one and share it (group commit), so many small appends cost few fsyncs. Nothing is visible, to readers or to
-watchers, before it is durable.
+makes planned changes durable, others read rows. Changes that arrive during a commit wait for the next one and share it
+(group commit), so many small appends cost few fsyncs. Nothing is visible, to readers or to watchers, before it is
+durable.
 
 A ledger closes when the limits are reached by an append; by age, at the first append after it: an idle topic keeps
-its ledger open. A restart starts the age anew. Deleting makes a ledger invisible at once; its rows go in small
-transactions behind, and their space is used again (the file does not shrink).
+its ledger open. A restart starts the age again. Deleting makes a ledger invisible at once; its rows are deleted in
+small transactions afterwards, and their space is reused (the file does not shrink).
+
+SQLite lets others read while one writes: `EmbeddedReader` takes no lock and changes nothing, and each answer is as new
+as the last commit. Its store must be on the same machine: the log is shared memory.
 """
 
 import asyncio
@@ -22,7 +25,7 @@ from typing import Any, Generic, Self, TypeVar
 import structlog
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Closed, OffloaderError
+from offloaderd.core.errors import Closed, Denied, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.book import (
     LEDGER_AGE_MAX_S,
@@ -42,20 +45,21 @@ T = TypeVar("T")
 
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
 """Payload bytes after which a commit takes no further append."""
+POLL_S = 1.0
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class _Change(Generic[T]):
-    """A change that waits for its commit: how to plan it, its weight, and where its result is awaited."""
+    """A change that waits for its commit: its plan, its weight, and the future of its result."""
 
     plan: Callable[[Draft], T]
     payload_bytes: int
     done: asyncio.Future[T]
 
     def succeed(self, result: T) -> None:
-        if not self.done.done():  # else its caller has left
+        if not self.done.done():  # else its caller was cancelled
             self.done.set_result(result)
 
     def fail(self, error: BaseException) -> None:
@@ -63,7 +67,76 @@ class _Change(Generic[T]):
             self.done.set_exception(error)
 
 
-class EmbeddedLedgers(BookSource):
+class _SqliteSource(BookSource):
+    """The reading side of a directory with a store, on threads of its own."""
+
+    def __init__(self, directory: str | Path, clock: Clock) -> None:
+        self._clock = clock
+        self._database = Database(Path(directory))
+        self.where = str(self._database.path)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ledgers-read")
+
+    async def _fetch(
+        self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
+    ) -> Sequence[bytes]:
+        return await self._blocking(self._database.fetch, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+
+    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
+        return await self._blocking(self._database.length_at, ledger_id, entry_id)
+
+    async def _blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        """Run a read on a reading thread."""
+        return await self._loop().run_in_executor(self._readers, function, *arguments)
+
+    @staticmethod
+    def _loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+
+class EmbeddedReader(_SqliteSource):
+    """A LedgerSource over a directory that another process may have open; use it as an async context manager.
+
+    Entering raises NotFound when there is no store, CorruptData, Denied, InvalidConfig as the store itself.
+    """
+
+    def __init__(self, directory: str | Path, *, clock: Clock) -> None:
+        super().__init__(directory, clock)
+
+    async def __aenter__(self) -> Self:
+        """Open the store; see the class."""
+        try:
+            await self._blocking(self._database.open_for_reading)
+        except BaseException:
+            self._readers.shutdown(wait=False)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the file."""
+        try:
+            await self._blocking(self._database.close)
+        finally:
+            self._readers.shutdown(wait=False)
+
+    async def identity(self) -> str | None:
+        """Return the id in the store's file; see LedgerOrigin."""
+        return (await self._blocking(self._database.load)).store_id
+
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """Yield every POLL_S: another process announces no changes."""
+        while True:
+            yield
+            await self._clock.sleep(POLL_S)
+
+    async def delete(self, topic: TopicName, ledger_id: int) -> None:
+        """Refuse: the store belongs to the process that has it open."""
+        raise Denied(f"ledger {ledger_id} of {topic} is not this process's to delete")
+
+    async def _known(self) -> Book:
+        return (await self._blocking(self._database.load)).book
+
+
+class EmbeddedLedgers(_SqliteSource):
     """A LedgerStore in a directory that belongs to it alone; use it as an async context manager, on one loop.
 
     Entering raises Conflict when another process has the directory open, CorruptData, Denied, NoSpace or
@@ -79,12 +152,10 @@ class EmbeddedLedgers(BookSource):
         ledger_bytes_max: int = LEDGER_BYTES_MAX,
         ledger_age_max_s: float = LEDGER_AGE_MAX_S,
     ) -> None:
-        self._clock = clock
+        super().__init__(directory, clock)
         self._limits = RollLimits(
             entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
         )
-        self._database = Database(Path(directory))
-        self.where = str(self._database.path)
         self._store_id: str | None = None
         self._book = Book()
         self._changes = Changes()
@@ -93,7 +164,6 @@ class EmbeddedLedgers(BookSource):
         self._sweeping = False
         self._opened = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledgers-write")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ledgers-read")
 
     async def __aenter__(self) -> Self:
         """Open the store; see the class."""
@@ -153,7 +223,7 @@ class EmbeddedLedgers(BookSource):
         await self._change(lambda draft: draft.roll(topic, self._now()))
 
     async def probe(self) -> None:
-        """Look whether entries can be appended. Raises NoSpace, Denied, Transient, Closed."""
+        """Check whether entries can be appended. Raises NoSpace, Denied, Transient, Closed."""
         await self._blocking(self._database.check_room)
 
     async def _change(self, plan: Callable[[Draft], T], *, payload_bytes: int = 0) -> T:
@@ -166,7 +236,7 @@ class EmbeddedLedgers(BookSource):
         return await done
 
     def _write_next(self) -> None:
-        """Plan what waits and hand it to the writing thread, unless a commit is under way (it comes back here)."""
+        """Plan what waits and hand it to the writing thread, unless a commit is under way, whose end calls this."""
         while self._waiting and self._writing is None:
             draft = Draft(self._book, self._limits)
             planned = self._plan(draft)
@@ -192,7 +262,7 @@ class EmbeddedLedgers(BookSource):
         return planned
 
     def _written(self, draft: Draft, planned: list[tuple[_Change[Any], Any]], written: asyncio.Future[None]) -> None:
-        """Publish what is durable now, or tell all callers why it is not."""
+        """Publish what is durable now, or fail all callers."""
         self._writing = None
         error = Closed("the ledger store has been closed") if written.cancelled() else written.exception()
         if error is None:
@@ -208,7 +278,7 @@ class EmbeddedLedgers(BookSource):
         self._write_next()
 
     def _sweep(self) -> None:
-        """Have the writing thread drop some rows of deleted ledgers, and again until there are none."""
+        """Have the writing thread delete some rows of deleted ledgers, and again until there are none."""
         if self._opened and not self._sweeping:
             self._sweeping = True
             self._loop().run_in_executor(self._writer, self._database.sweep).add_done_callback(self._swept)
@@ -223,10 +293,9 @@ class EmbeddedLedgers(BookSource):
         elif swept.result():
             self._sweep()
 
-    async def _blocking(self, function: Callable[..., T], *arguments: int) -> T:
-        """Run a read on a reading thread."""
+    async def _blocking(self, function: Callable[..., T], *arguments: object) -> T:
         self._check_open()
-        return await self._loop().run_in_executor(self._readers, function, *arguments)
+        return await super()._blocking(function, *arguments)
 
     async def _known(self) -> Book:
         self._check_open()
@@ -235,14 +304,11 @@ class EmbeddedLedgers(BookSource):
     async def _fetch(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
     ) -> Sequence[bytes]:
-        found = await self._blocking(self._database.fetch, ledger_id, first_entry_id, last_entry_id, batch_bytes)
+        found = await super()._fetch(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes)
         return found if self._book.peek(topic, ledger_id) is not None else []
 
-    async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
-        return await self._blocking(self._database.length_at, ledger_id, entry_id)
-
     def _shut_down(self) -> None:
-        """End the threads; what they are doing is finished, the files are closed at the latest here."""
+        """End the threads after their work, and close the files."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._writer.submit(self._database.close)
         self._writer.shutdown(wait=True)
@@ -254,7 +320,3 @@ class EmbeddedLedgers(BookSource):
 
     def _now(self) -> Now:
         return Now(self._clock.wall_ms(), self._clock.monotonic())
-
-    @staticmethod
-    def _loop() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()

@@ -16,8 +16,7 @@ from offloaderd.bookkeeper.metadata.ledger import index_metadata
 from offloaderd.bookkeeper.ports import Bookies, Znodes
 from offloaderd.bookkeeper.replicas.limits import Limits
 from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
-from offloaderd.bookkeeper.replicas.read import LedgerAt, checker_for
-from offloaderd.bookkeeper.replicas.reader import BookieOrder, ReplicaReader
+from offloaderd.bookkeeper.replicas.reader import BookieOrder, LedgerAt, ReplicaReader, checker_for
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, NotFound

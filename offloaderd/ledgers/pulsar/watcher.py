@@ -1,18 +1,19 @@
-"""News of one topic for all who watch it, at the cost of nearly nothing while there are none.
+"""Changes of one topic for all its watchers, at nearly no cost while there are none.
 
-The topic's list and the open ledger's node are watched, and the open ledger's end is asked for, often while it moves,
-ever more rarely while it does not. Of a ledger that stays quiet the bookies are to tell (`long_polls`), and the next
-poll is when one did, when a node changed, or when the bells come back. Nothing is asked while nothing is open. There
-is a task only for as long as there are polls: what rings begins another one.
+The topic's list and the open ledger's node are watched, and the open ledger's end is polled, often while it moves, ever
+more rarely while it does not. A quiet ledger has long polls (`long_poll`) instead: the next poll comes when one has a
+newer LAC, when a node changed, or when the long polls have ended. Without an open ledger there are no polls. There is a
+task only while there are polls: `_wake` begins another one.
 
-Watchers are woken by news, and every HEARTBEAT_S without any, so that they can tell how fresh their view is. While
-bells hang their view is as old as the last poll and holds all the same: at a heartbeat no bookie is asked, for the one
-that holds the bell answered something within the last twice `request_timeout_s`, or the bell would be broken.
+Watchers are woken by changes, and every HEARTBEAT_S without any, to show how fresh their view is. During long polls
+their view is from the last poll and still valid: a heartbeat sends no request, since the bookie that holds the long
+poll answered something within the last twice `request_timeout_s`, or the long poll would have failed.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from itertools import islice
 from math import ceil
 
@@ -26,41 +27,41 @@ from offloaderd.ledgers.pulsar.directory import Directory
 from offloaderd.ledgers.pulsar.topic import Topic
 
 SLOWER = 1.5
-"""How much longer each pause between two polls gets while nothing moves."""
+"""Factor of each pause between two polls to the next while nothing moves."""
 TICK_S = 0.05
 """Longer pauses end at multiples of this, so that the polls of many topics share packets."""
 HEARTBEAT_S = 10.0
-"""Watchers are woken this often without news, so that they can tell how fresh their view is."""
+"""Interval in which watchers are woken without a change, to show how fresh their view is."""
 PULSE_S = 0.5
-"""The heartbeats of topics that rest come in such steps, and only a share of them in each."""
+"""Interval of steps in which topics with long polls get their heartbeats, a share of them in each."""
 
 
 class Pulse:
-    """The heartbeats of all topics whose bells hang: one timer for them together."""
+    """The heartbeats of all topics with long polls: one timer for them together."""
 
     def __init__(self, background: Background, clock: Clock) -> None:
         self._background = background
         self._clock = clock
         self._beats: dict[Callable[[], None], float] = {}
-        """When each was told last; the next one is the first."""
+        """The time of each one's last heartbeat; the next one is the first."""
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, beat: Callable[[], None], told_s: float) -> None:
-        """Call `beat` about HEARTBEAT_S after it was told, and so on until it leaves."""
-        self._beats[beat] = told_s
+    def join(self, beat: Callable[[], None], last_s: float) -> None:
+        """Call `beat` about every HEARTBEAT_S from `last_s` on, until `leave`."""
+        self._beats[beat] = last_s
         if self._task is None:
             self._task = self._background.start(self._run(), name="heartbeats")
 
     def leave(self, beat: Callable[[], None]) -> None:
-        """Call it no more; one that is not there is no error."""
+        """Call it no more; an unknown one is no error."""
         self._beats.pop(beat, None)
 
     async def _run(self) -> None:
         while self._beats:
             now = self._clock.monotonic()
             share = ceil(2 * len(self._beats) * PULSE_S / HEARTBEAT_S)
-            for beat, told_s in list(islice(self._beats.items(), share)):
-                if now - told_s >= HEARTBEAT_S:
+            for beat, last_s in list(islice(self._beats.items(), share)):
+                if now - last_s >= HEARTBEAT_S:
                     del self._beats[beat]
                     self._beats[beat] = now
                     beat()
@@ -68,179 +69,160 @@ class Pulse:
         self._task = None
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
-    """Watches one topic for all its watchers."""
+    """Watches one topic for all its watchers; `on_change` wakes them."""
 
-    __slots__ = (
-        "_asker",
-        "_background",
-        "_change_signal",
-        "_changed",
-        "_directory",
-        "_followed",
-        "_open_id",
-        "_pause_s",
-        "_pulse",
-        "_resting",
-        "_seen",
-        "_silence",
-        "_task",
-        "_told_s",
-        "_topic",
-        "watchers",
-    )
+    topic: Topic
+    directory: Directory
+    asker: TailAsker
+    background: Background
+    long_polls: InitVar[LongPolls]
+    pulse: Pulse
+    on_change: Callable[[], None]
+    watchers: int = 0
+    _silence: Silence = field(init=False)
+    _quiet: LedgerTail | None = None
+    """The open ledger's end during long polls."""
+    _open_id: int | None = None
+    _alarm: Alarm = field(init=False)
+    _followed: tuple[str, ...] = ()
+    _notified_s: float = field(init=False)
+    _pause_s: float = field(init=False)
+    _state: object = None
+    """The result of the last poll."""
+    _task: asyncio.Task[None] | None = field(init=False)
+    """The polls; None while there are none before a signal."""
 
-    def __init__(
-        self,
-        topic: Topic,
-        directory: Directory,
-        asker: TailAsker,
-        background: Background,
-        long_polls: LongPolls,
-        pulse: Pulse,
-        change_signal: Callable[[], None],
-    ) -> None:
-        self._topic = topic
-        self._directory = directory
-        self._asker = asker
-        self._background = background
-        self._pulse = pulse
-        self._change_signal = change_signal
+    def __post_init__(self, long_polls: LongPolls) -> None:
+        """Begin to poll."""
         self._silence = Silence(long_polls)
-        self._resting: LedgerTail | None = None
-        """The open ledger's end while bells hang."""
-        self._open_id: int | None = None
-        self._changed = Alarm(background, asker.clock)
-        self._followed: tuple[str, ...] = ()
-        self._told_s = asker.clock.monotonic()
-        self._pause_s = asker.options.poll_min_s
-        self._seen: object = None
-        """What the last poll brought."""
-        self.watchers = 0
-        self._task: asyncio.Task[None] | None = background.start(self._run(), name=f"follow {topic.name}")
-        """What polls; None while there is nothing to do before something rings."""
+        self._alarm = Alarm(self.background, self.asker.clock)
+        self._notified_s = self.asker.clock.monotonic()
+        self._pause_s = self.asker.options.poll_min_s
+        self._task = self.background.start(self._run(), name=f"follow {self.topic.name}")
 
     def stop(self) -> None:
-        """Follow nothing any more."""
+        """End all tasks and watches."""
         if self._task is not None:
             self._task.cancel()
-        self._end_rest()
+        self._end_long_polls()
         for path in self._followed:
-            self._directory.nodes.unfollow(path)
+            self.directory.nodes.unfollow(path)
 
-    def _ring(self) -> None:
-        """Have a poll begin now, or after the one that is under way."""
-        self._changed.ring()
+    def _wake(self) -> None:
+        """Begin a poll now, or after the one that is under way."""
+        self._alarm.wake()
         if self._task is None and self.watchers:
             with suppress(Closed):
-                self._task = self._background.start(self._run(), name=f"follow {self._topic.name}")
+                self._task = self.background.start(self._run(), name=f"follow {self.topic.name}")
 
     async def _run(self) -> None:
-        """Poll, again and again, until there is nothing to do before something rings."""
+        """Poll, again and again, until nothing is to be done before a signal."""
         if not self._followed:
-            self._follow(self._directory.topic_path(self._topic.name))
-        options = self._asker.options
+            self._follow(self.directory.topic_path(self.topic.name))
+        options = self.asker.options
         while True:
-            self._changed.forget()
-            await self._rise()
+            self._alarm.forget()
+            await self._resume_polls()
             try:
                 known: Confirmed | OffloaderError | None = await self._poll()
             except Closed:
                 return
             except OffloaderError as error:
                 known = error
-            moved = isinstance(known, Confirmed) and known != self._seen
-            told_before_s = self._asker.clock.monotonic() - self._told_s
-            if moved or _state(known) != _state(self._seen) or told_before_s >= HEARTBEAT_S:
-                self._tell()
+            moved = isinstance(known, Confirmed) and known != self._state
+            notified_before_s = self.asker.clock.monotonic() - self._notified_s
+            if moved or _kind(known) != _kind(self._state) or notified_before_s >= HEARTBEAT_S:
+                self._notify()
             self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
-            self._seen = known
-            self._silence.looked(moved=moved)
+            self._state = known
+            self._silence.polled(moved=moved)
             nothing_open = known is None or isinstance(known, NotFound)
             slow = not moved and self._pause_s >= options.poll_max_s
-            if not (nothing_open or (slow and await self._listens(known))):
-                await self._changed.sleep(self._aligned(self._pause_s))
-            elif not self._changed.rung:
+            if not (nothing_open or (slow and await self._begin_long_polls(known))):
+                await self._alarm.sleep(self._aligned(self._pause_s))
+            elif not self._alarm.woken:
                 break
         self._task = None
 
-    async def _listens(self, known: Confirmed | OffloaderError | None) -> bool:
-        """Have the bookies tell when there is more; False where that cannot be had."""
+    async def _begin_long_polls(self, known: Confirmed | OffloaderError | None) -> bool:
+        """Begin long polls; return False where that is of no use, or impossible."""
         if not isinstance(known, Confirmed) or known.closed or self._open_id is None:
             return False
         try:
-            metadata = await self._topic.metadata(self._open_id)
+            metadata = await self.topic.metadata(self._open_id)
         except OffloaderError:
             return False
-        tail = self._topic.tail(self._open_id) if metadata.last_entry_id is None else None
-        if tail is None or tail.broker_due_s < self._asker.options.poll_max_s:
+        tail = self.topic.tail(self._open_id) if metadata.last_entry_id is None else None
+        if tail is None or tail.broker_due_s < self.asker.options.poll_max_s:
             return False
-        if not self._silence.hang(tail.ledger_id, metadata, tail.last_answer, self._ring, tail.broker_due_s):
+        if not self._silence.begin(tail.ledger_id, metadata, tail.last_answer, self._wake, tail.broker_due_s):
             return False
-        self._resting = tail
-        tail.tell(self._ring)
-        self._pulse.join(self._vouch, self._told_s)
+        self._quiet = tail
+        tail.notify(self._wake)
+        self.pulse.join(self._heartbeat, self._notified_s)
         return True
 
-    async def _rise(self) -> None:
-        """Take the bells down, if they hang, and heed what they said."""
-        tail, last_answer = self._resting, self._end_rest()
-        if tail is not None and last_answer is LastAnswer.RUNG:
+    async def _resume_polls(self) -> None:
+        """End the long polls, if there are any, and use their outcome."""
+        tail, last_answer = self._quiet, self._end_long_polls()
+        if tail is not None and last_answer is LastAnswer.NEWER:
             tail.doubt()
-        elif last_answer is LastAnswer.BROKEN:
-            await self._changed.sleep(self._asker.clock.jitter(RETURN_S))
+        elif last_answer is LastAnswer.FAILED:
+            await self._alarm.sleep(self.asker.clock.jitter(RETURN_S))
 
-    def _end_rest(self) -> LastAnswer | None:
-        """Have nobody tell of news any more; returns how the wait for a bell ended, if that is what ended."""
-        tail, self._resting = self._resting, None
+    def _end_long_polls(self) -> LastAnswer | None:
+        """End the long polls; return how they ended, None where none has."""
+        tail, self._quiet = self._quiet, None
         if tail is None:
             return None
-        tail.tell(None)
-        self._pulse.leave(self._vouch)
-        return self._silence.take_down()
+        tail.notify(None)
+        self.pulse.leave(self._heartbeat)
+        return self._silence.cancel()
 
-    def _vouch(self) -> None:
-        """Tell the watchers that their view is fresh, if it is."""
-        if self._resting is not None and self._silence.kept:
-            self._resting.vouch()
-            self._tell()
+    def _heartbeat(self) -> None:
+        """Wake the watchers if their view is fresh."""
+        if self._quiet is not None and self._silence.active:
+            self._quiet.vouch()
+            self._notify()
 
     def _aligned(self, pause_s: float) -> float:
-        """Return about as long a pause, at whose end other topics are polled as well."""
+        """Return a pause of about this length that ends when other topics are polled as well."""
         if pause_s < 10 * TICK_S:
             return pause_s
-        now_s = self._asker.clock.monotonic()
+        now_s = self.asker.clock.monotonic()
         return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
 
     async def _poll(self) -> Confirmed | None:
-        """Ask for the end of the open ledger, whose node is followed from now on; None when none is open."""
-        listed = self._directory.topic_path(self._topic.name)
-        self._open_id = ledger_id = await self._topic.open_ledger()
+        """Return the end of the open ledger, and follow its node from now on; None when none is open."""
+        listed = self.directory.topic_path(self.topic.name)
+        self._open_id = ledger_id = await self.topic.open_ledger()
         if ledger_id is None:
             self._follow(listed)
             return None
-        self._follow(listed, await self._directory.ledger_path(ledger_id))
-        return await self._topic.confirmed(ledger_id)
+        self._follow(listed, await self.directory.ledger_path(ledger_id))
+        return await self.topic.confirmed(ledger_id)
 
     def _follow(self, *paths: str) -> None:
         before, self._followed = self._followed, paths
         for path in before:
             if path not in paths:
-                self._directory.nodes.unfollow(path)
+                self.directory.nodes.unfollow(path)
         for path in paths:
             if path not in before:
-                self._directory.nodes.follow(path, self._woken)
+                self.directory.nodes.follow(path, self._on_node_change)
 
-    def _woken(self) -> None:
-        """A node may have changed: the watchers may want to know at once, and the poll begins anew."""
-        self._ring()
-        self._tell()
+    def _on_node_change(self) -> None:
+        """Wake the watchers and poll again: a node may have changed."""
+        self._wake()
+        self._notify()
 
-    def _tell(self) -> None:
-        self._told_s = self._asker.clock.monotonic()
-        self._change_signal()
+    def _notify(self) -> None:
+        self._notified_s = self.asker.clock.monotonic()
+        self.on_change()
 
 
-def _state(known: object) -> object:
-    """Return what two polls have in common when nothing is new: that both failed in one way, or both did not."""
+def _kind(known: object) -> object:
+    """Return what two polls without a change share: both failed in the same way, or neither did."""
     return type(known)

@@ -17,7 +17,7 @@ from offloaderd.core.retry import until_answered
 from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
-from offloaderd.ledgers.embedded.reader import EmbeddedReader
+from offloaderd.ledgers.embedded.store import EmbeddedReader
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places

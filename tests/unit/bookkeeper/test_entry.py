@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from offloaderd.bookkeeper.wire.entry import BadEntry, BadLength, DigestType, Entry, EntryChecker
 from offloaderd.core.errors import CorruptData
 from tests.golden import bookkeeper as golden
-from tests.unit.bookkeeper.entries import digest, master_key, package, package_all
+from tests.unit.bookkeeper.entries import master_key, package, package_all
 
 KINDS = st.sampled_from(DigestType)
 PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=6)
@@ -191,25 +189,6 @@ def test_an_empty_run_has_no_lengths() -> None:
     run = EntryChecker(5, DigestType.CRC32C).check_run(10, [])
     run.check_lengths(99)
     assert (run.payloads, run.lac, run.error) == ([], -1, None)
-
-
-@pytest.mark.parametrize("kind", DigestType)
-def test_an_explicit_lac_is_read(kind: DigestType) -> None:
-    """Ledger, LAC and a digest over both; wrong lengths, digests, ledgers and numbers are refused."""
-    checker = EntryChecker(5, kind, b"p")
-
-    def body(ledger_id: int, lac: int) -> bytes:
-        head = struct.pack(">qq", ledger_id, lac)
-        return head + digest(kind, head, b"p")
-
-    assert checker.explicit_lac(body(5, 9)) == 9
-    assert checker.explicit_lac(body(5, -1)) == -1
-    bad = [b"", body(5, 9)[:-1], body(5, 9) + b"\0", body(6, 9), body(5, -2)]
-    if kind is not DigestType.DUMMY:
-        bad.append(body(5, 9)[:-1] + bytes([body(5, 9)[-1] ^ 1]))
-    for wrong in bad:
-        with pytest.raises(BadEntry):
-            checker.explicit_lac(wrong)
 
 
 def test_bad_entries_are_corrupt_data() -> None:

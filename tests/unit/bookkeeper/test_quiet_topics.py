@@ -279,13 +279,13 @@ async def test_a_long_poll_that_ends_as_it_is_withdrawn_is_not_repeated() -> Non
     async with Background(clock) as background:
         for error in (None, Transient("the connection ended")):
             long_polls = LongPolls(Asked(), background, clock=clock, options=options)
-            (long_poll,) = long_polls.hang(7, {"b0": 9}, options.long_poll_s, lambda: rung.append("rung"))
+            (long_poll,) = long_polls.begin(7, {"b0": 9}, options.long_poll_s, lambda: rung.append("rung"))
             await clock.advance(options.long_poll_s)
             if error is None:
                 told[0].set_result(9)
             else:
                 told[0].set_exception(error)
-            long_poll.take_down()
+            long_poll.cancel()
             await clock.settle()
             assert not rung
             assert long_poll.last_answer is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.replicas.read import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.replicas.reader import MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import OffloaderError, Transient

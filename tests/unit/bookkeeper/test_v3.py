@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloaderd.bookkeeper.wire import v3
-from offloaderd.bookkeeper.wire.auth import AUTH_BYTES_MAX, AuthToken
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY
+from offloaderd.bookkeeper.wire.framing import AUTH_BYTES_MAX, LAST_ENTRY, AuthToken
 from offloaderd.bookkeeper.wire.status import V3_CODES, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
@@ -19,10 +18,9 @@ ID = st.integers(0, 2**63 - 1)
 
 
 def test_requests_have_the_bytes_that_bookies_were_seen_to_answer() -> None:
-    """The vectors of live bookies: a read, a read of the last entry, READ_LAC."""
+    """The vectors of live bookies: a read, and a read of the last entry."""
     assert v3.encode_read(7, 2, 3)[4:].hex() == "0a06080310011807a2060408021003"
     assert v3.encode_read(7, 2, LAST_ENTRY)[4:].hex() == "0a06080310011807a2060d080210ffffffffffffffffff01"
-    assert v3.encode_read_lac(7, 2)[4:].hex() == "0a06080310071807c206020802"
     assert v3.encode_read(7, 2, 3)[:4] == (15).to_bytes(4, "big")
 
 
@@ -54,8 +52,8 @@ def test_no_request_fences_or_carries_a_key(txn_id: int, ledger_id: int, entry_i
     assert fields_of(read) == {1, 2}
     assert fields_of(poll) == {1, 2, 4, 5, 100}
     assert poll[4:].count(b"\xa0\x06\x02") == 1
-    for request in (read, poll, v3.encode_read_lac(txn_id, ledger_id), v3.encode_start_tls(txn_id)):
-        assert pb.Request.FromString(request[4:]).header.operation in {1, 5, 7, 9}
+    for request in (read, poll, v3.encode_start_tls(txn_id)):
+        assert pb.Request.FromString(request[4:]).header.operation in {1, 5, 9}
 
 
 def test_the_messages_have_no_words_for_writing() -> None:
@@ -128,22 +126,6 @@ def test_the_first_bad_status_counts(outer: int, inner: int, code: int) -> None:
     answer = answered(pb.Response(header=wire.v3_header(7, pb.READ_ENTRY), status=outer, readResponse=read))
     assert answer == v3.ReadAnswer(
         txn_id=7, status=V3_CODES.get(code, Status.UNKNOWN), code=code, ledger_id=2, entry_id=3
-    )
-    lac = pb.ReadLacResponse(status=inner, ledgerId=2, lacBody=b"x", lastEntryBody=b"y")
-    answer = answered(pb.Response(header=wire.v3_header(8, pb.READ_LAC), status=outer, readLacResponse=lac))
-    assert answer == v3.LacAnswer(txn_id=8, status=V3_CODES.get(code, Status.UNKNOWN), code=code, ledger_id=2)
-
-
-def test_a_lac_is_read() -> None:
-    """Explicit LAC and last entry, each of which may be missing."""
-    header = wire.v3_header(7, pb.READ_LAC)
-    lac = pb.ReadLacResponse(status=0, ledgerId=2, lacBody=b"x")
-    assert answered(pb.Response(header=header, status=0, readLacResponse=lac)) == v3.LacAnswer(
-        txn_id=7, status=Status.OK, code=0, ledger_id=2, explicit_lac=b"x"
-    )
-    lac = pb.ReadLacResponse(status=0, ledgerId=2, lastEntryBody=b"y")
-    assert answered(pb.Response(header=header, status=0, readLacResponse=lac)) == v3.LacAnswer(
-        txn_id=7, status=Status.OK, code=0, ledger_id=2, last_entry=b"y"
     )
 
 

@@ -26,8 +26,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.embedded.database import RESERVE_BYTES
-from offloaderd.ledgers.embedded.reader import EmbeddedReader
-from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.ledgers import appender
 

@@ -10,8 +10,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, Denied, NotFound
 from offloaderd.core.model import Confirmed, Position, TopicName
-from offloaderd.ledgers.embedded.reader import EmbeddedReader
-from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 
 if TYPE_CHECKING:
     from pathlib import Path
