@@ -150,7 +150,8 @@ def _about(arguments: Sequence[str] | None, s3: str | None, size: Scale, seconds
             "So little is moved that what happens once weighs heavily: read a full run."
             if size.quick
             else "Each figure was measured in turns with its reference. Goals are for the median; some figures have "
-            "none. [speed.md](speed.md) says what the figures mean, and why goals are missed."
+            'none. A rate "over" another is divided by it. [speed.md](speed.md) says what the figures mean, and why '
+            "goals are missed."
         ),
     ]
 

@@ -104,7 +104,7 @@ def _figure(what: str, label: str, rates: list[float], core: list[float], goal: 
     """Return MB a CPU second on a core that frames as many as the goal's: as they were here, over framing here."""
     return Figure(
         benchmark=f"{what} alone, {label}",
-        figure=f"MB a CPU second, were plain framing of 1 KiB {goals.CORE_MB_S:g}",
+        figure=f"MB a CPU second, if plain framing of 1 KiB made {goals.CORE_MB_S:g}",
         values=[goals.CORE_MB_S * rate / reference for rate, reference in zip(rates, core, strict=True)],
         unit="MB/s",
         goal=goal,

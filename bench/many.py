@@ -178,7 +178,7 @@ def _memory_figures(count: int, grown_bytes: int, again_bytes: int) -> list[Figu
             unit="KiB",
             goal=goal,
             more_is_better=False,
-            notes={"with": "what the process got for the first uploads of all of them and did not give back"},
+            notes={"includes": "memory that the process took for the first uploads and did not return"},
         ),
         Figure(
             benchmark=name,
@@ -187,7 +187,7 @@ def _memory_figures(count: int, grown_bytes: int, again_bytes: int) -> list[Figu
             unit="KiB",
             goal=goal,
             more_is_better=False,
-            notes={"with": f"the last entries of {count // 10} topics, which it offloads first"},
+            notes={"includes": f"the last entries of {count // 10} topics, which the daemon offloads first"},
         ),
     ]
 
