@@ -1,10 +1,11 @@
-"""Which of the enabled topics this daemon works on: those that it ranks first for, and those that nobody else takes.
+"""Assignment of the enabled topics to this daemon: those for which it ranks first, and those that no other daemon
+claims.
 
-Rules. The first in the ranking claims at once. A topic that is here and has come to rank another first is handed over,
-a few at a time, once the daemons have not changed for a while: its segment is sealed and committed, then it is released
-to the one who waits for it. One that nobody takes comes back, and nothing more is handed for some time to who did not
-take it. The k-th in the ranking looks after k times a grace whether a topic has an owner, and takes it as a guest if
-not. So idle topics cost nothing: there is no watch for a topic of others, and looks follow changes.
+The first in the ranking claims at once. A topic of this daemon for which another now ranks first is handed over, a few
+at a time, once the daemons have settled: its segment is sealed and committed, then it is released. A topic that the
+other does not claim comes back, and that daemon gets no more for some time. The k-th in the ranking checks after k
+times a grace whether a topic has an owner, and claims it provisionally if not. Idle topics of other daemons cost
+nothing: they have no watch, and checks follow changes of the placement.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ from offloaderd.policy.records.topic import TopicPolicy
 log = structlog.get_logger(__name__)
 
 TURN_TOPICS = 200
-"""Topics that are placed before others have their turn: some milliseconds."""
+"""Topics to place before other tasks may run: some milliseconds."""
 SCAN_INTERVAL_S = 1.0
-"""Pause between two looks at whether there are topics to look at: each goes over all of them."""
+"""Pause between two scans for topics to check; each goes over all of them."""
 SWEEP_S = 300.0
-"""Pause between two looks of the runner-up at topics of a daemon that lives: a last resort, so it may be rare."""
+"""Pause between two checks by the runner-up of topics of a living daemon: rare, as a last resort."""
 
 
-class Spread:
-    """Starts and stops the supervisors of topics as the placement says."""
+class Assignment:
+    """Starts and stops the supervisors of topics by the placement."""
 
     def __init__(self, home: SharedContext, placement: Placement, *, forget: Callable[[TopicName], None]) -> None:
-        """Take what topics share and who should have them; `forget` hears of every topic that has left."""
+        """`forget` is called with every topic that has left this daemon."""
         self.placement = placement
         self.supervised: dict[TopicName, Supervisor] = {}
         self.enabled: dict[TopicName, TopicPolicy] = {}
@@ -50,20 +51,20 @@ class Spread:
         self._wake = Signal()
         self._misplaced: dict[TopicName, None] = {}  # a set that keeps its order
         self._moving: set[TopicName] = set()
-        self._kept: dict[TopicName, float] = {}
+        self._kept_until: dict[TopicName, float] = {}
         self._cooldown_until: dict[str, float] = {}
         self._orphans_watched: set[TopicName] = set()
 
     async def run(self) -> None:
-        """Keep topics where they belong until cancelled."""
+        """Place topics until cancelled."""
         async with Group() as group:
             self._group = group
             group.create_task(self._follow_placement(), name="placement of topics")
             group.create_task(self._hand_over(), name="hand-over of topics")
-            group.create_task(self._look_after_others(), name="topics of other daemons")
+            group.create_task(self._adopt_orphans(), name="topics of other daemons")
 
     async def place_all(self) -> None:
-        """Look at every topic that is enabled or here."""
+        """Place every topic that is enabled or here."""
         if not self.placement.known:
             return
         topics = [*self.enabled, *(topic for topic in self.supervised if topic not in self.enabled)]
@@ -75,19 +76,19 @@ class Spread:
         self._wake.notify()
 
     def refresh_policies(self) -> None:
-        """Have every topic that is here follow its policies as they are merged now."""
+        """Apply the merged policies again to every topic that is here."""
         for supervisor in self.supervised.values():
             supervisor.change(supervisor.policy)
 
     def close(self) -> None:
-        """Seal, commit and release every topic, and take none any more."""
+        """Seal, commit and release every topic, and claim none any more."""
         self.closing = True
         for supervisor in self.supervised.values():
             supervisor.stop()
         self._wake.notify()
 
     async def end(self, topics: Sequence[TopicName]) -> None:
-        """Stop topics that are no longer enabled, and return when they have left."""
+        """Stop topics that are no longer enabled; return when they have left."""
         for topic in topics:
             self.enabled.pop(topic, None)
             self._place(topic)
@@ -96,7 +97,7 @@ class Spread:
             await self._home.changed.wait()
 
     def reason(self, topic: TopicName, owner: str) -> str:
-        """Say why a topic with this owner (empty: none) is not where it belongs, and where that is; empty: it is."""
+        """Return why a topic with this owner (empty: none) is not on the daemon that ranks first; empty if it is."""
         first = self._first(topic)
         if owner == first:
             return ""
@@ -109,12 +110,12 @@ class Spread:
         return f"to be handed over to {first}"
 
     def _place(self, topic: TopicName) -> None:
-        """Start, stop or mark one topic, whatever it needs. Decides without a pause."""
+        """Start, stop or mark one topic. Decides without awaiting."""
         policy, supervisor = self.enabled.get(topic), self.supervised.get(topic)
         first = self.placement.rank(str(topic)) == 0
         self._misplaced.pop(topic, None)
         if policy is None:
-            self._kept.pop(topic, None)
+            self._kept_until.pop(topic, None)
             if supervisor is not None:
                 supervisor.stop()
         elif supervisor is None:
@@ -124,7 +125,7 @@ class Spread:
             supervisor.change(policy)
             if first:
                 supervisor.provisional = False
-                self._kept.pop(topic, None)
+                self._kept_until.pop(topic, None)
             elif not supervisor.provisional and not supervisor.owns:
                 supervisor.stop()
             else:
@@ -150,7 +151,7 @@ class Spread:
         self._wake.notify()
 
     def _measure(self) -> None:
-        """Show how many topics are here, and which daemons there are."""
+        """Set the metrics of topics and daemons."""
         self._metrics.placement_topics.labels(place="first").set(len(self.supervised) - len(self._misplaced))
         self._metrics.placement_topics.labels(place="elsewhere").set(len(self._misplaced))
         for number, name in enumerate(STANDINGS):
@@ -167,7 +168,7 @@ class Spread:
                 await self.placement.changed.wait()
 
     async def _hand_over(self) -> None:
-        """Move topics that belong elsewhere, a few at a time."""
+        """Move topics that belong to other daemons, a few at a time."""
         while True:
             now = self._clock.monotonic()
             wait_s = 0.0 if self.placement.me.draining else self.placement.unsettled_s
@@ -177,12 +178,12 @@ class Spread:
                 for topic in list(islice(due, max(0, room))):
                     self._moving.add(topic)
                     self._group.create_task(self._move(topic, self.supervised[topic]), name=f"move {topic}")
-                ends = [*self._kept.values(), *self._cooldown_until.values()]
+                ends = [*self._kept_until.values(), *self._cooldown_until.values()]
                 wait_s = min((end - now for end in ends if end > now), default=SWEEP_S)
             await self._wake.wait_at_most(self._clock, wait_s)
 
     async def _move(self, topic: TopicName, supervisor: Supervisor) -> None:
-        """Release a topic to the daemon that it belongs to; take it back when that one does not come for it."""
+        """Release a topic to the daemon that ranks first; claim it again when that one does not."""
         options, started_s = self.placement.options, self._clock.monotonic()
         target = self._first(topic)
         log.info("topic.handover_started", topic=str(topic), to=target)
@@ -196,7 +197,9 @@ class Spread:
             self._metrics.handover_seconds.observe(released_s - started_s)
             if topic not in self.enabled or self.closing or self.placement.rank(str(topic)) == 0:
                 return
-            owner = await ownership.taken(self._home.context.metadata, topic, self._clock, within_s=options.grace_s)
+            owner = await ownership.next_owner(
+                self._home.context.metadata, topic, self._clock, within_s=options.grace_s
+            )
             if owner is not None:
                 self._metrics.ownership_moves.labels(outcome="moved").inc()
                 gap_s = round(self._clock.monotonic() - released_s, 3)
@@ -207,33 +210,33 @@ class Spread:
                 "topic.handover_failed", topic=str(topic), hint=f"daemon {target} did not take it: look at its log"
             )
             self._cooldown_until[target] = self._clock.monotonic() + options.cooldown_s
-            self._keep(topic)
+            self._keep_here(topic)
         finally:
             self._moving.discard(topic)
             self._place(topic)
             self._wake.notify()
 
     def _stays(self, topic: TopicName, now_s: float) -> bool:
-        """Whether a topic is left here although another daemon ranks first: it came back, or would."""
-        if self._kept.get(topic, 0.0) > now_s:
+        """Whether a topic stays here although another daemon ranks first: it came back, or would."""
+        if self._kept_until.get(topic, 0.0) > now_s:
             return True
         return bool(self._cooldown_until) and self._cooldown_until.get(self._first(topic), 0.0) > now_s
 
     def _first(self, topic: TopicName) -> str:
         return self.placement.ranking(str(topic))[0].daemon_id
 
-    def _keep(self, topic: TopicName) -> None:
-        """Take a topic that belongs elsewhere, and leave it here for some time."""
-        self._kept[topic] = self._clock.monotonic() + self.placement.options.cooldown_s
+    def _keep_here(self, topic: TopicName) -> None:
+        """Keep a topic that belongs to another daemon here for some time; claim it if it has no owner."""
+        self._kept_until[topic] = self._clock.monotonic() + self.placement.options.cooldown_s
         if topic in self.enabled and topic not in self.supervised:
             self._start(topic, self.enabled[topic], provisional=True)
 
-    async def _look_after_others(self) -> None:
-        """Take topics that those who rank before this daemon leave alone, each rank after a grace of its own."""
+    async def _adopt_orphans(self) -> None:
+        """Claim topics that the daemons of higher ranks leave without an owner, each rank after a grace of its own."""
         while True:
             seen, count = self.placement.version, len(self.placement.members)
-            if self.closing or count == 1 or not self._others():
-                await self._rest()
+            if self.closing or count == 1 or not self._unwatched():
+                await self._pause()
                 continue
             for rank in range(1, count):
                 await self.placement.changed.wait_at_most(self._clock, self.placement.options.grace_s)
@@ -241,8 +244,8 @@ class Spread:
                     break
                 await self._adopt(rank)
 
-    async def _rest(self) -> None:
-        """Wait until there may be topics to look at; after a long time look again at those of which one is the next."""
+    async def _pause(self) -> None:
+        """Wait until there may be topics to check; after SWEEP_S check again those for which this daemon is second."""
         started_s, pause_s = self._clock.monotonic(), self._clock.jitter(SWEEP_S)
         await self._wake.wait_at_most(self._clock, pause_s)
         if self._clock.monotonic() >= started_s + pause_s:
@@ -250,8 +253,8 @@ class Spread:
         await self._clock.sleep(SCAN_INTERVAL_S)
 
     async def _adopt(self, rank: int) -> None:
-        """Look at the topics for which this daemon has a rank, and take those without an owner."""
-        topics = [topic for topic in self._others() if self.placement.rank(str(topic)) == rank]
+        """Claim topics without an owner for which this daemon has a rank."""
+        topics = [topic for topic in self._unwatched() if self.placement.rank(str(topic)) == rank]
         try:
             owners = await each(topics, lambda topic: ownership.owner_of(self._home.context.metadata, topic))
         except OffloaderError as error:
@@ -264,9 +267,9 @@ class Spread:
                 hint = f"daemon {self._first(topic)} lives and leaves it alone"
                 log.warning("topic.adopted", topic=str(topic), hint=hint)
                 self._metrics.ownership_moves.labels(outcome="adopted").inc()
-                self._keep(topic)
+                self._keep_here(topic)
 
-    def _others(self) -> Sequence[TopicName]:
-        """Return the topics of which this daemon does not know that somebody cares for them."""
+    def _unwatched(self) -> Sequence[TopicName]:
+        """Return the topics that are not here, and not known to have an owner."""
         here = self.supervised.keys() | self._moving | self._orphans_watched
         return [topic for topic in self.enabled if topic not in here]

@@ -1,16 +1,16 @@
-"""The engine: keeps one offloader running for every enabled topic that this daemon should have and can claim.
+"""The engine: runs one offloader for every enabled topic that this daemon should have and can claim.
 
-Topics are enabled by a policy node; a counter on the topics' root node tells every daemon that the set changed. Which
-daemon should have which topic follows from the registrations (`placement.py`), and moves with them (`assignment.py`).
-Each topic that is here has a supervisor (`supervisor.py`).
+A policy node enables a topic; a counter on the topics' root node notifies every daemon of changes. The registrations
+decide which daemon should have which topic (`placement.py`), and topics move with them (`assignment.py`). Each topic of
+this daemon has a supervisor (`supervisor.py`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 
 import structlog
 
-from offloaderd.core import humanize as words
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.aio.signal import Event, race
 from offloaderd.core.errors import (
@@ -23,11 +23,12 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.core.humanize import plural
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.core.retry import until_answered
 from offloaderd.fleet import ownership
-from offloaderd.fleet.assignment import Spread
+from offloaderd.fleet.assignment import Assignment
 from offloaderd.fleet.markers import mark_places
 from offloaderd.fleet.placement import NOBODY, Placement
 from offloaderd.fleet.settings import PlacementSettings
@@ -55,7 +56,7 @@ from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions, IdleTopics
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.report import Reporter
-from offloaderd.topic.requests import requests as asked
+from offloaderd.topic.requests import requests
 from offloaderd.topic.spill.files import HINT
 from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep import deletion
@@ -63,7 +64,7 @@ from offloaderd.upkeep import deletion
 log = structlog.get_logger(__name__)
 
 WAKE_S = 10.0
-"""How long somebody who wants a topic that sleeps waits for it; it takes a few requests to the metadata store."""
+"""How long a request waits for a suspended topic to wake, which takes a few requests to the metadata store."""
 
 __all__ = ["Duty", "Engine"]
 
@@ -80,16 +81,20 @@ class Engine:
         placement: PlacementSettings | None = None,
         sleep: IdleOptions | None = None,
     ) -> None:
-        """Take what all topics work with, what holds for those that say nothing, and further duties towards each."""
+        """`duties` are further tasks for each topic; `book` has the policies of topics without their own."""
         self.context = context
         self._clock = context.upload_context.clock
         self._draining = False
-        self._looks = 0
+        self._refreshes = 0
         self.rollback = Rollback(context)
-        own = {"trash": self._keep_trash_empty, "history": self._keep_history, "requests": self._keep_asked}
-        own["rollback"], own["identity"] = self.rollback.run, _keep_identity
+        own: dict[str, Duty] = {
+            "trash": partial(deletion.keep_trash_empty, context),
+            "history": History(context, lambda: self._home.me.daemon_id).run,
+            "requests": partial(requests.keep, context),
+            "rollback": self.rollback.run,
+            "identity": _keep_identity,
+        }
         self._home = SharedContext(context=context, book=book, duties={**own, **(duties or {})}, me=NOBODY)
-        self._history = History(context, lambda: self._home.me.daemon_id)
         self._reporter = Reporter(context, self.statuses)
         self.book = book
         self._selector = Selector(context.metadata, context.source, self._clock, book)
@@ -97,14 +102,14 @@ class Engine:
         self.levels = Levels(self._selector, book)
         self.changed = self._home.changed
         self.placement = Placement(context.metadata, self._clock, placement)
-        self._spread = Spread(self._home, self.placement, forget=self._reporter.forget)
+        self._assignment = Assignment(self._home, self.placement, forget=self._reporter.forget)
         self.idle_topics = IdleTopics(
-            context, self._spread.supervised, sleep or IdleOptions(), report=self._reporter.report_topic
+            context, self._assignment.supervised, sleep or IdleOptions(), report=self._reporter.report_topic
         )
         self._home.taken_up = self.idle_topics.taken_up
 
     async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
-        """Start offloading a topic, or change its policy; some daemon takes it up within moments."""
+        """Enable a topic, or change its policy; some daemon claims it within moments."""
         await self.select(of_topic(topic), policy)
 
     async def disable(self, topic: TopicName) -> None:
@@ -118,36 +123,38 @@ class Engine:
         return await self._selector.enable(pattern, policy, dry_run=dry_run)
 
     async def deselect(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
-        """Take a pattern back, and return when the open segments of its topics that are here are complete.
+        """Disable a pattern; return when the open segments of its topics on this daemon are complete.
 
-        What was offloaded stays readable. Raises NotFound when it was not enabled.
+        Offloaded entries stay readable. Raises NotFound when the pattern was not enabled.
         """
         changes = await self._selector.disable(pattern, dry_run=dry_run)
         ended = [change.topic for change in changes if change.policy is not None and not change.policy.active]
         if not dry_run:
-            self._looks += 1
-            await self._spread.end(ended)
+            self._refreshes += 1
+            await self._assignment.end(ended)
         return changes
 
     def topics(self) -> Sequence[TopicName]:
-        """Return the topics that this daemon owns at the moment."""
-        return sorted(topic for topic, one in self._spread.supervised.items() if one.owns)
+        """Return the topics that this daemon owns."""
+        return sorted(topic for topic, one in self._assignment.supervised.items() if one.owns)
 
     def enabled(self) -> Sequence[TopicName]:
-        """Return the topics that are enabled, whoever works on them."""
-        return list(self._spread.enabled)
+        """Return the enabled topics, whoever owns them."""
+        return list(self._assignment.enabled)
 
     def find(self, topic: TopicName) -> TopicOffloader | None:
-        """Return the topic's offloader if this daemon owns it and it is awake."""
-        supervisor = self._spread.supervised.get(topic)
+        """Return the topic's offloader if this daemon owns it and it is not suspended."""
+        supervisor = self._assignment.supervised.get(topic)
         return supervisor.offloader if supervisor else None
 
     def placed(self, topic: TopicName, owner: str) -> str:
-        """Say why an enabled topic with this owner (empty: none) is not where it belongs; empty: it is."""
-        return self._spread.reason(topic, owner)
+        """Return why an enabled topic with this owner (empty: none) is not on the daemon that ranks first; empty if it
+        is.
+        """
+        return self._assignment.reason(topic, owner)
 
     async def owned(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader, awake. Raises NotFound (not enabled), Conflict (owned elsewhere)."""
+        """Return the topic's offloader, woken. Raises NotFound (not enabled), Conflict (owned by another daemon)."""
         await self.wake(topic)
         found = self.find(topic)
         if found is not None:
@@ -158,8 +165,8 @@ class Engine:
         return self.offloader(topic)
 
     async def wake(self, topic: TopicName) -> None:
-        """Have a topic that is here awake for some time, and return when it is, or after WAKE_S."""
-        supervisor = self._spread.supervised.get(topic)
+        """Keep a topic of this daemon active for some time; return when it is, or after WAKE_S."""
+        supervisor = self._assignment.supervised.get(topic)
         if supervisor is None:
             return
         supervisor.use()
@@ -172,11 +179,11 @@ class Engine:
             await race(woken(), self._clock.sleep(WAKE_S))
 
     async def refresh_policy(self, topic: TopicName) -> None:
-        """Have a topic that is here follow what is said of it at this moment, which it may not have been told yet.
+        """Apply the stored policies to a topic of this daemon now, before their change is notified.
 
         Raises Transient, CorruptData.
         """
-        supervisor = self._spread.supervised.get(topic)
+        supervisor = self._assignment.supervised.get(topic)
         if supervisor is None:
             return
         await self._home.book.of(topic, fresh=True)
@@ -186,8 +193,8 @@ class Engine:
 
     def offloader(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader. Raises NotFound when it is not enabled, Transient while it is being claimed."""
-        supervisor = self._spread.supervised.get(topic)
-        if supervisor is None and topic not in self._spread.enabled:
+        supervisor = self._assignment.supervised.get(topic)
+        if supervisor is None and topic not in self._assignment.enabled:
             raise NotFound(f"{topic} is not enabled on this daemon", hint=f"offloadctl topics enable {topic}")
         if supervisor is None or supervisor.offloader is None:
             if supervisor is not None and supervisor.error is not None:
@@ -196,68 +203,70 @@ class Engine:
         return supervisor.offloader
 
     async def owner_of(self, topic: TopicName) -> Owner | None:
-        """Return who owns a topic, None when nobody does."""
+        """Return the owner of a topic, None without one."""
         return await ownership.owner_of(self.context.metadata, topic)
 
     async def has_policy(self, topic: TopicName) -> bool:
-        """Say whether somebody has enabled or disabled a topic, or one of its patterns did. Raises Transient."""
+        """Whether a topic, or a pattern that matches it, was ever enabled or disabled. Raises Transient."""
         return await node(self.context.metadata, paths.policy(topic)) is not None
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed of a topic: the owner's live map, else as stored; one that sleeps is wanted."""
-        if (supervisor := self._spread.supervised.get(topic)) is not None:
+        """Return the committed map of a topic: the owner's live one, else the stored one. A suspended topic wakes."""
+        if (supervisor := self._assignment.supervised.get(topic)) is not None:
             supervisor.use()
         found = self.find(topic)
         return found.map if found is not None else await catalog.load(self.context.metadata, topic)
 
     def known(self, topic: TopicName) -> TopicMap | None:
-        """Return what this daemon knows by itself to be committed, of a topic that it owns or whose claim was lost."""
+        """Return the map of a topic that this daemon has in memory: of one that it owns, or whose claim was lost."""
         found, last = self.find(topic), self.last_map(topic)
         return found.map if found is not None else last.map() if last is not None else None
 
     def last_map(self, topic: TopicName) -> KeptMap | None:
-        """Return what was committed of a topic when it fell asleep, or its claim was lost with the session.
+        """Return the map at the time when a topic was suspended, or its claim was lost with the session.
 
-        None once it is taken up again.
+        None once it is active again.
         """
-        supervisor = self._spread.supervised.get(topic)
+        supervisor = self._assignment.supervised.get(topic)
         return supervisor.last_map if supervisor is not None else None
 
     def held_policy(self, topic: TopicName) -> Effective | None:
-        """Return what this daemon takes to hold for a topic that it works on or waits for."""
-        supervisor = self._spread.supervised.get(topic)
+        """Return the policy that this daemon applies to a topic that it owns or waits for."""
+        supervisor = self._assignment.supervised.get(topic)
         return self.book.effective(topic, supervisor.policy) if supervisor is not None else None
 
     def last_refusals(self, topic: TopicName) -> tuple[Refusal, ...]:
-        """Return what stood against a topic when it was looked at last under a claim of this daemon."""
-        supervisor = self._spread.supervised.get(topic)
+        """Return the refusals of a topic that were found under the last claim of this daemon."""
+        supervisor = self._assignment.supervised.get(topic)
         return supervisor.identity.refusals if supervisor is not None and supervisor.identity is not None else ()
 
     def statuses(self) -> list[TopicStatus]:
-        """Describe every enabled topic that this daemon works on or waits for."""
+        """Return the status of every enabled topic that this daemon owns or waits for."""
         now_s = self._clock.monotonic()
-        return [one.status(now_s) for _, one in sorted(self._spread.supervised.items())]
+        return [one.status(now_s) for _, one in sorted(self._assignment.supervised.items())]
 
     def alarms(self) -> list[str]:
-        """Say what is wrong with all topics' rules, with the disk that all spill to, and with no topic of its own."""
+        """Return alarms that concern all topics: unapplied selections, and a full spill disk."""
         found = sorted(self._discovery.unapplied.items())
         told = [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
         area = self.context.outage.area
-        active = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
+        active = [one.offloader for one in self._assignment.supervised.values() if one.offloader is not None]
         held = any(one.outage.spill is not None and one.outage.spill.holds_back for one in active)
         if area is not None and area.refused and held:
             told.append(f"spill.directory {area.directory} takes nothing: {area.refused}. To do: {HINT}")
         return told
 
     def store_refuses(self) -> str:
-        """Say why the store takes nothing of some topics, though it may answer, as one that is full; empty: it does."""
-        offloaders = [one.offloader for one in self._spread.supervised.values() if one.offloader is not None]
+        """Return why the store refuses requests of some topics though it may answer, for instance when full; else
+        empty.
+        """
+        offloaders = [one.offloader for one in self._assignment.supervised.values() if one.offloader is not None]
         outages = [found for one in offloaders if (found := one.failure_tracker.outage) is not None]
         refused = [one for one in outages if not isinstance(one.error, Throttled)]
         if not refused:
             return ""
         longest = min(refused, key=lambda one: one.since_s)
-        return f"requests of {words.plural(len(refused), 'topic')} fail, though it answers: {longest.error}"
+        return f"requests of {plural(len(refused), 'topic')} fail, though it answers: {longest.error}"
 
     async def run(self, me: DaemonNode) -> None:
         """Supervise this daemon's topics as `me` until `drain` has been called and every topic is released."""
@@ -265,41 +274,41 @@ class Engine:
         self.placement.become(me)
         async with Group() as group:
             helpers = [
-                group.create_task(self._spread.run(), name="spread of topics"),
+                group.create_task(self._assignment.run(), name="spread of topics"),
                 group.create_task(self.idle_topics.run(), name="sleep of topics"),
                 group.create_task(self.placement.run(), name="placement"),
-                group.create_task(self._follow(paths.TOPICS, self._look), name="enabled topics"),
-                group.create_task(self._follow(paths.POLICIES, self._look_above), name="policies of levels"),
-                group.create_task(self._follow(paths.GRANTS_CHANGED, self._look_at_grants), name="changed grants"),
+                group.create_task(self._follow(paths.TOPICS, self._refresh_topics), name="enabled topics"),
+                group.create_task(self._follow(paths.POLICIES, self._refresh_levels), name="policies of levels"),
+                group.create_task(self._follow(paths.GRANTS_CHANGED, self._refresh_grants), name="changed grants"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
                 group.create_task(mark_places(self.context, self._home.me.daemon_id), name="markers of places"),
                 group.create_task(self._discovery.run(), name="discovery of topics"),
             ]
-            while not (self._draining and not self._spread.supervised):
+            while not (self._draining and not self._assignment.supervised):
                 await self.changed.wait()
             for helper in helpers:
                 helper.cancel()
 
     def bound_expressions(self, most: int) -> None:
-        """Take no further expression of a namespace, or tenant, that has so many."""
+        """Set how many expressions a namespace, or a tenant, may have."""
         self._selector.expressions_max = most
 
     def policies_changed(self) -> None:
-        """Have the topics that are here follow the book, after the daemon's own levels in it changed."""
-        self._spread.refresh_policies()
+        """Apply the policies again to the topics of this daemon, after the daemon's own levels changed."""
+        self._assignment.refresh_policies()
 
     def inherit(self, session_id: str) -> None:
-        """Take what a session of a former run of this daemon still holds: that run has ended for certain."""
+        """Take over the claims of a session of a former run of this daemon, which has certainly ended."""
         self._home.ended.add(session_id)
 
     def drain(self) -> None:
         """Complete every open segment, release every topic, then let `run` return."""
         self._draining = True
-        self._spread.close()
+        self._assignment.close()
         self.changed.notify()
 
     async def _follow(self, path: str, look: Callable[[], Awaitable[None]]) -> None:
-        """Look at once, and whenever the counter at a node moves, until that succeeds."""
+        """Refresh at once, and whenever the counter at a node moves, until that succeeds."""
         async with aclosing(self.context.metadata.watch(path)) as changes:
             async for _ in changes:
                 await until_answered(
@@ -309,35 +318,35 @@ class Engine:
                     on_error=lambda error: log.warning("topics.unreadable", path=path, error=str(error)),
                 )
 
-    async def _look(self) -> None:
-        """Read which topics are enabled, again when one was disabled here meanwhile, and have them placed."""
+    async def _refresh_topics(self) -> None:
+        """Read which topics are enabled, again when one was disabled here meanwhile, and place them."""
         if not self.book.loaded:
             await self.book.load()
-        looked, found = -1, {}
-        while looked != self._looks:
-            looked = self._looks
+        seen, found = -1, {}
+        while seen != self._refreshes:
+            seen = self._refreshes
             found = await topic_policies(self.context.metadata)
         enabled: dict[TopicName, TopicPolicy] = {}
         for topic, policy in sorted(found.items()):
             if isinstance(policy, CorruptData):
                 log.error("policy.corrupt", topic=str(topic), error=str(policy), hint="enable the topic again")
-                if topic in self._spread.enabled:
-                    enabled[topic] = self._spread.enabled[topic]
+                if topic in self._assignment.enabled:
+                    enabled[topic] = self._assignment.enabled[topic]
             elif policy.active:
                 enabled[topic] = policy
-        self._spread.enabled = enabled
-        await self._spread.place_all()
+        self._assignment.enabled = enabled
+        await self._assignment.place_all()
 
-    async def _look_above(self) -> None:
-        """Read what holds for topics that say nothing themselves, and tell those that are here."""
+    async def _refresh_levels(self) -> None:
+        """Read the policies of the levels above topics, and apply them."""
         await self.book.load()
-        await self._spread.place_all()
+        await self._assignment.place_all()
 
-    async def _look_at_grants(self) -> None:
-        """Have the topics that are here look at their grants where somebody else has changed one.
+    async def _refresh_grants(self) -> None:
+        """Make topics of this daemon read their grants where another process has changed one.
 
-        The word is taken away before they look, so that what is changed meanwhile is told anew. They also look if
-        nobody knows whether it was.
+        The notification is deleted before they read, so that a later change is notified again. They also read if the
+        result of the deletion is unknown.
         """
         for name in await self.context.metadata.children(paths.GRANTS_CHANGED):
             try:
@@ -346,22 +355,13 @@ class Engine:
                 path = f"{paths.GRANTS_CHANGED}/{name}"
                 log.warning("metadata.foreign_node", path=path, hint="no topic has this name; delete the node")
                 continue
-            supervisor = self._spread.supervised.get(topic)
+            supervisor = self._assignment.supervised.get(topic)
             if supervisor is not None and supervisor.owns:
                 try:
                     with suppress(NotFound):
                         await self.context.metadata.delete(paths.grants_changed(topic))
                 finally:
                     supervisor.grants_changed()
-
-    async def _keep_history(self, offloader: TopicOffloader) -> None:
-        await self._history.run(offloader)
-
-    async def _keep_asked(self, offloader: TopicOffloader) -> None:
-        await asked.keep(self.context, offloader)
-
-    async def _keep_trash_empty(self, offloader: TopicOffloader) -> None:
-        await deletion.keep_trash_empty(self.context, offloader)
 
 
 async def _keep_identity(offloader: TopicOffloader) -> None:

@@ -1,4 +1,4 @@
-"""The hot tier for readers: what the tailing buffers of this daemon's topics hold at the moment."""
+"""Views of this daemon's topics for readers: tailing buffers, maps and policies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,11 +15,11 @@ from offloaderd.policy.merge import Effective
 T = TypeVar("T")
 
 ANSWERS_S = 1.0
-"""How long the metadata store may take to answer for a topic of which this daemon knows the last map."""
+"""How long the metadata store may take for a topic whose last map this daemon has."""
 
 
 class HotBuffers:
-    """Answers at once and only what a buffer is sure of; a topic that is owned elsewhere has nothing here."""
+    """Tailing buffers. Answers at once, only with entries in a buffer; topics of other daemons have none here."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -41,24 +41,26 @@ class HotBuffers:
         return batches[0].first if batches else None
 
     def changed(self, topic: TopicName) -> Awaitable[object]:
-        """Return something that ends when the buffer may hold more, or when topics come and go."""
+        """Return an awaitable that ends when the buffer may hold more, or when topics come or leave."""
         found = self._engine.find(topic)
         return found.buffer.changed.wait() if found else self._engine.changed.wait()
 
 
 class ReadableMaps:
-    """Maps for reads: committed, and also what this daemon last knew of a topic while the metadata store is away."""
+    """Maps for reads: the committed one, or the last known one while the metadata store does not answer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed; what was last known for a topic that sleeps or lost its claim. Raises Transient."""
+        """Return the committed map, or the last known one of a topic that is suspended or lost its claim. Raises
+        Transient.
+        """
         last = self._engine.last_map(topic)
         return await _or_held(lambda: self._engine.topic_map(topic), last.map if last is not None else None)
 
     async def source_refused(self, topic: TopicName) -> IdentityRefused | None:
-        """Return why nothing of the topic's source is to be read: by its owner if that is here. Raises Transient."""
+        """Return why nothing of the topic's source may be read, from its owner if that is here. Raises Transient."""
         found = self._engine.find(topic)
         if found is not None:
             return identity.source_refused(found.identity.refusals)
@@ -71,21 +73,21 @@ class ReadableMaps:
 
 
 class ReadablePolicies:
-    """Policies for reads: those that are stored, and what this daemon holds to while the metadata store is away."""
+    """Policies for reads: the stored one, or the one applied here while the metadata store does not answer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def of(self, topic: TopicName) -> Effective:
-        """Return what holds for a topic; what this daemon works by if nobody can look. Raises Transient."""
+        """Return the policy of a topic. Raises Transient."""
         held = self._engine.held_policy(topic)
         return await _or_held(lambda: self._engine.book.of(topic), (lambda: held) if held is not None else None)
 
 
 async def _or_held(ask: Callable[[], Awaitable[T]], held: Callable[[], T] | None) -> T:
-    """Return what the metadata store says, or what this daemon holds if that does not answer in time.
+    """Return the answer of the metadata store, or the `held` value if it does not answer in time.
 
-    With nothing `held` it has all the time that it takes. Raises Transient then.
+    Without a `held` value there is no time limit. Raises Transient then.
     """
     try:
         async with asyncio.timeout(ANSWERS_S if held is not None else None):

@@ -1,4 +1,4 @@
-"""At a daemon's start: which deployment works in each of its places."""
+"""Markers of this daemon's places at its start: the deployment that works in each."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 
 async def mark_places(context: OffloadContext, daemon_id: str) -> None:
-    """Put a marker in every place that has none, and tell of those that are another deployment's."""
+    """Put a marker in every place without one, and log the places of other deployments."""
     clock, others = context.upload_context.clock, 0
     for place in context.places if context.deployment_id else ():
         ours = PlaceMarker(

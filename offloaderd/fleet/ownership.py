@@ -1,7 +1,7 @@
-"""Who works on what: claims on topics.
+"""Ownership of topics: claims and their release.
 
-A claim is one transaction that creates the topic's ephemeral owner node and raises its epoch; from then on every
-commit of an earlier owner fails on the epoch's version. Losing the session ends all claims at once.
+A claim is one transaction that creates the topic's ephemeral owner node and raises its epoch. From then on every commit
+of an earlier owner fails on the epoch's version. The end of the session ends all claims at once.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from offloaderd.segment.claim.fence import Claim
 log = structlog.get_logger(__name__)
 
 CUT_SHORT_S = 5.0
-"""How long whoever is cancelled tries to release a topic: its session is about to end as well."""
+"""How long a cancelled task tries to release a topic: its session is about to end as well."""
 
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
-    """Return who owns a topic, None when nobody does."""
+    """Return the owner of a topic, None without one."""
     return await nodes.record(store, paths.owner(topic), owner_record.decode)
 
 
@@ -45,10 +45,10 @@ async def claim(
     wait: bool = True,
     ended: Container[str] = (),
 ) -> Claim | None:
-    """Become the topic's owner, waiting while somebody else is, or without `wait` return None then.
+    """Become the topic's owner. While another daemon is, wait for its end, or return None without `wait`.
 
-    `ended` are sessions of former runs of this daemon: what they hold is taken at once.
-    Cancellation may leave the claim with the session: see `let_go`.
+    Claims of sessions in `ended`, those of former runs of this daemon, are taken over at once. Cancellation may leave
+    the claim with the session: see `release_unclaimed`.
     """
     async with aclosing(store.watch(paths.owner(topic))) as changes:
         async for _ in changes:
@@ -61,7 +61,7 @@ async def claim(
 async def _try_claim(
     store: MetadataStore, topic: TopicName, me: DaemonNode, session: Session, clock: Clock, ended: Container[str]
 ) -> Claim | None:
-    """Claim a topic that nobody owns; None when somebody does. A claim whose answer was lost is found again."""
+    """Claim a topic without an owner; None if there is one. A claim whose answer was lost is found again."""
     epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
     node = await nodes.node(store, epoch_path)
     before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
@@ -91,10 +91,10 @@ async def _try_claim(
 
 
 async def release(store: MetadataStore, held: Claim, session: Session, clock: Clock) -> None:
-    """Give a topic up so that another daemon can claim it at once; the session's end does it if nothing else can.
+    """Release a topic so that another daemon can claim it at once; else the end of the session does it.
 
-    It is tried for as long as there is the session, for as long would others wait; whoever is being cancelled tries
-    for some seconds only. The epoch is checked in the same step: once it has moved on, the node is another daemon's.
+    It is repeated as long as the session lasts, because others would wait as long; a cancelled task tries for some
+    seconds only. The same transaction checks the epoch: once that has moved, the node is another daemon's.
     """
     steps: list[Step] = [Check(paths.epoch(held.topic), held.epoch_version), Delete(paths.owner(held.topic))]
 
@@ -108,7 +108,7 @@ async def release(store: MetadataStore, held: Claim, session: Session, clock: Cl
 
 
 async def _while_held(giving_up: Coroutine[Any, Any, None], topic: TopicName, session: Session, clock: Clock) -> None:
-    """Run until it is done or the session is lost; not for long when the caller is being cancelled."""
+    """Run until done or the session is lost; for CUT_SHORT_S when the caller is cancelled."""
     done = False
 
     async def run() -> None:
@@ -123,8 +123,8 @@ async def _while_held(giving_up: Coroutine[Any, Any, None], topic: TopicName, se
         log.warning("topic.release_unknown", topic=str(topic), hint="it becomes free when the session ends")
 
 
-async def let_go(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
-    """Give up what a claim that was cancelled may have left with the session, so that nobody waits for nobody."""
+async def release_unclaimed(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
+    """Release what a cancelled claim may have left with the session, so that no daemon waits for it."""
 
     async def look() -> tuple[int, Owner | None]:
         return (await store.get(paths.epoch(topic))).version, await owner_of(store, topic)
@@ -144,8 +144,8 @@ async def let_go(store: MetadataStore, topic: TopicName, session: Session, clock
         )
 
 
-async def taken(store: MetadataStore, topic: TopicName, clock: Clock, *, within_s: float) -> Owner | None:
-    """Wait until somebody owns a topic; None when nobody does for `within_s` seconds."""
+async def next_owner(store: MetadataStore, topic: TopicName, clock: Clock, *, within_s: float) -> Owner | None:
+    """Wait until a topic has an owner and return it; None after `within_s` seconds."""
     found: Owner | None = None
 
     async def look() -> None:

@@ -1,8 +1,8 @@
-"""Which daemon should work on what: rendezvous hashing over the daemons that are registered.
+"""Placement of topics and jobs: rendezvous hashing over the registered daemons.
 
-Every daemon computes the same ranking from the same registrations, so nothing is negotiated and nothing is stored.
-When a daemon comes or goes only the topics that it ranks first for move. Views may differ for a moment; that costs a
-wait, never an entry, because the claim decides who works (ownership.py) and the epoch decides who commits
+Every daemon computes the same ranking from the same registrations, so nothing is negotiated and nothing is stored. When
+a daemon joins or leaves, only the topics move for which it ranks first. Views may differ for a moment. That costs a
+wait, never an entry: the claim decides which daemon works (ownership.py), the epoch which one commits
 (segment/claim/attempt_log.py).
 """
 
@@ -34,15 +34,12 @@ def score(daemon_id: str, key: str) -> int:
 
 
 def standing(node: DaemonNode) -> int:
-    """Return 0 for a daemon that works, 1 for one that cannot reach the bucket, 2 for one that is to be left alone."""
+    """Return 0 for a working daemon, 1 for one that cannot reach the bucket, 2 for one that is draining."""
     return 2 if node.draining else 1 if node.impaired else 0
 
 
 def ranked(key: str, daemons: Iterable[DaemonNode]) -> list[DaemonNode]:
-    """Return who should work on a key, the best first.
-
-    One that cannot reach the bucket, or is draining, comes behind all that can work: it is the last choice, not none.
-    """
+    """Return the daemons for a key, the best first. Impaired and draining ones are last, but not left out."""
     return sorted(daemons, key=lambda one: _order(one, key))
 
 
@@ -51,13 +48,10 @@ def _order(node: DaemonNode, key: str) -> tuple[int, int, str]:
 
 
 class Placement:
-    """The daemons that are registered, and what follows from it for this one."""
+    """The registered daemons, and the rank of this one for each key."""
 
     def __init__(self, store: MetadataStore, clock: Clock, options: PlacementSettings | None = None) -> None:
-        """Take where daemons are registered; `run` must run, as the daemon that `me` says.
-
-        `version` grows, and `changed` fires, whenever a ranking may have become another.
-        """
+        """`run` has to run. `version` grows, and `changed` fires, whenever a ranking may have changed."""
         self.options = options or PlacementSettings()
         self.changed = Signal()
         self.me = NOBODY
@@ -75,25 +69,25 @@ class Placement:
 
     @property
     def known(self) -> bool:
-        """Whether the registrations have been read; until then this daemon leads nothing."""
+        """Whether the registrations have been read; until then this daemon leads no job."""
         return self._registered is not None
 
     @property
     def members(self) -> Mapping[str, DaemonNode]:
-        """Every daemon that counts, by id: this one always, registered or not."""
+        """All daemons that count, by id; this one always, registered or not."""
         return self._members
 
     @property
     def unsettled_s(self) -> float:
-        """Seconds until what is known has been so for long enough to move topics for its sake; 0 when it has."""
+        """Seconds until no daemon has joined or left for `settle_s`, so that topics may move."""
         return max(0.0, self._since + self.options.settle_s - self._clock.monotonic())
 
     def ranking(self, key: str) -> list[DaemonNode]:
-        """Return who should work on a key, the best first."""
+        """Return the daemons for a key, the best first."""
         return ranked(key, self.members.values())
 
     def rank(self, key: str) -> int:
-        """Return this daemon's place in the ranking; 0 is the first."""
+        """Return this daemon's rank for a key; 0 is the first."""
         found = self._ranks.get(key)
         if found is None:
             mine = _order(self.me, key)
@@ -104,14 +98,14 @@ class Placement:
     def leads(self, job: str) -> bool:
         """Whether this daemon should run a job of the whole cluster now.
 
-        For moments two daemons may think so, or none: a job must bear both. One that is not registered, or is
-        draining, never does.
+        For moments two daemons may lead, or none: a job must bear both. A daemon that is not registered, or is
+        draining, never leads.
         """
         registered = self._registered is not None and self.me.daemon_id in self._registered
         return registered and not self.me.draining and self.rank(f"job {job}") == 0
 
     def become(self, me: DaemonNode) -> None:
-        """Take note of what this daemon is, or has become."""
+        """Replace this daemon's own node."""
         if me != self.me:
             self.me = me
             self._count()
@@ -126,13 +120,13 @@ class Placement:
         async for _ in self._store.watch(paths.DAEMONS):
             await until_answered(
                 self._clock,
-                self._look,
+                self._refresh,
                 passes=OffloaderError,
                 on_error=lambda error: log.warning("daemons.unreadable", error=str(error)),
             )
 
-    async def _look(self) -> None:
-        """Read the registrations; a damaged one is as if it were not there."""
+    async def _refresh(self) -> None:
+        """Read the registrations; a damaged one counts as missing."""
         session = await self._store.session()
 
         async def read(name: str) -> DaemonNode | None:
@@ -155,7 +149,7 @@ class Placement:
         self._count(change_signal=first)
 
     def _expect_back(self, registered: Mapping[str, DaemonNode]) -> None:
-        """This daemon lost its session; the others may have lost theirs as well, and come back as it did."""
+        """Keep the other daemons after this one lost its session: they may have lost theirs as well, and come back."""
         self._absent = {name: node for name, node in registered.items() if name != self.me.daemon_id}
         self._absent_until = self._clock.monotonic() + self.options.settle_s
         self._expecting.notify()
@@ -170,7 +164,7 @@ class Placement:
             await self._expecting.wait()
 
     def _count(self, *, change_signal: bool = False) -> None:
-        """Put the members together; when a ranking may have changed, settle anew and tell whoever follows."""
+        """Collect the members; when a ranking may have changed, settle again and notify."""
         before = {name: standing(one) for name, one in self._members.items()}
         self._members = {**self._absent, **(self._registered or {}), self.me.daemon_id: self.me}
         self._ranks.clear()

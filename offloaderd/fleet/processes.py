@@ -1,8 +1,7 @@
-"""Telling one run of this program from another on the same machine, and whether a run has ended for certain.
+"""Marks of processes: whether a former run of this program on the same machine has ended for certain.
 
-Linux only: a process is known by the machine's boot, its namespace of process ids, its id and the moment of its start,
-all of which /proc tells. Where any of that cannot be read, or is not ours to see (another machine, another container),
-nothing is claimed.
+Linux only. A process is known by the machine's boot, its namespace of process ids, its id and its start time, all from
+/proc. Where any of that cannot be read, or belongs to another machine or container, nothing is claimed.
 """
 
 import os
@@ -14,13 +13,13 @@ STATE, STARTED = 0, 19
 
 
 def mark() -> str:
-    """Return what tells this process from all others; empty where that cannot be known."""
+    """Return the mark of this process, empty where it cannot be known."""
     machine, started = _machine(), _started(os.getpid())
     return f"{machine} {os.getpid()} {started}" if machine and started else ""
 
 
 def has_ended(other: str) -> bool:
-    """Whether the process with this mark has ended for certain; False is no proof that it lives."""
+    """Whether the process with this mark has certainly ended; False does not prove that it lives."""
     boot, _, rest = other.partition(" ")
     namespace, _, rest = rest.partition(" ")
     process_id, _, started = rest.partition(" ")
@@ -37,7 +36,7 @@ def has_ended(other: str) -> bool:
 
 
 def _machine() -> str:
-    """Return this boot of the machine and this namespace of process ids; empty when they cannot be read."""
+    """Return the machine's boot and namespace of process ids, empty when they cannot be read."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"  # noqa: PTH115 - a link to nowhere, read as text
@@ -46,7 +45,7 @@ def _machine() -> str:
 
 
 def _started(process_id: int) -> str | None:
-    """Return when a process started, in ticks since the boot; empty when it is dead, None when that cannot be read."""
+    """Return a process's start in ticks since the boot; empty when it is dead, None when that cannot be read."""
     try:
         fields = (PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,10 +1,9 @@
-"""A daemon's registration: the ephemeral node that tells the others that it lives, where, and whether it takes topics.
+"""Registration of a daemon: the ephemeral node that shows others its address, and whether it takes topics.
 
-A node under our id is one of three things: ours of this session (an earlier try whose answer was lost), ours of a
-session that we lost (it is deleted, for nobody else has our id, our address and our moment of starting), or another
-run's. That goes with that run's session and is waited for, unless its process is proven to have ended: then it is
-deleted as well, and the topics that this session still holds are ours to claim. Were the proof wrong, the other run
-would be deposed as by anybody else, and commit nothing.
+A node under our id is one of three. It is ours of this session, from an earlier try whose answer was lost. Or it is
+ours of a lost session, and deleted: no other daemon has our id, address and start time. Or it is another run's, which
+ends with that run's session and is waited for. If that run's process has certainly ended, the node is deleted and its
+topics are ours to claim. Were that wrong, the other run would be fenced, and commit nothing.
 """
 
 from collections.abc import Callable
@@ -29,11 +28,11 @@ log = structlog.get_logger(__name__)
 
 LOOK_AGAIN_S = 0.5
 PATIENCE_SESSIONS = 1.5
-"""A former run's node goes with its session; somewhat longer than one lasts, and it is another daemon's."""
+"""How long to wait for a former run's node, in session timeouts; a node that remains is another daemon's."""
 
 
-def nobody(_: DaemonNode) -> bool:
-    """Take no run for ended."""
+def never_ended(_: DaemonNode) -> bool:
+    """Return False for every run."""
     return False
 
 
@@ -43,12 +42,12 @@ async def register(
     *,
     clock: Clock,
     patience_s: float,
-    ended: Callable[[DaemonNode], bool] = nobody,
+    ended: Callable[[DaemonNode], bool] = never_ended,
 ) -> DaemonNode:
-    """Announce this daemon under its id, and return what is stored: the node with the session that holds it.
+    """Create this daemon's node and return it with the session that holds it.
 
-    `ended` says whether another run has ended for certain; its node is deleted. Raises Conflict when another run of
-    this daemon has the id, and still does after `patience_s`.
+    `ended` says whether another run has certainly ended; its node is deleted. Raises Conflict when another run of this
+    daemon still has the id after `patience_s`.
     """
     path = paths.daemon(node.daemon_id)
     deadline = clock.monotonic() + patience_s
@@ -76,7 +75,7 @@ async def _ours(
     deadline: float,
     ended: Callable[[DaemonNode], bool],
 ) -> DaemonNode | None:
-    """Return the node that is there if this session holds it. One that nobody holds any more is deleted on the way."""
+    """Return the node if this session holds it. A node of an ended session or run is deleted."""
     try:
         found = await store.get(path)
         other = daemon_record.decode(found.value, path=path)
@@ -103,7 +102,7 @@ async def _ours(
 
 
 class Registration:
-    """Keeps a daemon's registration in place and true; `changed` hears of every change before it is written."""
+    """Keeps a daemon's registration in place and up to date; `changed` is called before each write."""
 
     def __init__(
         self,
@@ -113,7 +112,7 @@ class Registration:
         clock: Clock,
         patience_s: float,
         changed: Callable[[DaemonNode], None] = lambda _: None,
-        ended: Callable[[DaemonNode], bool] = nobody,
+        ended: Callable[[DaemonNode], bool] = never_ended,
     ) -> None:
         self.node = node
         self._store = store
@@ -121,10 +120,10 @@ class Registration:
         self._patience_s = patience_s
         self._changed = changed
         self._ended = ended
-        self._wanted = Signal()
+        self._changes = Signal()
         self._unreached_s: float | None = None
         self._written: DaemonNode | None = None
-        self._told = Signal()
+        self._announced = Signal()
 
     async def open(self) -> None:
         """Register. Raises Conflict when another run of this daemon still has the id."""
@@ -132,10 +131,10 @@ class Registration:
             self._store, self.node, clock=self._clock, patience_s=self._patience_s, ended=self._ended
         )
         self._written = replace(stored, session_id="")
-        self._told.notify()
+        self._announced.notify()
 
-    def say(self, *, draining: bool | None = None, impaired: str | None = None) -> None:
-        """Change what is registered; `run` writes it."""
+    def announce(self, *, draining: bool | None = None, impaired: str | None = None) -> None:
+        """Change the registration; `run` writes it."""
         node = self.node
         self.node = replace(
             node,
@@ -144,30 +143,30 @@ class Registration:
         )
         if self.node != node:
             self._changed(self.node)
-            self._wanted.notify()
+            self._changes.notify()
 
     def reached_at(self, address: str) -> None:
-        """Set the address before it is registered: it is known only when the server listens."""
+        """Set the address before the registration: it is known only once the server listens."""
         self.node = replace(self.node, address=address)
 
     def probed(self, *, reached: bool, patience_s: float) -> None:
-        """Take note of whether the bucket answered; silent for `patience_s` seconds it makes this daemon impaired."""
+        """Record whether the bucket answered; without an answer for `patience_s` seconds this daemon is impaired."""
         now = self._clock.monotonic()
         if reached:
             self._unreached_s = None
-            self.say(impaired="")
+            self.announce(impaired="")
         elif self._unreached_s is None:
             self._unreached_s = now
         elif now - self._unreached_s >= patience_s:
-            self.say(impaired="it cannot reach the bucket")
+            self.announce(impaired="it cannot reach the bucket")
 
-    async def told(self) -> None:
-        """Return when what was last said is stored, so that the others know it or are about to."""
+    async def announced(self) -> None:
+        """Return once the last change is stored, so that other daemons are notified."""
         while self._written != self.node:
-            await self._told.wait()
+            await self._announced.wait()
 
     async def run(self) -> None:
-        """Keep the registration until cancelled: after a lost session, or a stranger's deletion, it is made again."""
+        """Keep the registration until cancelled; it is created again after a lost session or a deletion."""
         async with Group() as group:
             group.create_task(self._watch(), name="own registration")
             while True:
@@ -175,26 +174,26 @@ class Registration:
                 await self.open()
                 while not session.lost.is_set():
                     if self._written == self.node:
-                        await race(session.lost.wait(), self._wanted.wait())
+                        await race(session.lost.wait(), self._changes.wait())
                     elif not await self._rewrite():
                         break
 
     async def _watch(self) -> None:
-        """Look after the node whenever it changes."""
+        """Check the node whenever it changes."""
         path = paths.daemon(self.node.daemon_id)
         async for _ in self._store.watch(path):
             try:
                 await self._store.get(path)
             except NotFound:
                 self._written = None
-                self._wanted.notify()
+                self._changes.notify()
             except Transient as error:
                 log.debug("daemon.registration_unknown", error=str(error))
 
     async def _rewrite(self) -> bool:
-        """Write what has changed and tell everybody; False when there is no node of ours to write to.
+        """Write the changes and notify all daemons; False when this session has no node.
 
-        The counter on the folder is raised with it, because a watch on the folder does not see what is in its nodes.
+        The counter on the folder is raised too, because a watch on the folder does not see the values of its nodes.
         """
         path, node = paths.daemon(self.node.daemon_id), self.node
         backoff = Backoff(self._clock)
@@ -215,7 +214,7 @@ class Registration:
                 await backoff.wait(error)
                 continue
             self._written = node
-            self._told.notify()
+            self._announced.notify()
             log.info("daemon.registration_updated", draining=node.draining, impaired=node.impaired)
             return True
 
@@ -223,9 +222,10 @@ class Registration:
 def registration_of(
     daemon_id: str, engine: Engine, metadata: MetadataStore, clock: Clock, *, session_timeout_s: float
 ) -> Registration:
-    """Return a daemon's registration; its address is still to come.
+    """Return a daemon's registration, still without its address.
 
-    A former run that was killed is known by its process: what its session holds is taken without waiting for its end.
+    A former run that was killed is known by its process: its claims are taken over without waiting for its session's
+    end.
     """
     node = DaemonNode(
         daemon_id=daemon_id,

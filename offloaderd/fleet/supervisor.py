@@ -1,4 +1,4 @@
-"""One topic on this daemon: claim it, take over what an earlier owner left, offload, release, and again.
+"""The supervisor of one topic on this daemon: claim it, resume what an earlier owner left, offload, release, and again.
 
 An error of one topic stalls that topic alone. A topic leaves in one of two ways: stopped, which seals and commits its
 open segment first, or abandoned, which leaves the open segment to the next owner as a crash would.
@@ -33,7 +33,7 @@ from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.failures import Failure
-from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume import resume
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing
 from offloaderd.topic.compact_map import KeptMap
@@ -45,28 +45,28 @@ from offloaderd.topic.status import TopicStatus, bare, idle
 log = structlog.get_logger(__name__)
 
 TAKEN_UP_AT_ONCE = 20
-"""Topics of which it is read at the same time what is stored: more of them would only be awake sooner, and together."""
+"""Topics whose stored state is read in parallel; more would only become active later, all together."""
 SAME_FAILURE_S = 120.0
-"""A claim that fails within this time of the last failure goes on with its trouble: pauses are 30 s at most."""
+"""A claim that fails this soon after the last failure continues that failure; pauses are 30 s at most."""
 
 Duty = Callable[["TopicOffloader"], Coroutine[Any, Any, None]]
-"""Work that goes on beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
+"""Task beside the offloading of a topic for as long as this daemon owns it; it ends by cancellation.
 
-It must not raise because something is unreachable. What it raises of ours stalls the topic.
+It must not raise because something is unreachable. Any other OffloaderError of it stalls the topic.
 """
 
 
 class Abandoned(Closed):
-    """The topic was given up with its open segment unsealed."""
+    """The topic was released with its open segment unsealed."""
 
 
 class Suspended(Closed):
-    """The topic sleeps: its owner lets go of all but the claim."""
+    """The topic is suspended: its owner keeps only the claim."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SharedContext:
-    """What all topics of a daemon share; `changed` fires when one of them was claimed or released.
+    """State that all topics of a daemon share; `changed` fires when one of them was claimed or released.
 
     `ended` are the sessions of former runs of this daemon, and those that this one has lost.
     """
@@ -80,56 +80,52 @@ class SharedContext:
     turns: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, TAKEN_UP_AT_ONCE))
     ended: set[str] = field(default_factory=set)
 
-    def effective(self, topic: TopicName, policy: TopicPolicy) -> Effective:
-        """Return what holds for a topic with this policy of its own, by what is known now."""
-        return self.book.effective(topic, policy)
-
 
 class Supervisor:
-    """Keeps one topic offloaded until it is told to stop."""
+    """Keeps one topic offloaded until it is stopped."""
 
     def __init__(
         self, home: SharedContext, topic: TopicName, policy: TopicPolicy, *, provisional: bool = False
     ) -> None:
-        """Take a topic up. A `provisional` is one that another daemon should have: it goes at the first trouble."""
+        """A `provisional` topic belongs to another daemon: it is released at its first failure."""
         self.topic = topic
         self.policy = policy
         self.provisional = provisional
         self.offloader: TopicOffloader | None = None
         self.identity: TopicIdentity | None = None
-        """What was refused under the last claim."""
+        """Refusals under the last claim."""
         self.idle_topic: IdleTopic | None = None
-        """What is kept of the topic while there is no offloader; until there is one again."""
+        """State of the suspended topic, until there is an offloader again."""
         self.untouched: State | None = None
-        """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
+        """State of the topic when it was loaded, if that was only for its regular check."""
         self.session: Session
-        """That of the claim, once there is one."""
+        """Session of the claim, once there is one."""
         self.used = 0
-        """How often somebody wanted the offloader."""
+        """Number of requests for the offloader."""
         self.last_map: KeptMap | None = None
-        """What was committed when the topic fell asleep or the session was lost, until it is taken up again."""
+        """The map when the topic was suspended or the session was lost, until it is active again."""
         self._last: TopicStatus | None = None
         self.error: OffloaderError | None = None
         self.failure: Failure | None = None
-        """What the claims of late ended with, and since when; told while there is an error."""
+        """The last failure of claims, and since when; reported while `error` is set."""
         self.ended = Event()
         self._home = home
         self._clock = home.context.upload_context.clock
         self._metrics = home.context.upload_context.metrics
         self._failed_s = 0.0
-        self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader was told last
+        self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader applies
         self._stop = Event()
         self._abandon = Event()
         self._suspend = Event()
 
     @property
     def owns(self) -> bool:
-        """Whether this daemon owns the topic, awake or asleep."""
+        """Whether this daemon owns the topic, active or suspended."""
         return self.offloader is not None or self.idle_topic is not None
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether it was stopped."""
         return self._stop.is_set()
 
     def stop(self) -> None:
@@ -138,22 +134,22 @@ class Supervisor:
         self._wake(Cause.LEAVING)
 
     def abandon(self) -> None:
-        """Release the topic now; what was uploaded of its open segment is there for the next owner."""
+        """Release the topic now; the next owner resumes the open segment."""
         self.stop()
         self._abandon.set()
 
     def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
-        """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
+        """Keep only the claim and what readers need; from now on the offloader is not found."""
         self.idle_topic, self.offloader, self.last_map = idle_topic, None, KeptMap(topic_map)
         self._suspend.set()
 
     def use(self) -> None:
-        """Somebody wants the offloader: have the topic awake, now and for some time."""
+        """Wake the topic, and keep it active for some time."""
         self.used += 1
         self._wake(Cause.USED)
 
     def grants_changed(self) -> None:
-        """Somebody else has changed a grant of the topic: have it looked at now."""
+        """Make the topic read its grants now, because another process has changed one."""
         if self.offloader is not None:
             self.offloader.grants_changed.set()
         self._wake(Cause.USED)
@@ -163,7 +159,7 @@ class Supervisor:
             self.idle_topic.wake(cause)
 
     def status(self, now_s: float) -> TopicStatus:
-        """Describe where the topic stands at a monotonic time."""
+        """Return the status of the topic at a monotonic time."""
         if self.offloader is not None:
             return self.offloader.status()
         if self.idle_topic is not None:
@@ -173,11 +169,11 @@ class Supervisor:
         return idle(last, self.error, self.failure, refusals=refusals, now_s=now_s)
 
     def change(self, policy: TopicPolicy) -> None:
-        """Go on under another policy, of the topic or of a level above it."""
+        """Continue under another policy, of the topic or of a level above it."""
         self.policy = policy
         if not self.owns:
             return
-        effective = self._home.effective(self.topic, policy)
+        effective = self._home.book.effective(self.topic, policy)
         if (effective.values, policy.paused) == self._holds:
             return
         if self.offloader is None:
@@ -187,7 +183,7 @@ class Supervisor:
         self.offloader.outage.follow(effective.values.outage)
 
     def _take(self, effective: Effective) -> RollPolicy:
-        """Return what holds for the offloader now, and remember what it follows from."""
+        """Return the roll policy for the offloader, and record what it follows from."""
         self._holds = (effective.values, self.policy.paused)
         return RollPolicy.of(effective).held(self.policy.paused, push_only=self._home.context.source is None)
 
@@ -219,7 +215,7 @@ class Supervisor:
             self.ended.set()
 
     def _note(self, error: OffloaderError) -> None:
-        """Keep an error, as a new trouble or as more of the last one if that was not long ago."""
+        """Record an error, as a new failure or as a repetition of a recent one."""
         now_s, known = self._clock.monotonic(), self.failure
         self.error = error
         if known is None or now_s - self._failed_s > SAME_FAILURE_S:
@@ -228,10 +224,10 @@ class Supervisor:
         known.tries += 1
 
     async def _own(self) -> None:
-        """Work on the topic for as long as this session lasts.
+        """Own the topic for as long as this session lasts.
 
-        A claim that is on its way when the session is lost may be carried out under the next one: the owner's node
-        then names a session that is over and stays for as long as this daemon lives, so it is noted as nobody's.
+        A claim may be carried out after its session was lost: the owner node then names an ended session, and would
+        stay for as long as this daemon lives. So the session is recorded as ended.
         """
         session = await self._home.context.metadata.session()
         try:
@@ -241,7 +237,7 @@ class Supervisor:
                 self._home.ended.add(session.session_id)
 
     async def _own_in(self, session: Session) -> None:
-        """Claim the topic, work on it until told to stop and sleep in between, release."""
+        """Claim the topic, offload until stopped, with suspensions in between, release."""
         store = self._home.context.metadata
         claim = await self._claim(session)
         if claim is None:
@@ -274,7 +270,7 @@ class Supervisor:
                 await ownership.release(store, claim, session, self._clock)
 
     async def _check(self, claim: Claim, session: Session) -> None:
-        """See that a claim that nobody has looked after still holds. Raises Fenced."""
+        """Check that the claim of a suspended topic still holds. Raises Fenced."""
 
         found: int | None = None
 
@@ -291,15 +287,15 @@ class Supervisor:
             )
 
     async def _stay_active(self, claim: Claim, session: Session, identity: TopicIdentity, head: HeadKeeper) -> None:
-        """Take over what an earlier owner left, or this one before it slept; offload until told to stop or sleep."""
+        """Resume what an earlier owner, or this one before its suspension, left; offload until stopped or suspended."""
         store, topic = self._home.context.metadata, self.topic
         attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics, head=head)
         async with self._home.turns:
             await identity.load()
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
             head.take_up(topic_map)
-            left = await recovery.take_over(attempts, topic_map.standing, self._home.context)
-        effective = self._home.effective(topic, self.policy)
+            left = await resume.take_over(attempts, topic_map.standing, self._home.context)
+        effective = self._home.book.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id
         ledgers = listing(self._home.context, identity, topic_map)
         if left.begin is None and policy.method is not OffloadMethod.NONE:
@@ -323,11 +319,11 @@ class Supervisor:
         try:
             await self._work(offloader, session)
         except IdentityRefused:
-            await identity.load()  # whoever refused it may have read and written by itself
+            await identity.load()  # the refusal may have been read and written elsewhere
             raise
 
     async def _claim(self, session: Session) -> Claim | None:
-        """Become the owner; None when told to stop, or the session is lost, before that."""
+        """Become the owner; None when stopped, or the session is lost, before that."""
         store, claim = self._home.context.metadata, None
 
         async def claiming() -> None:
@@ -339,11 +335,11 @@ class Supervisor:
 
         await race(claiming(), self._stop.wait(), session.lost.wait())
         if claim is None and not session.lost.is_set():
-            await ownership.let_go(store, self.topic, session, self._clock)
+            await ownership.release_unclaimed(store, self.topic, session, self._clock)
         return claim
 
     async def _work(self, offloader: TopicOffloader, session: Session) -> None:
-        """Offload until told to stop or to sleep."""
+        """Offload until stopped or suspended."""
 
         async def stop_when_told() -> None:
             await self._stop.wait()

@@ -29,7 +29,7 @@ from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.verify.cluster import between
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
-from offloaderd.upkeep.verify.topic import look_at
+from offloaderd.upkeep.verify.topic import check_committed
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments holds up no others."""
@@ -85,7 +85,7 @@ class Look:
 
     async def _one(self, looker: RetryingReader, one: Segment) -> Looked:
         try:
-            flaws, known = await look_at(
+            flaws, known = await check_committed(
                 looker, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
             )
         except BucketMissing:

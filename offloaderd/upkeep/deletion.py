@@ -1,9 +1,9 @@
-"""How decided deletions are carried out: first the record, then the objects, then the record goes.
+"""Decided deletions of a topic: the trash record comes first, then the objects are deleted, then the record.
 
-Only what is on a topic's trash list is deleted here, and never what the map refers to. Each step may be repeated, so a
-crash between any two of them costs nothing but the repetition. What was part of the map stays for a while,
-since readers may have been sent to it. What lies where this daemon does not work is left there, with its record, until
-a daemon that does, or an operator, takes it away.
+Only segments on a topic's trash list are deleted, and never one of its map. Each step may be repeated, so a crash
+between two of them only repeats work. Objects that were part of the map stay for some time, for readers that were sent
+to them. Objects in places that this daemon does not have stay with their record, until a daemon with that place or an
+operator deletes them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,16 +30,16 @@ log = structlog.get_logger(__name__)
 
 
 KEPT_S = 60.0
-"""How often to look again at what is kept."""
+"""How often to check records that stay."""
 
 
 class Emptied(NamedTuple):
-    """What became of a topic's trash: records gone, and records that stay for a reason an operator has to look at.
+    """Result of emptying a topic's trash: records deleted, and records that stay for an operator to inspect.
 
-    Of the latter `held` are of segments that the map still has: its owner may be about to learn what it did. `kept` may
-    go later, which nobody announces: finished ones with entries that nothing else holds, until later segments hold
-    them, and all of a topic while something of it is refused. `due_s` is in how many seconds the first of those may go
-    that stay for readers only, None when there is none.
+    Of those that stay, `held` segments are still in the map: their owner may be about to learn of its own transaction.
+    `kept` may be deleted later without any notification: finished segments whose entries no other segment has yet, and
+    all of a topic with a refusal. `due_s`: seconds until the first record that stays only for readers may be deleted,
+    None without one.
     """
 
     gone: int
@@ -52,10 +52,10 @@ class Emptied(NamedTuple):
 async def empty_trash(
     context: OffloadContext, current: Callable[[], TopicMap], dues_s: dict[str, float] | None = None
 ) -> Emptied:
-    """Delete the objects of every trash record, then the record. Safe to repeat.
+    """Delete the objects of every trash record, then the record. Safe to repeat; an error leaves the record.
 
-    The caller owns the topic, whose map `current` returns. Errors leave the record for the next try. `dues_s` has when
-    records that stay for readers may go (monotonic): these are not read again before; it is the caller's to keep.
+    The caller owns the topic, whose map `current` returns, and keeps `dues_s`: when records that stay for readers may
+    be deleted (monotonic). They are not read again before.
     """
     gone = left = held = kept = 0
     dues_s = {} if dues_s is None else dues_s
@@ -110,7 +110,7 @@ async def empty_trash(
 
 
 def _due(names: Sequence[str], dues_s: dict[str, float], now_s: float) -> list[str]:
-    """Return the records that are not known to be due later, and forget those that are gone."""
+    """Return the records that may be due, and drop deleted ones from `dues_s`."""
     for name in dues_s.keys() - set(names):
         del dues_s[name]
     return [name for name in names if dues_s.get(name, now_s) <= now_s]
@@ -120,16 +120,17 @@ _HINT = "nothing of it was deleted; docs/failures.md says what to do"
 
 
 def readers_wait_s(record: Trash, context: OffloadContext) -> float:
-    """Return for how many seconds readers may still come to the objects of a record; 0 for none."""
+    """Return for how many seconds readers may still use the objects of a record; 0 for none."""
     if record.readable is False:
         return 0.0
     age_s = (context.upload_context.clock.wall_ms() - record.decided_ms) / 1000
-    grace_s = context.reader_grace_s
-    return min(grace_s, max(0.0, grace_s - age_s))  # the clock of who decided it may run ahead
+    return min(
+        context.reader_grace_s, max(0.0, context.reader_grace_s - age_s)
+    )  # the deciding daemon's clock may run ahead
 
 
 def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
-    """Say why the objects of a record must not be deleted by this daemon; empty: they may be."""
+    """Return why this daemon must not delete the objects of a record, empty if it may."""
     if holds(topic_map, record):
         return "the segment is part of the topic"
     if record.bucket is not None and record.bucket not in places.buckets:
@@ -139,34 +140,33 @@ def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
 
 
 def holds(topic_map: TopicMap, record: Trash) -> bool:
-    """Whether the segment on the trash list is part of the topic."""
+    """Whether the segment of a trash record is in the map."""
     return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
 
 
 def _place(context: OffloadContext, record: Trash) -> tuple[str, SegmentKeys]:
-    """Return the bucket and the keys of a record's objects."""
     home = context.places.home
     prefix = home.prefix if record.prefix is None else record.prefix
     return home.bucket if record.bucket is None else record.bucket, record.keys(prefix)
 
 
 async def _delete_objects(context: OffloadContext, record: Trash) -> None:
-    """End the segment's uploads, then delete its objects; what is not there is no error."""
+    """Abort the segment's uploads, then delete its objects; missing ones are no error."""
     bucket, keys = _place(context, record)
-    store, objects, data_key = context.upload_context.objects.at(bucket), keys.every, keys.data
-    async for upload in store.list_uploads(data_key):
-        if upload.key == data_key:
+    store = context.upload_context.objects.at(bucket)
+    async for upload in store.list_uploads(keys.data):
+        if upload.key == keys.data:
             await store.abort_upload(upload.key, upload.upload_id)
     if record.upload_id:
-        await store.abort_upload(data_key, record.upload_id)
-    await store.delete(objects)
+        await store.abort_upload(keys.data, record.upload_id)
+    await store.delete(keys.every)
 
 
 async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -> None:
-    """Empty the topic's trash now and whenever something lands in it, until cancelled.
+    """Empty the topic's trash now and after each change of it, until cancelled.
 
-    A job that rewrites segments changes the folder itself with each exchange: the map is read again before anything
-    of it is deleted. What stays for readers keeps no topic awake: it goes when the topic wakes next.
+    A job that rewrites segments changes the folder with each exchange, so the map is read again before anything is
+    deleted. Records that stay for readers do not keep a topic active: they are deleted when it wakes next.
     """
     backoff = Backoff(context.upload_context.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
@@ -198,7 +198,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                 if not done.held:
                     backoff.reset()
                     break
-                # The answer to the transaction that put it there may be on its way; nothing else wakes us then.
+                # The answer to the transaction that recorded it may be on its way, which notifies nobody.
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
         with offloader.rest.until():
             if done.due_s is None:
@@ -211,5 +211,4 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
 
 
 async def _next(changes: AsyncGenerator[None, None]) -> None:
-    """Wait for a change."""
     await anext(changes)

@@ -1,7 +1,8 @@
-"""Where one entry is: which tiers hold it now, in which object and bytes, verified when, and may its source go?
+"""Explanation of one position: which tiers hold it, in which object and bytes, when verified, and may its source delete
+it.
 
-What is said of the object is not looked up but looked at: the block is read and its checksum compared, the entry found
-in it. A position without an entry is explained as well: deleted, lost, not written yet, behind the end of its ledger.
+The object is read, not only looked up: the block's checksum is compared and the entry found in it. A position without
+an entry is explained too: deleted, lost, not written yet, or behind the end of its ledger.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from functools import partial
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Transient
-from offloaderd.core.model import START, LedgerEnd, Loss, Position, TopicName
+from offloaderd.core.model import START, LedgerEnd, Position, TopicName
 from offloaderd.format.values import BlockInfo
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
@@ -32,11 +33,11 @@ from offloaderd.upkeep.verify.flaws import RESTORE, Flaw, Kind, corrupt, noted
 from offloaderd.upkeep.verify.segment import Tables, Target, entries_of, load_manifest
 
 BUCKET_S = 8.0
-"""How long the bucket may take. Callers wait for half a minute, and an answer without a look is better than none."""
+"""How long the bucket may take. Callers wait for half a minute, so an answer without the object is better than none."""
 
 
 class State(StrEnum):
-    """What is to be said of a position in a word."""
+    """States of a position."""
 
     OFFLOADED = "offloaded"
     NOT_OFFLOADED = "not-offloaded"
@@ -51,10 +52,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Which of the other tiers hold an entry. `source` is None when it could not be asked; `why` says so.
+    """Tiers beside the bucket that hold an entry. `source` is None when the source did not answer, `why` has the
+    reason.
 
-    `ended` is the number of entries of its ledger, if the source knows that it is closed. `in_source`: the source has
-    the ledger. `newest` is the topic's newest entry in any tier.
+    `ended`: number of entries of the ledger, if the source knows that it is closed. `in_source`: the source has the
+    ledger. `newest`: the topic's newest entry in any tier.
     """
 
     buffer: bool
@@ -67,9 +69,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an entry lies in the bucket. Of the entry itself nothing is said when its block is damaged.
+    """Location of an entry in the bucket; of a damaged block the entry's own fields are None.
 
-    `entry_offset` is that of its head of 12 bytes in the data object, which the payload follows.
+    `entry_offset` is that of its head of 12 bytes in the data object; the payload follows.
     """
 
     segment: CommittedSegment
@@ -84,7 +86,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that is known of a position. `verified` is the scrub's last word on the segment."""
+    """All facts about a position. `verified` is the last result of the scrub for the segment."""
 
     topic: TopicName
     position: Position
@@ -100,33 +102,34 @@ class Explanation:
 
 
 class Explainer:
-    """Answers for all sites of a cluster."""
+    """Explains positions in all sites of a cluster."""
 
     def __init__(
         self,
         maps: Maps,
         held: Callable[[TopicName, Position], Awaitable[Held]],
         metadata: MetadataStore,
-        looker: RetryingReader,
+        reader: RetryingReader,
         sites: Sequence[Site],
     ) -> None:
-        """`held` says what the other tiers hold. It raises NotFound for a topic that none of them knows, Transient."""
+        """`held` returns the other tiers with the entry. It raises NotFound for a topic that no tier has, and
+        Transient.
+        """
         self._maps = maps
         self._held = held
         self._metadata = metadata
-        self._looker = looker
+        self._reader = reader
         self._cluster = sites[0].cluster
         self._buckets = {site.bucket for site in sites}
 
     async def explain(self, topic: TopicName, position: Position) -> Explanation:
         """Explain a position. Raises NotFound for an unknown topic, Denied, CorruptData for metadata.
 
-        Transient only where the metadata store does not answer; a bucket that does not is told in the place.
+        Raises Transient only if the metadata store does not answer; the place reports a bucket that does not.
         """
         held = await self._held(topic, position)  # before the map: entries only move from there to here
         topic_map = await self._maps.topic_map(topic)
         segment = topic_map.find(position)
-        grant = await self._grant(topic, position.ledger_id)
         known = Explanation(
             topic=topic,
             position=position,
@@ -135,12 +138,13 @@ class Explainer:
             held=held,
             ledger_end=topic_map.ends.get(position.ledger_id),
             ledger_deleted_ms=topic_map.deleted.get(position.ledger_id),
-            grant=grant,
+            grant=await record(self._metadata, paths.grant(topic, position.ledger_id), grant_record.decode),
         )
         if segment is None:
             return without_segment(known, topic_map)
         place = await self._within_reach(topic, position, segment)
-        verified = await self._verified(topic, segment)
+        found = await record(self._metadata, paths.verified(topic), verified_record.decode)
+        verified = found.of([segment]).get(segment.segment_id) if found is not None else None
         if place.flaw is not None:
             text, advice = f"offloaded, and not readable from the bucket now: {place.flaw}", place.flaw.what_to_do
         else:
@@ -148,7 +152,7 @@ class Explainer:
         return replace(known, text=text, what_to_do=advice, place=place, verified=verified)
 
     async def _within_reach(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
-        """Look at the object; what is known of it without a look, if the bucket does not answer."""
+        """Read the object; without an answer from the bucket return what the map has of it."""
         try:
             async with asyncio.timeout(BUCKET_S):
                 return await self._place(topic, position, segment)
@@ -170,7 +174,7 @@ class Explainer:
         if segment.foreign:
             return await self._of_broker(place, segment, position)
         found = Tables()
-        manifest = await load_manifest(self._looker, target, found)
+        manifest = await load_manifest(self._reader, target, found)
         if manifest is None:
             return replace(place, flaw=found.flaws[0])
         number = manifest.block_at(position)
@@ -179,12 +183,12 @@ class Explainer:
         return await self._entry(place, block, position)
 
     async def _of_broker(self, place: Place, segment: CommittedSegment, position: Position) -> Place:
-        """Look at a ledger that a broker has offloaded itself, up to the entry."""
-        flaws = await broker_object.check_objects(self._looker, segment)
+        """Read a ledger that a broker has offloaded itself, up to the entry."""
+        flaws = await broker_object.check_objects(self._reader, segment)
         if flaws:
             return replace(place, flaw=flaws[0])
         with noted(flaws, place.data_key, Kind.BLOCK):
-            offset, length = await broker_object.find_entry(self._looker, segment, position.entry_id)
+            offset, length = await broker_object.find_entry(self._reader, segment, position.entry_id)
             place = replace(place, entry_offset=offset, payload_bytes=length)
         return replace(place, flaw=flaws[0]) if flaws else place
 
@@ -192,9 +196,9 @@ class Explainer:
         """Read the block and find the entry in it."""
         key = place.data_key
         try:
-            looker = self._looker.at(place.segment.bucket)
+            reader = self._reader.at(place.segment.bucket)
             decode = partial(decode_verified_block, info=block, key=key, method=place.segment.method)
-            payloads = (await looker.checked(key, block.offset, block.length, decode)).payloads
+            payloads = (await reader.checked(key, block.offset, block.length, decode)).payloads
         except BucketMissing:
             raise
         except NotFound:
@@ -206,16 +210,9 @@ class Explainer:
         offset = block.offset + block.head_bytes + before
         return replace(place, entry_offset=offset, payload_bytes=len(payloads[number]))
 
-    async def _verified(self, topic: TopicName, segment: CommittedSegment) -> SegmentVerified | None:
-        found = await record(self._metadata, paths.verified(topic), verified_record.decode)
-        return found.of([segment]).get(segment.segment_id) if found is not None else None
-
-    async def _grant(self, topic: TopicName, ledger_id: int) -> Grant | None:
-        return await record(self._metadata, paths.grant(topic, ledger_id), grant_record.decode)
-
 
 def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:
-    """Say what is with a position that no committed segment holds."""
+    """Complete the explanation of a position that no committed segment holds."""
     position, held = known.position, known.held
     loss = next((one for one in topic_map.losses if one.holds(position)), None)
     if topic_map.floor is not None and position <= topic_map.floor:
@@ -224,7 +221,13 @@ def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:
         advice = f"the oldest that is kept is {first}" if first else "nothing of the topic is kept in the bucket"
         return replace(known, state=State.DELETED, text=text, what_to_do=advice)
     if loss is not None:
-        return _lost(known, loss)
+        state, text = State.LOST, f"lost: entries {loss} were deleted from the source before they were offloaded"
+        if not loss.certain:
+            state, text = (
+                State.MAYBE_LOST,
+                f"nobody can tell whether there were entries {loss}: the source deleted them",
+            )
+        return replace(known, state=state, text=text, what_to_do=f"nothing brings it back; read on from {loss.before}")
     if held.buffer or held.source:
         where = " and ".join(name for name, there in (("buffer", held.buffer), ("source", held.source)) if there)
         text = f"confirmed, and not offloaded yet: only in the {where}"
@@ -233,16 +236,8 @@ def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:
     return _nowhere(known, topic_map)
 
 
-def _lost(known: Explanation, loss: Loss) -> Explanation:
-    if loss.certain:
-        state, text = State.LOST, f"lost: entries {loss} were deleted from the source before they were offloaded"
-    else:
-        state, text = State.MAYBE_LOST, f"nobody can tell whether there were entries {loss}: the source deleted them"
-    return replace(known, state=state, text=text, what_to_do=f"nothing brings it back; read on from {loss.before}")
-
-
 def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
-    """Say why an entry is in no tier: it is none, it is still to come, or it is missing."""
+    """Explain an entry in no tier: it does not exist, is still to come, or is missing."""
     position, held = known.position, known.held
     end = known.ledger_end.entries if known.ledger_end is not None else held.ended
     newest = max((one for one in (held.newest, topic_map.offloaded) if one is not None), default=None)

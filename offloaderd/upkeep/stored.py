@@ -1,7 +1,7 @@
-"""What lies in the bucket, segment by segment: the objects and the open uploads that bear a segment's id.
+"""Listing of the bucket by segment: the objects and open uploads with a segment's id in their key.
 
-Only keys that `objects/keys.py` makes are looked at; what else lies under the prefix is counted and never touched. A
-ledger's object (V1) without a manifest beside it may be a broker's: its labels say whose it is.
+Only keys that `objects/keys.py` makes count; other objects under the prefix are counted and never touched. A ledger's
+object (V1) without a manifest beside it may be a broker's, which its labels tell.
 """
 
 from collections.abc import AsyncGenerator
@@ -14,12 +14,12 @@ from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore, UploadInfo
 
 KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
-"""The three objects of a segment, in the order in which they are written."""
+"""The three objects of a segment, in the order of their writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What is collected: the objects under a bucket's prefix that a cluster has written."""
+    """A bucket and prefix with the objects of one cluster."""
 
     cluster: str
     bucket: str
@@ -28,7 +28,7 @@ class Site:
 
 @dataclass(slots=True)
 class StoredSegment:
-    """All that was found under one segment's id in a bucket."""
+    """All objects and uploads of one segment's id in a bucket."""
 
     bucket: str
     keys: SegmentKeys
@@ -47,43 +47,43 @@ class StoredSegment:
 
     @property
     def may_be_brokers(self) -> bool:
-        """Whether a broker may have written it, as far as its keys tell: brokers write no manifest."""
+        """Whether a broker may have written it, by its keys alone: brokers write no manifest."""
         return self.keys.ledger_id is not None and not self.objects.keys() & {ObjectKind.MANIFEST, ObjectKind.DRAFT}
 
     @property
     def described_by(self) -> ObjectInfo | None:
-        """The object that says what it holds: its manifest, or the draft of one that was never committed."""
+        """Its manifest, or the draft of one that was never committed."""
         return self.objects.get(ObjectKind.MANIFEST) or self.objects.get(ObjectKind.DRAFT)
 
     @property
     def newest_ms(self) -> int:
-        """When the last of it was stored or begun, by the store's clock."""
+        """When its newest object was stored, or its newest upload begun, by the store's clock."""
         times = [info.modified_ms for info in self.objects.values()]
         return max(times + [upload.initiated_ms for upload in self.uploads])
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its objects; what uploads hold is not known without asking for each."""
+        """Bytes of all its objects, without uploads."""
         return sum(info.size_bytes for info in self.objects.values())
 
 
 @dataclass(slots=True)
 class Counts:
-    """How much a listing has seen."""
+    """Totals of a listing."""
 
     segments: int = 0
     objects: int = 0
     object_bytes: int = 0
     others: int = 0
-    """Objects whose keys are not those of a segment's."""
+    """Objects whose keys are not a segment's."""
 
 
 async def segments(
     objects: ObjectReader, site: Site, counts: Counts, *, with_brokers: bool = False
 ) -> AsyncGenerator[StoredSegment, None]:
-    """Yield every segment that has objects, in the order of ids; one at a time, as keys of one id lie together.
+    """Yield every segment with objects, in the order of ids, one at a time: keys of one id are listed together.
 
-    What may be a broker's is among them only `with_brokers`.
+    Those that may be a broker's are among them only `with_brokers`.
     """
     current: StoredSegment | None = None
     prefix = site.prefix
@@ -104,7 +104,7 @@ async def segments(
 
 
 def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> bool:
-    """Count a segment; says whether it is to be looked at."""
+    """Count a segment; False if it is to be left out."""
     if found.may_be_brokers and not with_brokers:
         counts.others += len(found.objects)
         return False
@@ -115,7 +115,7 @@ def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> boo
 
 
 async def uploads(objects: SegmentStore, site: Site) -> dict[SegmentKeys, list[UploadInfo]]:
-    """Return every open upload of a data object by its segment; one of a whole ledger may be a broker's."""
+    """Return every open upload of a data object by its segment; that of a whole ledger may be a broker's."""
     by_segment: dict[SegmentKeys, list[UploadInfo]] = {}
     prefix = site.prefix
     async with aclosing(objects.at(site.bucket).list_uploads(prefix)) as found:

@@ -34,7 +34,7 @@ from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.topic.memory.pool import BufferPool
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find, Kind, Summary
+from offloaderd.upkeep.gc.findings import Finding, Kind, Summary
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
@@ -347,10 +347,10 @@ class SimDaemon:
             await self.clock.sleep(PROBE_S)
 
     async def _drain(self) -> None:
-        self.registration.say(draining=True)
-        await race(self.registration.told(), self.clock.sleep(1.0))
+        self.registration.announce(draining=True)
+        await race(self.registration.announced(), self.clock.sleep(1.0))
         self.engine.drain()
 
 
-def _told(find: Find) -> str:
+def _told(find: Finding) -> str:
     return f"{find.kind} {find.key}: {find.reason} ({find.verdict})"

@@ -65,8 +65,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         me, engine = self._engine.placement.me, self._engine
         if request.undo:
             if not request.dry_run:
-                self._registration.say(draining=False)
-                await self._registration.told()
+                self._registration.announce(draining=False)
+                await self._registration.announced()
             yield placement_pb2.DrainProgress(left=len(engine.topics()), done=True)
             return
         others = [one for one in engine.placement.members.values() if one.daemon_id != me.daemon_id]
@@ -78,8 +78,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         if request.dry_run:
             yield await self._plan(me)
             return
-        self._registration.say(draining=True)
-        await self._registration.told()
+        self._registration.announce(draining=True)
+        await self._registration.announced()
         while left := len(engine.topics()):
             yield placement_pb2.DrainProgress(left=left)
             await changed_or_heartbeat(engine.changed)

@@ -10,7 +10,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find
+from offloaderd.upkeep.gc.findings import Finding
 
 
 class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
@@ -28,7 +28,7 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
         also = frozenset(map(checked_segment, request.also))
         async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply, also=also)) as found:
             async for one in found:
-                if isinstance(one, Find):
+                if isinstance(one, Finding):
                     yield upkeep_pb2.GcEvent(find=filled(upkeep_pb2.GcFind, one))
                 else:
                     yield upkeep_pb2.GcEvent(summary=filled(upkeep_pb2.GcSummary, one))

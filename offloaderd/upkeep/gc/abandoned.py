@@ -1,4 +1,4 @@
-"""What topics that nobody works on leave: deletions that were decided, and open segments of disabled topics."""
+"""Garbage of topics without an owner: decided deletions, and open segments of disabled topics."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -21,7 +21,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.objects.port import SegmentStore, find
 from offloaderd.policy.records import topic as policy_record
-from offloaderd.upkeep.gc.findings import Find, Kind, Rules, Summary, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Kind, Rules, Summary, Verdict
 from offloaderd.upkeep.gc.references import References
 from offloaderd.upkeep.stored import Site
 
@@ -38,35 +38,35 @@ class _Unowned:
 
 
 class AbandonedTrash(_Unowned):
-    """Trash of topics that nobody works on. It is emptied, unless it is a dry run.
+    """Trash of topics without an owner. It is emptied, unless this is a dry run.
 
-    Only what is on a topic's trash list goes, and never what its map refers to; who deletes it, and how often, makes no
-    difference, so an owner that comes meanwhile may do the same. What lies elsewhere is left with its record.
+    Only segments on a topic's trash list are deleted, and never one of its map. An owner that comes meanwhile may
+    delete the same objects without harm. Records of places that this daemon does not have stay.
     """
 
-    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Find, None]:
-        """Yield what is in the trash of topics without owner for longer than grace age and readers want."""
+    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
+        """Yield the trash that is older than the grace age and the time for readers, of topics without an owner."""
         for segment_id, (topic, record) in found.trash.items():
             if self._site(record) is None:
                 summary.elsewhere += 1
             elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
-                for find in await self._dealt_with(topic, record):
+                for find in await self._handle(topic, record):
                     yield find
 
     def _stays_s(self, record: Trash) -> float:
-        """Return how long after the decision its objects stay: for the grace age, and for readers as with an owner."""
+        """Return how long after the decision the objects stay: for the grace age and for readers."""
         reader_grace_s = 0.0 if record.readable is False else self._rules.reader_grace_s
         return max(self._rules.grace_s, reader_grace_s)
 
     def _site(self, record: Trash) -> Site | None:
-        """Return where a record's objects lie, None for elsewhere."""
+        """Return the site of a record's objects, None for another place."""
         home = self._rules.sites[0]
         bucket = home.bucket if record.bucket is None else record.bucket
         prefix = home.prefix if record.prefix is None else record.prefix
         return next((one for one in self._rules.sites if (one.bucket, one.prefix) == (bucket, prefix)), None)
 
-    async def _dealt_with(self, topic: TopicName, record: Trash) -> list[Find]:
-        """Return a find for each thing that is left of a segment, and for the record alone if nothing is."""
+    async def _handle(self, topic: TopicName, record: Trash) -> list[Finding]:
+        """Return a finding for each remaining object and upload of a segment, or one for the record if none remains."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
         site = self._site(record)
@@ -97,7 +97,7 @@ class AbandonedTrash(_Unowned):
         age_s = self._rules.age_s(record.decided_ms)
         parts = [(key, size, "") for key, size in sizes.items()] + [(keys[0], 0, one) for one in uploads]
         return [
-            Find(
+            Finding(
                 key=key,
                 kind=kind,
                 verdict=verdict,
@@ -111,7 +111,7 @@ class AbandonedTrash(_Unowned):
         ]
 
     async def _empty(self, site: Site, topic: TopicName, record: Trash, uploads: list[str]) -> bool:
-        """Delete uploads, objects and the record, in this order; not what is to stay after all."""
+        """Delete uploads, objects and the record, in this order. False if they must stay after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):
             return False
@@ -131,24 +131,23 @@ class AbandonedTrash(_Unowned):
 
 
 class DisabledAttempts(_Unowned):
-    """Open segments of disabled topics. Their deletion is decided, unless it is a dry run.
+    """Open segments of disabled topics. Their deletion is decided here, unless this is a dry run.
 
-    An owner seals its segment before it lets a disabled topic go; one that died before leaves the attempt, and nobody
-    claims the topic again. Such an attempt becomes a trash record, under a new epoch and in one transaction that
-    compares what was read: an owner that comes meanwhile wins, one that is late is fenced. The objects go by the trash
-    list, a grace age later. What only the attempt has is left: entries that the source has no more, and all that is in
-    doubt.
+    An owner seals its segment before it releases a disabled topic. One that died before leaves the attempt, and no
+    daemon claims the topic again. Such an attempt becomes a trash record, under a new epoch and in one transaction that
+    compares what was read: an owner that comes meanwhile wins, a late one is fenced. The objects are deleted from the
+    trash list, a grace age later. An attempt stays if the source no longer has all its entries, or in doubt.
     """
 
-    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Find, None]:
-        """Yield a find for the open segment of each topic that is not offloaded, if it is older than the grace age."""
+    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
+        """Yield a finding for the open segment of each topic that is not offloaded, once older than the grace age."""
         for topic in sorted({*found.attempts.values()}, key=str):
-            find = await self._dealt_with(topic, summary)
+            find = await self._handle(topic, summary)
             if find is not None:
                 yield find
 
-    async def _dealt_with(self, topic: TopicName, summary: Summary) -> Find | None:
-        """Return what becomes of a topic's open segment; None for one of a topic that is offloaded, or no old one."""
+    async def _handle(self, topic: TopicName, summary: Summary) -> Finding | None:
+        """Return the finding for a topic's open segment; None for a young one, or one of an offloaded topic."""
         policy = await nodes.node(self._metadata, paths.policy(topic))
         doubt = "nobody has said whether the topic is offloaded: enable or disable it"
         if policy is not None:
@@ -182,7 +181,7 @@ class DisabledAttempts(_Unowned):
                 Create(paths.trash_record(topic, attempt.segment_id), trash_record.encode(self._trash(attempt))),
             ]
             verdict, reason = await self._given_up(topic, steps)
-        return Find(
+        return Finding(
             key=attempt.keys.data,
             kind=Kind.UPLOAD,
             verdict=verdict,
@@ -193,7 +192,7 @@ class DisabledAttempts(_Unowned):
         )
 
     async def _given_up(self, topic: TopicName, steps: list[Step]) -> tuple[Verdict, str]:
-        """Carry it out; says what became of it. An answer that is lost is found by the next collection."""
+        """Run the transaction; return verdict and reason. The next collection finds the result of a lost answer."""
         try:
             await self._metadata.transact(steps)
         except (Conflict, NotFound):
@@ -204,7 +203,7 @@ class DisabledAttempts(_Unowned):
         return Verdict.DELETED, f"{DISABLED}: it is on the trash list now, from which a later collection deletes it"
 
     async def _doubt(self, topic: TopicName, attempt: Attempt) -> str:
-        """Say why the open segment of a topic that is disabled stays; empty: it may go."""
+        """Return why the open segment of a disabled topic stays, empty if it may be deleted."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return "a daemon works on the topic"
         if refused := await deletion_refused(self._metadata, topic):
@@ -237,7 +236,7 @@ class DisabledAttempts(_Unowned):
 
 
 async def only_here(source: LedgerSource, topic: TopicName, attempt: Attempt) -> str:
-    """Say which of an attempt's entries the source does not have; empty: it has all of them."""
+    """Return which of an attempt's entries the source does not have, empty if it has all of them."""
     last = {attempt.begin.ledger_id: attempt.begin.entry_id}
     last |= {block.ledger_id: block.last_entry_id for part in attempt.parts for block in part.blocks}
     last |= {part.ledger_id: part.last_entry_id for part in (attempt.seal.ledgers if attempt.seal else ())}

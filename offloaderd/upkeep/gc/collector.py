@@ -31,13 +31,13 @@ from offloaderd.metadata import identity
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys, marker
-from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo, find
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import ObjectInfo, SegmentStore, find
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
-from offloaderd.upkeep.gc.findings import ALARMS, RUBBISH, Find, Kind, Rules, Summary, Verdict
-from offloaderd.upkeep.gc.orphans import Judgement, OrphanClassifier, foreign
+from offloaderd.upkeep.gc.findings import ALARMS, GARBAGE, Finding, Kind, Rules, Summary, Verdict
+from offloaderd.upkeep.gc.orphans import Classification, OrphanClassifier, foreign
 from offloaderd.upkeep.gc.references import Committed, References
 from offloaderd.upkeep.settings import GcSettings
 from offloaderd.upkeep.stored import KINDS, Counts, Site, StoredSegment
@@ -45,11 +45,11 @@ from offloaderd.upkeep.stored import KINDS, Counts, Site, StoredSegment
 log = structlog.get_logger(__name__)
 
 FIRST_S = 900.0
-"""A daemon that was just started collects about then, though the interval be longer: it may not live that long."""
+"""When a daemon collects for the first time after its start, if the interval is longer: it may not live that long."""
 
 
 class Collector:
-    """Compares and deletes in all sites of a cluster; one collection at a time."""
+    """Garbage collector of a cluster's sites; it runs one collection at a time."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Collector:
         source: LedgerSource | None = None,
         reader_grace_s: float = 0.0,
     ) -> None:
-        """Collect in `sites`; without a `source` no entry can be read again that is not offloaded.
+        """Collect in `sites`. Without a `source` entries that are not offloaded cannot be read again.
 
-        Readers may use for `reader_grace_s` what has left a topic.
+        Readers may use segments that have left a topic for `reader_grace_s`.
         """
         self._objects = objects
         self._metadata = metadata
@@ -77,20 +77,21 @@ class Collector:
 
     async def collect(
         self, *, grace_s: float, apply: bool, also: AbstractSet[UUID] = frozenset()
-    ) -> AsyncGenerator[Find | Summary, None]:
-        """Yield every find as it is judged and dealt with, and the sum at the end. Deletes only with `apply`.
+    ) -> AsyncGenerator[Finding | Summary, None]:
+        """Yield each finding as it is classified and handled, and the summary at the end. Deletes only with `apply`.
 
-        `also` names segments that go although they would raise an alarm; never those that a topic refers to.
+        `also` names segments to delete although they raise an alarm, but never those with a reference.
 
-        Raises Conflict while another collection runs and when the metadata may refer to what cannot be seen,
-        CorruptData for a node that cannot be read, and what the stores raise: then nothing more is deleted.
+        Raises Conflict while another collection runs, and when the metadata may hold references that cannot be read;
+        CorruptData for an unreadable node; and the errors of the stores. Nothing more is deleted after an error.
         """
         if self._busy:
             raise Conflict("a collection is under way", hint="wait for it to end")
         self._busy = True
         summary = Summary(applied=apply, grace_s=grace_s)
         started = self._clock.monotonic()
-        outcome, alarms = "failed", Alarms()
+        alarms: Counter[tuple[str, str]] = Counter()
+        outcome = "failed"
         try:
             rules = Rules(
                 sites=self._sites,
@@ -104,12 +105,14 @@ class Collector:
             async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
                 async for find in finds:
                     summary.count(find)
-                    _tell(find, alarms)
+                    _log(find, alarms)
                     yield find
             outcome = "ok"
         finally:
             self._busy = False
-            alarms.tell_repeated()
+            for (kind, reason), count in alarms.items():
+                if count > 1:
+                    log.error("gc.alarm_repeated", kind=kind, reason=reason, objects=count)
             summary.seconds = self._clock.monotonic() - started
             self._metrics.show_collection(outcome, summary.verdicts, summary.finds, summary.rubbish_bytes)
         if outcome == "ok":
@@ -127,11 +130,10 @@ class Collector:
         yield summary
 
     async def keep(self, current: Callable[[], GcSettings], leads: Callable[[], bool]) -> None:
-        """Collect at an interval, for as long as this daemon is the one who does it; until cancelled.
+        """Collect at an interval while this daemon leads the job, until cancelled.
 
-        The settings are asked for before and after each pause, so that a collection never goes by some that no longer
-        hold. Two who both think that they collect do no harm. A collection that fails is told, and tried again after
-        the interval.
+        The settings are read before and after each pause, so that no collection runs by old ones. Two daemons that both
+        think that they lead do no harm. A failed collection is logged and repeated after the interval.
         """
         pause_s = min(FIRST_S, current().interval_s)
         while True:
@@ -148,7 +150,7 @@ class Collector:
                 log.warning("gc.failed", error=str(error), error_class=type(error).__name__)
 
     async def _now_ms(self) -> int:
-        """Ask the service what time it is: ages are differences of its own times, whatever clock this machine has."""
+        """Return the time of the store's clock: ages are differences of its times, whatever clock this machine has."""
         home = self._sites[0]
         key, store = f"{home.prefix}{keys.GC_CLOCK}", self._objects.at(home.bucket)
         info = await store.put(key, b"")
@@ -159,28 +161,13 @@ class Collector:
         return now_ms
 
 
-class Alarms:
-    """Alarms of one collection: one of each reason is told when it is found, how many there were at the end."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str]] = Counter()
-
-    def is_new(self, find: Find) -> bool:
-        """Count an alarm; says whether none of its reason came before."""
-        self._counts[find.kind.value, find.reason] += 1
-        return self._counts[find.kind.value, find.reason] == 1
-
-    def tell_repeated(self) -> None:
-        """Say how often those came that came more than once."""
-        for (kind, reason), count in self._counts.items():
-            if count > 1:
-                log.error("gc.alarm_repeated", kind=kind, reason=reason, objects=count)
-
-
-def _tell(find: Find, alarms: Alarms) -> None:
+def _log(find: Finding, alarms: Counter[tuple[str, str]]) -> None:
+    """Log a finding; of alarms the first of each kind and reason, which `alarms` counts."""
     facts = {"key": find.key, "kind": find.kind.value, "reason": find.reason}
-    if find.verdict is Verdict.ALARM and alarms.is_new(find):
-        log.error("gc.alarm", **facts, hint="docs/failures.md says what to do")
+    if find.verdict is Verdict.ALARM:
+        alarms[find.kind.value, find.reason] += 1
+        if alarms[find.kind.value, find.reason] == 1:
+            log.error("gc.alarm", **facts, hint="docs/failures.md says what to do")
     elif find.verdict is Verdict.FAILED:
         log.warning("gc.delete_failed", **facts)
     elif find.verdict is Verdict.DELETED:
@@ -188,21 +175,21 @@ def _tell(find: Find, alarms: Alarms) -> None:
 
 
 BATCH = 64
-"""Segments that are judged and deleted after one look at the metadata."""
+"""Segments that are classified and deleted by one read of the references."""
 
 
 @dataclass(slots=True)
 class _Listing:
-    """What the buckets had, by what the first look at the metadata knew of it."""
+    """What the buckets hold, by the references of the first read."""
 
     committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
-    strangers: list[StoredSegment] = field(default_factory=list)
+    unreferenced: list[StoredSegment] = field(default_factory=list)
     uploads: list[StoredSegment] = field(default_factory=list)
-    """Those without objects of their own, or of committed segments; their objects are left out, but for drafts."""
+    """Uploads without objects, or of committed segments; of objects only drafts are listed here."""
 
 
 class Collection:
-    """One run over everything. `summary` is filled with how much was looked at."""
+    """One collection. It fills `summary` with the counts of what it lists."""
 
     def __init__(self, objects: SegmentStore, metadata: MetadataStore, rules: Rules, summary: Summary) -> None:
         self._objects = objects
@@ -214,20 +201,21 @@ class Collection:
         self._shared: set[tuple[str, str]] = set()
         self._deployment_id = ""
         self._marked_ms: dict[tuple[str, str], int] = {}
-        """Since when places are this deployment's, by the store's clock."""
+        """Since when each place is this deployment's, by the store's clock."""
 
-    async def finds(self) -> AsyncGenerator[Find, None]:
-        """Yield every find: damages first, then what nobody refers to, then what an owner should have deleted."""
+    async def finds(self) -> AsyncGenerator[Finding, None]:
+        """Yield every finding: damage, then objects without a reference, then what an owner should have deleted."""
         await self._check_places()
         known, listing = await self._list()
-        after = await references.look(self._metadata)
+        after = await references.read(self._metadata)
         self._summary.topics = len(after.topics)
         broken: set[UUID] = set()
         for segment_id, committed in known.committed.items():
-            if not self._is_here(committed):
-                broken.add(segment_id)  # or not: nobody has looked
+            if committed.place not in self._places:
+                self._summary.elsewhere += 1
+                broken.add(segment_id)  # its objects were not listed
             elif segment_id in after.committed:
-                for find in await self._damages(segment_id, committed, listing.committed.get(segment_id, {})):
+                for find in await self._damage(segment_id, committed, listing.committed.get(segment_id, {})):
                     broken.add(segment_id)
                     yield find
         classifier = OrphanClassifier(
@@ -238,14 +226,14 @@ class Collection:
             deployment_id=self._deployment_id,
             broken=broken,
         )
-        for batch in _batches([one for one in listing.strangers if one.segment_id not in after]):
-            for find in await self._dealt_with(await each(batch, lambda one: self._judged(classifier, one))):
+        for batch in _batches([one for one in listing.unreferenced if one.segment_id not in after]):
+            for find in await self._handled(await each(batch, lambda one: self._classified(classifier, one))):
                 yield find
         held = {*after.attempts, *after.trash}
         uploads = [one for one in listing.uploads if one.segment_id not in held]
-        await self._look_for_others(listing.strangers, uploads)
+        await self._note_shared_places(listing.unreferenced, uploads)
         for batch in _batches(uploads):
-            for find in await self._dealt_with([self._upload_judged(one, after) for one in batch]):
+            for find in await self._handled([self._classified_upload(one, after) for one in batch]):
                 yield find
         for kind in (AbandonedTrash, DisabledAttempts):
             unowned = kind(self._objects, self._metadata, self._rules)
@@ -254,7 +242,7 @@ class Collection:
                     yield find
 
     async def _check_places(self) -> None:
-        """Look whose the places are. Raises IdentityRefused where another deployment works in one."""
+        """Read the markers of the places. Raises IdentityRefused where another deployment works in one."""
         ours = await identity.deployment(self._metadata)
         if ours is None:
             return  # no daemon of a version that makes one has worked here yet
@@ -275,50 +263,34 @@ class Collection:
                 self._shared.add((site.bucket, site.prefix))
 
     async def _list(self) -> tuple[References, _Listing]:
-        """Look at the metadata and list the buckets; what is committed or being written needs no second thought."""
+        """Read the references and list the buckets. Committed and open segments need no classification."""
         listing, counts = _Listing(), Counts()
         uploads = {site: await stored.uploads(self._objects, site) for site in self._rules.sites}
-        known = await references.look(self._metadata)
+        known = await references.read(self._metadata)
         for site, open_uploads in uploads.items():
-            await self._list_site(site, open_uploads, known, listing, counts)
+            async with aclosing(stored.segments(self._objects, site, counts, with_brokers=True)) as found:
+                async for one in found:
+                    one.uploads = open_uploads.pop(one.keys, [])
+                    if one.segment_id in known.committed:
+                        listing.committed[one.segment_id] = one.objects
+                        beside = {kind: one.objects[kind] for kind in one.objects.keys() & {ObjectKind.DRAFT}}
+                        if beside or one.uploads:
+                            listing.uploads.append(StoredSegment(site.bucket, one.keys, beside, one.uploads))
+                    elif one.segment_id not in known:
+                        listing.unreferenced.append(one)
+            for where, left in open_uploads.items():
+                if where.segment_id not in known.attempts and where.segment_id not in known.trash:
+                    listing.uploads.append(StoredSegment(site.bucket, where, uploads=left))
         self._shared |= {one.place for one in known.committed.values() if one.foreign}
         summary = self._summary
         summary.segments, summary.objects, summary.others = counts.segments, counts.objects, counts.others
         summary.object_bytes = counts.object_bytes
         return known, listing
 
-    async def _list_site(
-        self,
-        site: Site,
-        uploads: dict[SegmentKeys, list[UploadInfo]],
-        known: References,
-        listing: _Listing,
-        counts: Counts,
-    ) -> None:
-        """List one place, whose open `uploads` are known from before the first look at the metadata."""
-        async with aclosing(stored.segments(self._objects, site, counts, with_brokers=True)) as found:
-            async for one in found:
-                one.uploads = uploads.pop(one.keys, [])
-                if one.segment_id in known.committed:
-                    listing.committed[one.segment_id] = one.objects
-                    beside = {kind: one.objects[kind] for kind in one.objects.keys() & {ObjectKind.DRAFT}}
-                    if beside or one.uploads:
-                        listing.uploads.append(StoredSegment(site.bucket, one.keys, beside, one.uploads))
-                elif one.segment_id not in known:
-                    listing.strangers.append(one)
-        for where, left in uploads.items():
-            if where.segment_id not in known.attempts and where.segment_id not in known.trash:
-                listing.uploads.append(StoredSegment(site.bucket, where, uploads=left))
-
-    def _is_here(self, committed: Committed) -> bool:
-        here = committed.place in self._places
-        self._summary.elsewhere += not here
-        return here
-
-    async def _damages(
+    async def _damage(
         self, segment_id: UUID, committed: Committed, objects: dict[ObjectKind, ObjectInfo]
-    ) -> list[Find]:
-        """Say what a committed segment lacks. What the listing does not show is asked for by name."""
+    ) -> list[Finding]:
+        """Return what a committed segment lacks. An object that the listing does not show is requested by name."""
         finds = []
         for kind in KINDS:
             if committed.foreign and kind is ObjectKind.MANIFEST:
@@ -331,97 +303,92 @@ class Collection:
             elif kind is ObjectKind.DATA and info.size_bytes != committed.object_bytes:
                 reason = f"it has {info.size_bytes} bytes, the committed segment {committed.object_bytes}"
                 finds.append(_alarm(Kind.WRONG_SIZE, key, reason, committed))
-        if finds and await self._is_committed(segment_id, committed):
-            return finds
-        return []
-
-    async def _is_committed(self, segment_id: UUID, committed: Committed) -> bool:
-        """Whether it is in its topic's map still: its retention may have ended since the last look."""
-        current = await catalog.load(self._metadata, committed.topic)
-        return any(one.segment_id == segment_id for one in current.segments)
+        if not finds:
+            return []
+        current = await catalog.load(self._metadata, committed.topic)  # retention may have removed it meanwhile
+        return finds if any(one.segment_id == segment_id for one in current.segments) else []
 
     def _is_young(self, one: StoredSegment) -> bool:
         return self._rules.age_s(one.newest_ms) < self._rules.grace_s
 
-    async def _judged(self, classifier: OrphanClassifier, one: StoredSegment) -> tuple[StoredSegment, Judgement]:
+    async def _classified(
+        self, classifier: OrphanClassifier, one: StoredSegment
+    ) -> tuple[StoredSegment, Classification]:
         if self._is_young(one) and (classifier.knows_topics or one.segment_id in self._rules.also):
-            return one, Judgement(Kind.YOUNG, "not older than the grace age")
+            return one, Classification(Kind.YOUNG, "not older than the grace age")
         try:
-            judgement = await classifier.classifier(one)
+            result = await classifier.classify(one)
         except BucketMissing:
             raise
         except NotFound:
-            judgement = Judgement(Kind.CHANGED, "it vanished while it was looked at")
-        if one.segment_id in self._rules.also and judgement.kind in ALARMS:
-            judgement = judgement._replace(kind=Kind.NAMED, reason=f"named to be deleted, although {judgement.reason}")
-        if judgement.kind is Kind.FOREIGN:
+            result = Classification(Kind.CHANGED, "it vanished while it was looked at")
+        if one.segment_id in self._rules.also and result.kind in ALARMS:
+            result = result._replace(kind=Kind.NAMED, reason=f"named to be deleted, although {result.reason}")
+        if result.kind is Kind.FOREIGN:
             self._shared.add(one.place)
-        return one, judgement
+        return one, result
 
-    def _is_brokers(self, one: StoredSegment, judgement: Judgement) -> bool:
-        """Say whether a broker wrote a ledger's object; of these there may be as many as ledgers, and nothing to do."""
-        brokers = one.may_be_brokers and judgement.kind is Kind.FOREIGN
-        self._summary.others += len(one.objects) if brokers else 0
-        return brokers
-
-    async def _look_for_others(self, strangers: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
-        """Find out whether young objects are another cluster's, if there are old uploads that could be as well."""
+    async def _note_shared_places(self, objects: Sequence[StoredSegment], uploads: Sequence[StoredSegment]) -> None:
+        """Check whether young objects are another cluster's, in places with old uploads that could be so as well."""
         doubted = {one.place for one in uploads if not self._is_young(one)} - self._shared
-        young = [one for one in strangers if one.place in doubted and self._is_young(one)]
+        young = [one for one in objects if one.place in doubted and self._is_young(one)]
         pairs = [(one, info.key) for one in young for info in one.objects.values()]
         found = await each(pairs, lambda pair: find(self._objects.at(pair[0].bucket), pair[1]))
         for (one, _), info in zip(pairs, found, strict=True):
             if info is not None and foreign(info, self._cluster, self._deployment_id):
                 self._shared.add(one.place)
 
-    def _upload_judged(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Judgement]:
+    def _classified_upload(self, one: StoredSegment, after: References) -> tuple[StoredSegment, Classification]:
         committed = after.committed.get(one.segment_id)
         if self._is_young(one) and after.topics:
-            return one, Judgement(Kind.YOUNG, "not older than the grace age")
+            return one, Classification(Kind.YOUNG, "not older than the grace age")
         if committed is not None:
             kind = Kind.LEFTOVER if one.objects else Kind.UPLOAD
-            return one, Judgement(kind, "left beside the finished object", committed.topic)
+            return one, Classification(kind, "left beside the finished object", committed.topic)
         if not after.topics:
-            return one, Judgement(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
+            return one, Classification(Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all")
         if one.place in self._shared:
-            return one, Judgement(Kind.FOREIGN, "others write here too, and uploads do not say whose they are")
+            return one, Classification(Kind.FOREIGN, "others write here too, and uploads do not say whose they are")
         if any(upload.initiated_ms < self._marked_ms.get(one.place, 0) for upload in one.uploads):
-            return one, Judgement(Kind.FOREIGN, "it began before the place was marked as this deployment's")
-        return one, Judgement(Kind.UPLOAD, "nobody refers to it")
+            return one, Classification(Kind.FOREIGN, "it began before the place was marked as this deployment's")
+        return one, Classification(Kind.UPLOAD, "nobody refers to it")
 
-    async def _dealt_with(self, judged: Sequence[tuple[StoredSegment, Judgement]]) -> list[Find]:
-        """Delete of a batch what is rubbish, if this is no dry run, and return the finds of all."""
-        doomed = [(one, judgement) for one, judgement in judged if judgement.kind in RUBBISH]
-        finds = [
-            find
-            for one, judgement in judged
-            if (judgement.kind not in RUBBISH or not self._rules.apply) and not self._is_brokers(one, judgement)
-            for find in self._finds_of(one, judgement, _verdict(judgement.kind))
-        ]
-        if self._rules.apply and doomed:
-            now = await references.look(self._metadata)
-            for deleted in await each(doomed, lambda pair: self._delete(*pair, now)):
+    async def _handled(self, classified: Sequence[tuple[StoredSegment, Classification]]) -> list[Finding]:
+        """Delete the garbage of a batch, unless this is a dry run, and return the findings of all."""
+        garbage = [(one, result) for one, result in classified if result.kind in GARBAGE]
+        finds: list[Finding] = []
+        for one, result in classified:
+            if one.may_be_brokers and result.kind is Kind.FOREIGN:
+                self._summary.others += len(one.objects)  # there may be as many as ledgers, and they need no action
+            elif result.kind not in GARBAGE:
+                finds += self._finds_of(one, result, Verdict.ALARM if result.kind in ALARMS else Verdict.KEEP)
+            elif not self._rules.apply:
+                finds += self._finds_of(one, result, Verdict.DELETE)
+        if self._rules.apply and garbage:
+            now = await references.read(self._metadata)
+            for deleted in await each(garbage, lambda pair: self._delete(*pair, now)):
                 finds += deleted
         return finds
 
-    async def _delete(self, one: StoredSegment, judgement: Judgement, now: References) -> list[Find]:
-        """Delete one segment's objects and abort its uploads, if nobody refers to it now and nothing has changed."""
+    async def _delete(self, one: StoredSegment, result: Classification, now: References) -> list[Finding]:
+        """Delete a segment's objects and abort its uploads, unless it has a reference now or an object has changed."""
+        changed = result._replace(kind=Kind.CHANGED, reason="it is referred to now")
         held = one.segment_id in now if one.objects.keys() - {ObjectKind.DRAFT} else one.segment_id in now.attempts
         if held:
-            return self._finds_of(one, Judgement(Kind.CHANGED, "it is referred to now", judgement.topic), Verdict.KEEP)
+            return self._finds_of(one, changed, Verdict.KEEP)
         try:
             for info in one.objects.values():
                 current = await find(self._objects.at(one.bucket), info.key)
                 if current is None or not _same(info, current) or foreign(current, self._cluster, self._deployment_id):
-                    changed = Judgement(Kind.CHANGED, f"{info.key} is not the object that was judged", judgement.topic)
+                    changed = changed._replace(reason=f"{info.key} is not the object that was judged")
                     return self._finds_of(one, changed, Verdict.KEEP)
             await self._remove(one)
         except BucketMissing:
             raise
         except OffloaderError as error:
-            failed = judgement._replace(reason=f"{judgement.reason}; its deletion failed: {error}")
+            failed = result._replace(reason=f"{result.reason}; its deletion failed: {error}")
             return self._finds_of(one, failed, Verdict.FAILED)
-        return self._finds_of(one, judgement, Verdict.DELETED)
+        return self._finds_of(one, result, Verdict.DELETED)
 
     async def _remove(self, one: StoredSegment) -> None:
         store = self._objects.at(one.bucket)
@@ -430,38 +397,31 @@ class Collection:
         if one.objects:
             await store.delete([info.key for info in one.objects.values()])
 
-    def _finds_of(self, one: StoredSegment, judgement: Judgement, verdict: Verdict) -> list[Find]:
-        """Return a find for each object and upload of a segment."""
+    def _finds_of(self, one: StoredSegment, result: Classification, verdict: Verdict) -> list[Finding]:
+        """Return a finding for each object and upload of a segment."""
         objects = [(info.key, info.size_bytes, info.modified_ms, "") for info in one.objects.values()]
         uploads = [(upload.key, 0, upload.initiated_ms, upload.upload_id) for upload in one.uploads]
         return [
-            Find(
+            Finding(
                 key=key,
-                kind=judgement.kind,
+                kind=result.kind,
                 verdict=verdict,
-                reason=judgement.reason,
+                reason=result.reason,
                 size_bytes=size_bytes,
                 age_s=self._rules.age_s(stored_ms),
                 upload_id=upload_id,
-                topic=judgement.topic,
+                topic=result.topic,
             )
             for key, size_bytes, stored_ms, upload_id in objects + uploads
         ]
 
 
-def _verdict(kind: Kind) -> Verdict:
-    """Return what becomes of a find that is not deleted now."""
-    if kind in RUBBISH:
-        return Verdict.DELETE
-    return Verdict.ALARM if kind in ALARMS else Verdict.KEEP
-
-
-def _alarm(kind: Kind, key: str, reason: str, committed: Committed) -> Find:
-    return Find(key=key, kind=kind, verdict=Verdict.ALARM, reason=reason, topic=committed.topic)
+def _alarm(kind: Kind, key: str, reason: str, committed: Committed) -> Finding:
+    return Finding(key=key, kind=kind, verdict=Verdict.ALARM, reason=reason, topic=committed.topic)
 
 
 def _same(listed: ObjectInfo, now: ObjectInfo) -> bool:
-    """Whether an object is the one that was listed; times of a listing and of HEAD differ in precision."""
+    """Whether an object is the one that was listed. The times of a listing and of HEAD differ in precision."""
     return (listed.etag, listed.size_bytes) == (now.etag, now.size_bytes)
 
 

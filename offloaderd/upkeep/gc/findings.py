@@ -1,4 +1,4 @@
-"""How a collection goes, and its finds: one for each object or upload that nobody refers to, or that is missing."""
+"""Rules and findings of a garbage collection: one finding for each object or upload without a reference, or missing."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from offloaderd.upkeep.stored import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How one collection goes; `now_ms` is the service's time, `also` what goes though it would raise an alarm.
+    """Rules of one collection. `now_ms` is the store's time; `also` names segments to delete although they raise an
+    alarm.
 
-    What has left a topic stays for its readers for `reader_grace_s` as well, if that is longer than the grace age.
-    `source` is where entries can be read that are not offloaded yet.
+    Segments that have left a topic stay for `reader_grace_s` too, if that is longer than the grace age. Entries that are not
+    offloaded yet can be read again from `source`.
     """
 
     sites: Sequence[Site]
@@ -29,35 +30,36 @@ class Rules:
     reader_grace_s: float = 0.0
 
     def age_s(self, stored_ms: int) -> float:
-        """Return how old something is by the store's clock."""
+        """Return the age of something by the store's clock."""
         return max(0, self.now_ms - stored_ms) / 1000
 
 
 class Kind(StrEnum):
-    """What was found."""
+    """Kinds of findings."""
 
     LEFTOVER = "leftover"
     """Part of a segment that was never finished."""
     SUPERSEDED = "superseded"
-    """A finished segment that is in no map, all of whose entries are in other segments, or were deleted since."""
+    """A finished segment in no map, all of whose entries are in other segments, or were deleted since."""
     NAMED = "named"
-    """What would be an alarm, and somebody has named to be deleted."""
+    """An alarm that an operator has named to be deleted."""
     UPLOAD = "upload"
     """An upload that was neither completed nor aborted."""
     TRASH = "trash"
-    """Deletion was decided long ago, and nobody works on the topic who would carry it out."""
+    """Its deletion was decided long ago, and no daemon owns the topic."""
     YOUNG = "young"
-    """Not older than the grace age: it may be on its way."""
+    """Not older than the grace age: a commit of it may be on its way."""
     FOREIGN = "foreign"
     """Of another cluster, or not written by offloaderd."""
     REFUSED = "refused"
-    """Of a topic whose metadata, bucket or source may be of another history: nothing of it is deleted."""
+    """Of a topic whose metadata, bucket or source may be of another history, so nothing of it is deleted."""
     CHANGED = "changed"
-    """Referred to, stored again or gone by the time of its deletion."""
+    """Referred to, stored again or deleted when its deletion began."""
     UNCOVERED = "uncovered"
-    """A finished segment that is in no map and holds entries that no other segment holds."""
+    """A finished segment in no map, with entries that no other segment has."""
     UNKNOWN_TOPIC = "unknown_topic"
-    """A finished segment of a topic of which the metadata knows nothing; or anything, if it knows no topic at all."""
+    """A finished segment of a topic that the metadata does not have; or any segment, if the metadata has no topic at
+    all."""
     UNREADABLE = "unreadable"
     """A segment with all its objects and a manifest that cannot be read."""
     MISSING = "missing"
@@ -66,17 +68,17 @@ class Kind(StrEnum):
     """A data object of a committed segment whose length is not the recorded one."""
 
 
-RUBBISH = frozenset({Kind.LEFTOVER, Kind.SUPERSEDED, Kind.NAMED, Kind.UPLOAD, Kind.TRASH})
-"""What is deleted; nothing else ever is."""
+GARBAGE = frozenset({Kind.LEFTOVER, Kind.SUPERSEDED, Kind.NAMED, Kind.UPLOAD, Kind.TRASH})
+"""Kinds that are deleted; no other kind ever is."""
 ALARMS = frozenset({Kind.UNCOVERED, Kind.UNKNOWN_TOPIC, Kind.UNREADABLE, Kind.MISSING, Kind.WRONG_SIZE})
-"""What an operator has to look at."""
+"""Kinds that an operator has to inspect."""
 
 
 class Verdict(StrEnum):
-    """What became of a find."""
+    """Outcomes of a finding."""
 
     DELETE = "delete"
-    """It would be deleted: this was a dry run."""
+    """It would be deleted, but this was a dry run."""
     DELETED = "deleted"
     FAILED = "failed"
     """Its deletion failed; the next collection tries again."""
@@ -85,8 +87,8 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Find:
-    """One object or upload, and why it is judged so. `upload_id` is empty for an object."""
+class Finding:
+    """One object or upload with its kind and the reason for it. `upload_id` is empty for an object."""
 
     key: str
     kind: Kind
@@ -100,7 +102,7 @@ class Find:
 
 @dataclass(slots=True)
 class Summary:
-    """The sum of one collection."""
+    """Totals of one collection."""
 
     applied: bool
     grace_s: float
@@ -110,23 +112,23 @@ class Summary:
     object_bytes: int = 0
     others: int = 0
     elsewhere: int = 0
-    """Committed segments in another bucket or under another prefix, which were not looked at."""
+    """Committed segments in another bucket or under another prefix, which were not listed."""
     seconds: float = 0.0
     finds: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
     rubbish_bytes: int = 0
     deleted_bytes: int = 0
 
-    def count(self, find: Find) -> None:
-        """Take a find in."""
+    def count(self, find: Finding) -> None:
+        """Add a finding to the totals."""
         self.finds[find.kind.value] += 1
         self.verdicts[find.verdict.value] += 1
-        if find.kind in RUBBISH:
+        if find.kind in GARBAGE:
             self.rubbish_bytes += find.size_bytes
         if find.verdict is Verdict.DELETED:
             self.deleted_bytes += find.size_bytes
 
     @property
     def alarms(self) -> int:
-        """How many finds an operator has to look at."""
+        """Number of findings that an operator has to inspect."""
         return self.verdicts[Verdict.ALARM]

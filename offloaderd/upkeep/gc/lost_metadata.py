@@ -1,6 +1,6 @@
-"""Whether the metadata is lost: it knows no topic at all, and the bucket holds segments of this cluster.
+"""Detection of lost metadata: it has no topic at all, although the bucket holds segments of this cluster.
 
-Only the first keys of each place are looked at, so that who is on call hears of it at once; a collection looks at all.
+Only the first keys of each place are listed, so that an alarm comes at once; a collection lists all.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from offloaderd.upkeep.gc.orphans import foreign
 from offloaderd.upkeep.stored import Site
 
 KEYS_MAX = 1000
-"""Keys that are looked at in a place: one page of a listing."""
+"""Keys to list in a place: one page."""
 HEADS_MAX = 20
-"""Objects of a place that are asked whose they are."""
+"""Objects of a place whose labels are read."""
 ANSWERS_S = 2.0
-"""How long the stores may take before nothing is said of it."""
+"""How long the stores may take; after that there is no alarm."""
 LOST = "the metadata knows no topic at all, and the bucket holds segments of this cluster"
 WHAT_TO_DO = (
     "ZooKeeper was wiped, or metadata.root or daemon.cluster is another than before: correct it, or stop the daemons "
@@ -29,27 +29,27 @@ WHAT_TO_DO = (
 
 
 async def first_segment(objects: SegmentStore, sites: Sequence[Site]) -> str:
-    """Return the key of an object of this cluster's segments among the first keys; empty: there is none.
+    """Return the key of the first object of this cluster's segments, empty if the first keys have none.
 
     Raises Transient, Denied, BucketMissing.
     """
     for site in sites:
-        store, looked, asked = objects.at(site.bucket), 0, 0
+        store, listed, heads = objects.at(site.bucket), 0, 0
         async with aclosing(store.list(site.prefix)) as found:
             async for info in found:
-                looked += 1
+                listed += 1
                 if keys.parse(site.prefix, info.key) is not None:
-                    asked += 1
+                    heads += 1
                     about = await find(store, info.key)
                     if about is not None and not foreign(about, site.cluster):
                         return info.key
-                if looked == KEYS_MAX or asked == HEADS_MAX:
+                if listed == KEYS_MAX or heads == HEADS_MAX:
                     break
     return ""
 
 
 async def alarm(metadata: MetadataStore, objects: SegmentStore, sites: Sequence[Site]) -> str:
-    """Return what an operator has to know, empty for nothing, or while a store does not answer."""
+    """Return the alarm for an operator; empty if there is none, or while a store does not answer."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             key = "" if await metadata.children(paths.TOPICS) else await first_segment(objects, sites)

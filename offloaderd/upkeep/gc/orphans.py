@@ -1,8 +1,8 @@
-"""Whether what nobody refers to may go: whose it is, and whether it holds anything that is nowhere else.
+"""Classification of segments without a reference: to whom they belong, and whether they hold the last copy of an entry.
 
-A finished segment is deleted only if the map of its topic has all of its entries in other segments, or its topic's
-retention has deleted them. So a map that was lost, wiped or brought back from an old backup never makes the collector
-delete the last copy of an entry: it raises an alarm, and a rebuild puts the segment back.
+A finished segment is deleted only if the topic's map has all of its entries in other segments, or retention has deleted
+them. So a map that was lost, wiped or restored from an old backup never makes the collector delete the last copy of an
+entry. It raises an alarm, and a rebuild puts the segment back.
 """
 
 from collections.abc import Collection
@@ -28,11 +28,11 @@ from offloaderd.upkeep.gc.references import References
 from offloaderd.upkeep.stored import StoredSegment
 
 WRITER = "offloaderd-"
-"""How the software's version in the user metadata of our objects begins."""
+"""Prefix of the software version in the user metadata of our objects."""
 
 
-class Judgement(NamedTuple):
-    """What a segment is to the collector, and why."""
+class Classification(NamedTuple):
+    """Kind of a segment for the collector, and the reason for it."""
 
     kind: Kind
     reason: str
@@ -40,10 +40,9 @@ class Judgement(NamedTuple):
 
 
 class OrphanClassifier:
-    """Judges segments that nobody refers to, as of one look at the metadata.
+    """Classifies segments without a reference, by references that were read once.
 
-    `broken` are committed segments whose own objects are not as they should be, or lie where nobody has looked: they
-    count as holding nothing.
+    `broken` are committed segments whose objects are damaged or in places that were not listed: they count as empty.
     """
 
     def __init__(
@@ -66,59 +65,65 @@ class OrphanClassifier:
 
     @property
     def knows_topics(self) -> bool:
-        """Whether the metadata knows any topic. It does before the first byte is stored, so no age excuses that."""
+        """Whether the metadata has any topic. It has one before the first byte is stored, so no age excuses its
+        absence.
+        """
         return bool(self._references.topics)
 
-    async def classifier(self, stored: StoredSegment) -> Judgement:
-        """Say what a segment with objects is. Raises NotFound when it has vanished."""
+    async def classify(self, stored: StoredSegment) -> Classification:
+        """Classify a segment with objects. Raises NotFound when an object has vanished."""
         store = self._objects.at(stored.bucket)
         for info in stored.objects.values():
             whose = foreign(await store.head(info.key), self._cluster, self._deployment_id)
             if whose:
-                return Judgement(Kind.FOREIGN, whose)
+                return Classification(Kind.FOREIGN, whose)
         if not self._references.topics:
-            return Judgement(
+            return Classification(
                 Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all; if it was lost, run offloaderd rebuild"
             )
         if ObjectKind.DATA not in stored.objects or stored.described_by is None:
-            return Judgement(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
-        return await self._judge_readable(stored, stored.described_by)
+            return Classification(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
+        return await self._classify_readable(stored, stored.described_by)
 
-    async def _judge_readable(self, stored: StoredSegment, info: ObjectInfo) -> Judgement:
+    async def _classify_readable(self, stored: StoredSegment, info: ObjectInfo) -> Classification:
         store, data = self._objects.at(stored.bucket), stored.objects[ObjectKind.DATA]
         try:
             decode = partial(manifest.decode, key=info.key, data_bytes=data.size_bytes)
             described = await read_apart(decode, lambda length: store.get(info.key, 0, length))
         except CorruptData as error:
-            return Judgement(Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}")
+            return Classification(
+                Kind.UNREADABLE, f"all its objects are there, and its manifest cannot be read: {error}"
+            )
         topic = TopicName.from_managed_ledger(described.managed_ledger)
         if described.segment_id != stored.segment_id or described.cluster != self._cluster:
             reason = f"its manifest is that of segment {described.segment_id} of cluster {described.cluster}"
-            return Judgement(Kind.UNREADABLE, reason)
+            return Classification(Kind.UNREADABLE, reason)
         if stored.objects[ObjectKind.DATA].size_bytes != described.data_bytes:
-            return Judgement(Kind.LEFTOVER, "nobody refers to it, and its data is not as long as its manifest says")
+            return Classification(
+                Kind.LEFTOVER, "nobody refers to it, and its data is not as long as its manifest says"
+            )
         if topic not in self._references.topics:
-            return Judgement(
+            return Classification(
                 Kind.UNKNOWN_TOPIC, f"the metadata knows nothing of {topic}; if it was lost, run offloaderd rebuild"
             )
         if refused := await deletion_refused(self._metadata, topic):
-            return Judgement(Kind.REFUSED, refused, topic)
+            return Classification(Kind.REFUSED, refused, topic)
         if topic not in self._maps:
             self._maps[topic] = await catalog.load(self._metadata, topic)
         hole = first_uncovered(described, self._maps[topic], self._broken)
         if hole is not None:
             reason = f"it is in no map and holds {hole}, which no other segment holds"
-            return Judgement(Kind.UNCOVERED, reason, topic)
+            return Classification(Kind.UNCOVERED, reason, topic)
         other = await self._contradicts(described, self._maps[topic])
         if other is not None:
             reason = f"it is in no map, and segment {other} holds other entries under the same numbers"
-            return Judgement(Kind.UNCOVERED, reason, topic)
-        return Judgement(Kind.SUPERSEDED, "nobody refers to it; all of its entries are stored elsewhere", topic)
+            return Classification(Kind.UNCOVERED, reason, topic)
+        return Classification(Kind.SUPERSEDED, "nobody refers to it; all of its entries are stored elsewhere", topic)
 
     async def _contradicts(self, described: SegmentManifest, topic_map: TopicMap) -> UUID | None:
-        """Return a segment of the map that holds other entries than one with the same numbers, None for none.
+        """Return a segment of the map with other entries than this one under the same numbers, None if there is none.
 
-        Numbers that were given twice, or by another cluster, say nothing of what is stored elsewhere.
+        Numbers that were given twice, or by another cluster, prove nothing about stored copies.
         """
         for holder in topic_map.segments:
             apart = described.range.end < holder.begin or holder.end < described.range.begin
@@ -133,9 +138,9 @@ class OrphanClassifier:
 
 
 def foreign(info: ObjectInfo, cluster: str, deployment_id: str = "") -> str:
-    """Say whose an object is, by its user metadata; empty if it is ours.
+    """Return to whom an object belongs by its user metadata, empty if it is ours.
 
-    Objects of versions that had no deployment say none: they are ours if they are of our cluster.
+    Objects of versions without deployments name none: they are ours if the cluster is.
     """
     theirs = info.metadata.get(keys.CLUSTER_KEY)
     if theirs != cluster:

@@ -1,11 +1,11 @@
-"""Which segments the metadata knows, of all topics of the cluster: committed, being written, or in the trash.
+"""All segments that the metadata of the cluster's topics refers to: committed, being written, or in the trash.
 
-A segment only moves forward: attempt, map, trash, gone; its attempt is recorded before its first byte. Each topic's
-nodes are read in this very order, so a segment that exists all the while is seen at least once however it moves, and
-one whose objects were listed before such a look and that the look does not show will never be referred to again.
+A segment only moves forward: attempt, map, trash, deleted; its attempt is recorded before its first byte. The nodes of
+each topic are read in this order. So a segment that exists all the while is seen at least once, however it moves. A
+segment whose objects were listed before, and which is not seen, will never be referred to.
 
-Rules: a look is whole or fails. A node that cannot be read, a topic that is none, a record that this version does not
-know: all of them mean that something might be referred to which is not seen, so nobody may conclude anything.
+A read is complete or fails. An unreadable node, a foreign folder or an unknown record may hide a reference, so nothing
+may be concluded from the rest.
 """
 
 from dataclasses import dataclass, field
@@ -47,21 +47,21 @@ FOLDERS = {
     "history": frozenset({"attempt", "attempts", "driver", "holder", "plan", "ranges", "writers"}),
     "rollback": frozenset({"attempt", "order"}),
 }
-"""All that a topic's folder may hold; a newer version may refer to segments in nodes that this one does not know."""
+"""All nodes that a topic's folder may hold; a newer version may refer to segments in nodes that are unknown here."""
 
 
 @runtime_checkable
 class Syncing(Protocol):
-    """A store whose server can be told to catch up with its leader before it is read."""
+    """A store whose server can catch up with its leader before a read."""
 
     async def sync(self, path: str) -> None:
-        """Have later reads show at least what is stored at this moment."""
+        """Make later reads show at least what is stored at this moment."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A segment of a topic's map, with what the bucket has to hold of it."""
+    """A segment of a topic's map, with what the bucket must hold of it."""
 
     topic: TopicName
     object_bytes: int
@@ -77,7 +77,7 @@ class Committed:
 
 @dataclass(slots=True)
 class References:
-    """What one look has seen."""
+    """All references at one time."""
 
     topics: set[TopicName] = field(default_factory=set)
     committed: dict[UUID, Committed] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class References:
     trash: dict[UUID, tuple[TopicName, Trash]] = field(default_factory=dict)
 
     def __contains__(self, segment_id: object) -> bool:
-        """Whether a segment is referred to by anything at all."""
+        """Whether anything refers to a segment."""
         return segment_id in self.committed or segment_id in self.attempts or segment_id in self.trash
 
 
-async def look(store: MetadataStore) -> References:
-    """Read what all topics refer to. Raises CorruptData and Conflict for what may hide references, and Transient."""
+async def read(store: MetadataStore) -> References:
+    """Read the references of all topics. Raises CorruptData and Conflict for what may hide one, and Transient."""
     if isinstance(store, Syncing):
         await store.sync("/")
     if await nodes.node(store, paths.REBUILD) is not None:
@@ -111,7 +111,7 @@ async def look(store: MetadataStore) -> References:
 async def _read_topic(
     store: MetadataStore, folder: str
 ) -> tuple[TopicName, list[UUID], dict[UUID, Committed], list[Trash]]:
-    """Read a topic's attempts, contexts and trash, in this order. Raises Conflict for a node that nobody knows."""
+    """Read a topic's attempts, contexts and trash, in this order. Raises Conflict for an unknown node."""
     try:
         topic = paths.parse_topic(folder)
     except InvalidInput:
@@ -144,7 +144,7 @@ async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
 
 
 async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
-    """Return the segments of ranges of history that somebody has claimed."""
+    """Return the segments of claimed ranges of history."""
     found = []
     for name in await store.children(paths.history_ranges(topic)):
         path = f"{paths.history_ranges(topic)}/{name}"

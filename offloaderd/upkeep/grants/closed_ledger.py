@@ -1,7 +1,7 @@
-"""One closed ledger as a broker asks for it: whether all of it is in the bucket, and what is in the way if not.
+"""One closed ledger at a broker's request: whether all of it is in the bucket, and what prevents that.
 
-The broker deletes its own copy on the strength of the answer, so the map alone does not count: entries and payload
-bytes have to be those that BookKeeper knows, and the objects are looked at again (`copy_check.py`).
+The broker deletes its own copy by the answer, so the map alone does not count: entries and payload bytes must be those
+of BookKeeper, and the objects are checked again (`copy_check.py`).
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ KNOWN_MAX = 1000
 
 
 class ClosedLedger(NamedTuple):
-    """A ledger as BookKeeper says it is, once it is closed; `length_bytes` of all payloads."""
+    """A closed ledger as BookKeeper has it; `length_bytes` of all payloads."""
 
     ledger_id: int
     last_entry_id: int
@@ -31,12 +31,12 @@ class ClosedLedger(NamedTuple):
 
     @property
     def last(self) -> Position:
-        """Its last entry."""
+        """Position of its last entry."""
         return Position(self.ledger_id, self.last_entry_id)
 
 
 class Copies:
-    """What the tier has of closed ledgers, looked at with a daemon's stores."""
+    """Checks of the tier's copies of closed ledgers, with a daemon's stores."""
 
     def __init__(self, context: OffloadContext) -> None:
         self._context = context
@@ -44,7 +44,7 @@ class Copies:
         self._theirs: Bounded[tuple[TopicName, int, str, UUID], CommittedSegment] = Bounded(KNOWN_MAX)
 
     async def verified(self, topic_map: TopicMap, wanted: ClosedLedger) -> int:
-        """Return how many segments hold the ledger, all of them looked at now. Raises Unsound, Transient, Denied."""
+        """Return how many segments hold the ledger, all of them checked now. Raises Unsound, Transient, Denied."""
         ledger_id, length = wanted.ledger_id, length_of(topic_map, wanted.ledger_id)
         holding, entries = segments_of(topic_map, ledger_id), topic_map.ends[ledger_id].entries
         if (entries, length) != (wanted.last_entry_id + 1, wanted.length_bytes):
@@ -63,10 +63,10 @@ class Copies:
         return len(holding)
 
     async def of_broker(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
-        """Return a ledger that Pulsar's own driver has offloaded (PIP-17), by what Pulsar's list says of it.
+        """Return a ledger that Pulsar's own driver has offloaded (PIP-17), as Pulsar's list describes it.
 
-        What was found is remembered for the topic it was found for: the objects of another one are looked at anew, and
-        refused. Raises InvalidConfig for a bucket that is not one of ours, NotFound, CorruptData, Transient and Denied.
+        The result is remembered for its topic; for another topic the objects are checked anew, and refused. Raises
+        InvalidConfig for an unknown bucket, NotFound, CorruptData, Transient and Denied.
         """
         key = topic, ledger_id, bucket, object_id
         known = self._theirs.get(key)
@@ -76,7 +76,7 @@ class Copies:
         return known
 
     async def doomed(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
-        """Return such a ledger that is to be deleted: looked at now, and not remembered. Raises as `of_broker`."""
+        """Return such a ledger before its deletion: checked now, and not remembered. Raises as `of_broker`."""
         self._theirs.pop((topic, ledger_id, bucket, object_id), None)
         return await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
 
@@ -90,10 +90,7 @@ class Copies:
 
 
 def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether the map has all of a closed ledger, which is enough to read it, whatever lies before and behind it.
-
-    But for what retention deleted from its front: that is on record, and a reader of it is told.
-    """
+    """Whether the map has all of a closed ledger that retention has not deleted, which is enough to read it."""
     floor = topic_map.floor
     first = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0
     try:
@@ -104,9 +101,9 @@ def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
 
 
 def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether it is on record that a ledger was deleted from the tier: by a mark, or with all up to the floor.
+    """Whether the deletion of a ledger from the tier is recorded: by a mark, or with everything up to the floor.
 
-    What never was here is not: history that is still to come, or that the source had lost.
+    History that is still to come, and ledgers that the source had lost, were never here and do not count.
     """
     if ledger_id in topic_map.deleted:
         return True
@@ -120,7 +117,7 @@ def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
 
 
 def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether the map has all of a closed ledger, and it joins on to its neighbours, so that its source may go."""
+    """Whether the map has all of a closed ledger and it joins its neighbours, so that its source may delete it."""
     try:
         segments_of(topic_map, ledger_id)
     except Unsound:
@@ -129,13 +126,13 @@ def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:
 
 
 def length_of(topic_map: TopicMap, ledger_id: int) -> int:
-    """Return the payload bytes of a ledger that the map has."""
+    """Return the payload bytes of a ledger in the map."""
     parts = (part for segment in topic_map.segments for part in segment.slices)
     return sum(part.payload_bytes for part in parts if part.ledger_id == ledger_id)
 
 
 def needs_push(offloader: TopicOffloader, wanted: ClosedLedger) -> bool:
-    """Whether entries of the ledger can come from nowhere but from who asks."""
+    """Whether only the broker can still supply entries of the ledger."""
     if not offloader.handle.push_only:
         return False
     last = offloader.handle.last_offered()
@@ -143,7 +140,7 @@ def needs_push(offloader: TopicOffloader, wanted: ClosedLedger) -> bool:
 
 
 async def hurry(offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
-    """Have a ledger's entries sealed and committed now; returns what is in the way at the moment, empty for nothing.
+    """Seal and commit a ledger's entries now; return what prevents it at the moment, empty for nothing.
 
     Raises Conflict when the topic's method takes nothing, Transient and Fenced.
     """

@@ -1,8 +1,8 @@
-"""Whether the copy of a ledger in the bucket is whole: what has to hold before its source may delete it (P3).
+"""Verification of a ledger's copy in the bucket, before its source may delete it (P3).
 
-Nothing that was known before counts: sizes are asked of the store, manifest and index are read and must agree with
-each other and with the map, and on request every block of the data is read and its checksum compared. The segments
-must hold all entries of the ledger without a gap, and what was committed before and behind them must join on.
+No earlier result counts. Sizes come from the store. Manifest and index are read and must agree with each other and with
+the map. On request every block is read and its checksum compared. The segments must hold all entries of the ledger
+without a gap, and join the segments before and behind.
 """
 
 from bisect import bisect_left
@@ -28,14 +28,16 @@ from offloaderd.segment.context import OffloadContext
 
 
 def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
-    """Return the segments that hold the whole ledger, in order. Raises Unsound when they do not, or do not join on."""
+    """Return the segments that hold the whole ledger, in order. Raises Unsound unless they do, and join their
+    neighbours.
+    """
     holding = holding_all(topic_map, ledger_id)
     _check_joints(topic_map, holding)
     return holding
 
 
 def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) -> list[CommittedSegment]:
-    """Return the segments that hold a ledger from an entry on, whatever lies before and behind it. Raises Unsound."""
+    """Return the segments that hold a ledger from an entry on; neighbours do not count. Raises Unsound."""
     end = topic_map.ends.get(ledger_id)
     if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
         raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
@@ -54,7 +56,7 @@ def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) ->
 
 
 def _check_joints(topic_map: TopicMap, holding: Sequence[CommittedSegment]) -> None:
-    """Raise Unsound unless the segments follow each other, and join on to those committed before and behind."""
+    """Raise Unsound unless the segments follow each other, and join those before and behind."""
     at = bisect_left(topic_map.segments, holding[0].begin, key=lambda one: one.begin)
     around = topic_map.segments[max(0, at - 1) : at + len(holding) + 1]
     plan = topic_map.unfinished
@@ -83,7 +85,7 @@ def _granted(segment: CommittedSegment, ledger_id: int, objects: tuple[GrantedOb
 
 
 class CopyChecker:
-    """Looks at the objects of segments."""
+    """Checks the objects of segments."""
 
     def __init__(self, context: OffloadContext, *, readback: bool, chunk_bytes: int = 8 << 20) -> None:
         self._context = context
@@ -92,7 +94,7 @@ class CopyChecker:
         self._chunk_bytes = chunk_bytes
 
     async def check(self, topic_map: TopicMap, segment: CommittedSegment, ledger_id: int) -> GrantedSegment:
-        """Return what was found of a segment. Raises Unsound, and Transient, Denied when the store does not answer."""
+        """Return the objects of a sound segment. Raises Unsound; Transient, Denied when the store does not answer."""
         if segment.foreign:
             said = f"ledger {ledger_id} was offloaded by a broker ({segment.driver}): its own deletion lag decides"
             raise Unsound("foreign", said)
@@ -111,7 +113,7 @@ class CopyChecker:
         return _granted(segment, ledger_id, found)
 
     async def seen(self, segment: CommittedSegment, ledger_id: int) -> GrantedSegment | None:
-        """Return what the store says of a segment's objects without reading any, None when one is missing."""
+        """Return a segment's objects as the store lists them, without reading any; None when one is missing."""
         store, found = self._upload_context.objects.at(segment.bucket), []
         for key in segment.keys.all:
             info = await find(store, key)
@@ -154,7 +156,7 @@ class CopyChecker:
         return described, [(len(one), google_crc32c.value(one)) for one in (index, encoded)]
 
     async def _read_data(self, store: ObjectReader, key: str, described: SegmentManifest) -> int:
-        """Read all bytes, each block checked; returns the checksum of the whole object. Raises CorruptData."""
+        """Read and check all blocks; return the checksum of the whole object. Raises CorruptData."""
         crc32c = 0
         if described.preamble_bytes:
             crc32c = google_crc32c.value(await store.get(key, 0, described.preamble_bytes))
@@ -167,7 +169,7 @@ class CopyChecker:
     async def _read_piece(
         self, store: ObjectReader, key: str, run: BlockRun, described: SegmentManifest, crc32c: int
     ) -> int:
-        """Read neighbouring blocks; returns the checksum with them. Raises CorruptData."""
+        """Read neighbouring blocks; return the checksum up to their end. Raises CorruptData."""
         data = await store.get(key, run.offset, run.length)
         run.decoded(data, key=key, method=described.method)
         return int(google_crc32c.extend(crc32c, data))

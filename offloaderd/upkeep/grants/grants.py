@@ -1,10 +1,10 @@
-"""The deletion gate: permission to delete a ledger from its source, given only for a copy that was verified (P3).
+"""Grants: permission to delete a ledger from its source, given only for a verified copy (P3).
 
-For every closed ledger that is offloaded to its end, the owner verifies the copy (`copy_check.py`) and writes a grant
-under its epoch: what was found, when, by whom, and before when the source is to keep the ledger. A copy that is not
-sound gets none, is told, and is looked at again. The embedded store acts on grants itself: the decision is one
-transaction that compares the grant's version, so a revocation that came first wins; objects and map are looked at
-once more right before it. For BookKeeper grants are published only.
+The owner verifies the copy of every closed ledger that is offloaded to its end (`copy_check.py`), and writes a grant
+under its epoch: the result, the time, the daemon, and until when the source keeps the ledger. A ledger with an unsound
+copy gets none; the reason is logged, and the copy is verified again later. The embedded store deletes by grant. The
+decision is one transaction that compares the grant's version, so an earlier revocation wins; objects and map are
+checked once more right before. For BookKeeper grants are only published.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from offloaderd.core.errors import (
 from offloaderd.ledgers.port import LedgerStore
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.port import Check, Create, Delete, Replace
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Step
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -47,17 +47,18 @@ from offloaderd.upkeep.settings import GrantSettings
 log = structlog.get_logger(__name__)
 
 NEVER_MS = 253_402_300_799_000
-"""The last second of the year 9999, for ledgers that the source is to keep."""
+"""The last second of the year 9999, for ledgers that the source keeps for ever."""
 HEADS_AT_A_TIME = 8
-"""Segments of one ledger whose objects are asked for side by side before it is deleted."""
+"""Segments of one ledger whose objects are checked in parallel before it is deleted."""
 CHECKS_AT_A_TIME = 2
-"""Ledgers of all topics whose copies are verified side by side; the rest waits, the source keeps it meanwhile."""
+"""Ledgers of all topics whose copies are verified in parallel; the source keeps the others meanwhile."""
 
 
 class Grants:
-    """The duty towards each topic. `store` is the embedded store, if there is one.
+    """Grants of each topic. `store` is the embedded store, if there is one.
 
-    `book` says how long the source keeps a ledger all the same; when that changes, so do the grants there are.
+    `book` has the time for which the source keeps an offloaded ledger. When that changes, existing grants change with
+    it.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class Grants:
         self._versions: WeakKeyDictionary[TopicOffloader, int] = WeakKeyDictionary()
 
     def follow(self, options: GrantSettings) -> None:
-        """Go on in another rhythm, and with other checks; whether grants are given stays as it is."""
+        """Use other intervals and checks; `enabled` stays as it is."""
         self._options = options.model_copy(update={"enabled": self._options.enabled})
         self._checker.readback = options.readback
 
     async def run(self, offloader: TopicOffloader) -> None:
-        """Verify, grant and delete until cancelled; without grants, only know which are revoked. Raises Fenced."""
+        """Verify, grant and delete until cancelled; without grants, only read which are revoked. Raises Fenced."""
         known: dict[int, Grant] = {}
         await offloader.identity.checked.wait()
         while True:
@@ -106,7 +107,7 @@ class Grants:
                     await race(change_signal, offloader.grants_changed.wait())
 
     def _patience_s(self, offloader: TopicOffloader, known: Mapping[int, Grant]) -> float:
-        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        """Return in how many seconds something may be due, if the source and the map stay as they are."""
         topic_map, listed = offloader.map, offloader.record.chain.ledgers
         theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
         wanted = (topic_map.ends.keys() & topic_map.contexts.keys()) - theirs - known.keys()
@@ -118,7 +119,7 @@ class Grants:
         return (min(due_ms, default=NEVER_MS) - self._clock.wall_ms()) / 1000
 
     async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
-        """Do once what is due; returns the grants that were there, `known` being those of the last look.
+        """Do once what is due; return the present grants. `known` are those of the last call.
 
         Raises Fenced, Transient, Denied.
         """
@@ -146,7 +147,7 @@ class Grants:
         return known
 
     async def _load(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
-        """Return the grants; all are read again when the folder's version says that somebody took one back."""
+        """Return the grants. All are read again when the folder's version shows a revocation."""
         folder = await nodes.node(self._context.metadata, paths.grants(offloader.topic))
         version = folder.version if folder is not None else 0
         if self._versions.get(offloader) != version:
@@ -168,7 +169,7 @@ class Grants:
         return {info.ledger_id for info in infos if info.closed}
 
     async def _on_time(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
-        """Return a grant with the time from which it holds by the present lag, stored if it is another one."""
+        """Return a grant with the time from which it holds by the present lag, stored if that has changed."""
         if not grant.in_force or grant.source_deleted_ms or ledger_id not in offloader.map.contexts:
             return grant
         topic_map = offloader.map
@@ -176,17 +177,16 @@ class Grants:
             not_before_ms = self._not_before_ms(topic_map, ledger_id, lag_s)
         except Unsound:
             return grant
-        found = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
-        if grant.not_before_ms == not_before_ms or found is None or found.grant != grant:
+        if grant.not_before_ms == not_before_ms:
             return grant
         moved = replace(grant, not_before_ms=not_before_ms)
-        if not await self._replaced(offloader, topic_map, ledger_id, found, moved):
-            return grant
-        log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
+        moved = await self._exchanged(offloader, topic_map, ledger_id, grant, moved)
+        if moved is not grant:
+            log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
         return moved
 
     async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
-        """Return the grant for the copy that is there now, verified anew if it was rewritten. Raises Fenced."""
+        """Return the grant of the present copy, verified again if it was rewritten. Raises Fenced."""
         topic_map = offloader.map
         if not grant.in_force or ledger_id not in topic_map.contexts.keys() - topic_map.deleted.keys():
             return grant
@@ -196,19 +196,25 @@ class Grants:
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
             return grant
-        found = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
         try:
             fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
         except (Unsound, Transient, Denied, BucketMissing) as error:
             self._denied(offloader, ledger_id, _reason(error), error)
             return grant
         renewed = replace(fresh, source_deleted_ms=grant.source_deleted_ms)
+        renewed = await self._exchanged(offloader, topic_map, ledger_id, grant, renewed)
+        if renewed is not grant:
+            log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=renewed.segment_count)
+        return renewed
+
+    async def _exchanged(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, grant: Grant, other: Grant
+    ) -> Grant:
+        """Store `other` in place of a grant and return it; the grant itself if it was changed meanwhile."""
+        found = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
         if found is None or found.grant != grant:
             return grant
-        if not await self._replaced(offloader, topic_map, ledger_id, found, renewed):
-            return grant
-        log.info("grant.renewed", topic=str(offloader.topic), ledger_id=ledger_id, segments=renewed.segment_count)
-        return renewed
+        return other if await self._replaced(offloader, topic_map, ledger_id, found, other) else grant
 
     def _not_before_ms(self, topic_map: TopicMap, ledger_id: int, lag_s: float | None) -> int:
         """Return from when the source may delete a ledger, by the lag of the topic's policy. Raises Unsound."""
@@ -218,35 +224,25 @@ class Grants:
         return min(NEVER_MS, offloaded_ms + int(lag_s * 1000))
 
     async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
-        """Verify a ledger's copy and grant its deletion. An unsound copy is told, and stays ungranted.
+        """Verify a ledger's copy and grant its deletion. The reason for an unsound copy is logged.
 
-        The context that says what the copy consists of is compared in the transaction: retention, or a job that
-        rewrites segments, may have changed it meanwhile. Then there is no grant, and the next look verifies anew.
+        The transaction compares the ledger's context, which retention or a job that rewrites segments may have changed
+        meanwhile. Then no grant is written, and the next call verifies again.
         """
         topic, topic_map = offloader.topic, offloader.map
         try:
             await offloader.source_check.ledger(ledger_id)
         except NotFound:
-            return  # it is gone from the source, where nobody needs a grant any more
+            return  # the source has deleted it and needs no grant any more
         async with self._turns:
             try:
                 grant = await self.verified(offloader, topic_map, ledger_id, lag_s)
             except (Unsound, Transient, Denied, BucketMissing) as error:
                 self._denied(offloader, ledger_id, _reason(error), error)
-                return  # other ledgers may lie in another bucket
-        path, value = paths.grant(topic, ledger_id), grant_record.encode(grant)
-
-        async def recorded() -> bool:
-            found = await grant_records.load(self._context.metadata, topic, ledger_id)
-            return found is not None and found.grant == grant
-
+                return  # other ledgers may be in another bucket
         await grant_records.ensure_folder(self._context.metadata, topic)
-        try:
-            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), Create(path, value)], recorded)
-        except Fenced:
-            raise
-        except (Conflict, NotFound, NoSpace) as error:
-            self._denied(offloader, ledger_id, _why_unwritten(error), error)
+        step = Create(paths.grant(topic, ledger_id), grant_record.encode(grant))
+        if not await self._written(offloader, topic_map, ledger_id, step, grant):
             return
         self._metrics.grants.inc()
         log.info(
@@ -262,7 +258,7 @@ class Grants:
     async def verified(
         self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, lag_s: float | None
     ) -> Grant:
-        """Return the grant that the ledger's copy deserves by this map. Raises Unsound, Transient, Denied."""
+        """Return the grant for the ledger's copy in this map. Raises Unsound, Transient, Denied."""
         holding = segments_of(topic_map, ledger_id)
         granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
         grant = Grant(
@@ -278,7 +274,7 @@ class Grants:
         return grant_record.fitted(grant)
 
     async def _delete_source(self, offloader: TopicOffloader, store: LedgerStore, ledger_id: int) -> None:
-        """Delete a ledger from the embedded store, if its grant still allows it and its copy is still there."""
+        """Delete a ledger from the embedded store, if its grant still allows it and its copy still exists."""
         topic, topic_map = offloader.topic, offloader.map
         found = await grant_records.load(self._context.metadata, topic, ledger_id)
         if found is None or not found.grant.allows(self._clock.wall_ms()):
@@ -294,7 +290,7 @@ class Grants:
         log.info("ledger.deleted_at_source", topic=str(topic), ledger_id=ledger_id, verified_ms=found.grant.verified_ms)
 
     async def _is_held(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, grant: Grant) -> bool:
-        """Whether the copy that was verified is there now; also for a deletion that an earlier owner decided."""
+        """Whether the verified copy still exists; also for a deletion that an earlier owner decided."""
         try:
             held = segments_of(topic_map, ledger_id)
         except Unsound as error:
@@ -313,22 +309,23 @@ class Grants:
         return False
 
     async def _decide(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored) -> bool:
-        """Record that the source's copy goes now; False when the grant does not hold any more."""
+        """Record that the source deletes its copy now; False when the grant does not hold any more."""
         decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
         return await self._replaced(offloader, topic_map, ledger_id, found, decided)
 
     async def _replaced(
         self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored, grant: Grant
     ) -> bool:
-        """Store a grant in place of the one that was found.
+        step = Replace(paths.grant(offloader.topic, ledger_id), grant_record.encode(grant), found.version)
+        return await self._written(offloader, topic_map, ledger_id, step, grant)
 
-        False when that one does not hold any more, or the ledger's context is not what it is in this map.
-        """
-        topic = offloader.topic
-        step = Replace(paths.grant(topic, ledger_id), grant_record.encode(grant), found.version)
+    async def _written(
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, step: Step, grant: Grant
+    ) -> bool:
+        """Write a grant; False if the stored one, or the ledger's context, was changed. Raises Fenced."""
 
         async def recorded() -> bool:
-            current = await grant_records.load(self._context.metadata, topic, ledger_id)
+            current = await grant_records.load(self._context.metadata, offloader.topic, ledger_id)
             return current is not None and current.grant == grant
 
         try:
@@ -336,12 +333,12 @@ class Grants:
         except Fenced:
             raise
         except (Conflict, NotFound, NoSpace) as error:
-            self._denied(offloader, ledger_id, _why_unwritten(error), error)
+            self._denied(offloader, ledger_id, "no_space" if isinstance(error, NoSpace) else "revoked", error)
             return False
         return True
 
     async def _forget(self, offloader: TopicOffloader, ledger_id: int, grant: Grant) -> None:
-        """Drop the grant of a ledger that is deleted here and at its source."""
+        """Delete the grant of a ledger that is deleted here and at its source."""
         floor = offloader.map.floor
         if floor is None or ledger_id > floor.ledger_id:
             return
@@ -357,27 +354,22 @@ class Grants:
         log.info("grant.deleted", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
 
     def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
-        """Count and tell why a ledger may not be deleted from its source."""
+        """Count and log why a ledger may not be deleted from its source."""
         self._metrics.source_delete_denied.labels(reason=reason).inc()
-        tell = log.error if isinstance(error, Unsound | CorruptData) else log.warning
-        tell("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
+        write = log.error if isinstance(error, Unsound | CorruptData) else log.warning
+        write("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
 
 
 def _unchanged(topic_map: TopicMap, ledger_id: int) -> Check:
-    """Return the step that fails when a ledger's context is not what it is in this map."""
+    """Return the step that fails when a ledger's context is not that of this map."""
     return Check(paths.ledger(topic_map.topic, ledger_id), topic_map.contexts[ledger_id].version)
 
 
-def _why_unwritten(error: OffloaderError) -> str:
-    """Return why a grant was not written: no room, taken back, or of a ledger whose context is another one now."""
-    return "no_space" if isinstance(error, NoSpace) else "revoked"
-
-
 def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:
-    """Whether it is on record what follows a ledger of the map.
+    """Whether it is recorded which ledger follows a ledger of the map.
 
-    The source's list tells that only as long as the ledger is in it. A next owner that finds neither would have to
-    take whatever comes later for the end of a gap, and report a possible loss.
+    The source's list shows that only as long as it has the ledger. An owner that finds neither would take a later
+    ledger for the end of a gap, and report a possible loss.
     """
     end, offloaded, plan = topic_map.ends.get(ledger_id), topic_map.offloaded, topic_map.unfinished
     if plan is not None and ledger_id < plan.boundary:

@@ -1,6 +1,6 @@
-"""Grants in the metadata store: read, revoked and allowed again by anybody, written by the topic's owner alone.
+"""Grants in the metadata store: anybody may read, revoke and allow them, only the topic's owner writes them.
 
-Every change compares the node's version, so a revocation and the decision to delete cannot both win.
+Every change compares the node's version, so a revocation and the decision to delete cannot both succeed.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from offloaderd.metadata.records.grant import Grant
 log = structlog.get_logger(__name__)
 
 TRIES = 5
-"""Changes of a grant that may come between reading and writing it before the caller is told to try again."""
+"""How often a grant may change between reading and writing it before the caller has to try again."""
 
 
 class Stored(NamedTuple):
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 async def load(store: MetadataStore, topic: TopicName, ledger_id: int) -> Stored | None:
-    """Read a ledger's grant, None when there is none. Raises CorruptData, Transient."""
+    """Return a ledger's grant, None without one. Raises CorruptData, Transient."""
     path = paths.grant(topic, ledger_id)
     found = await node(store, path)
     return Stored(grant_record.decode(found.value, path=path), found.version) if found is not None else None
@@ -42,7 +42,7 @@ async def load(store: MetadataStore, topic: TopicName, ledger_id: int) -> Stored
 async def load_all(
     store: MetadataStore, topic: TopicName, known: Mapping[int, Grant] = MappingProxyType({})
 ) -> dict[int, Grant]:
-    """Read all grants of a topic by ledger; those in `known` are not read again. Raises CorruptData, Transient."""
+    """Return all grants of a topic by ledger; those in `known` are not read again. Raises CorruptData, Transient."""
     names = await store.children(paths.grants(topic))
     ledger_ids = {int(name) for name in names if name.isascii() and name.isdecimal()}
     unread = sorted(ledger_ids - known.keys())
@@ -52,7 +52,7 @@ async def load_all(
 
 
 async def damaged(store: MetadataStore, topic: TopicName) -> tuple[int, ...]:
-    """Return the ledgers of a topic whose copies are on record as damaged, in order. Raises CorruptData, Transient."""
+    """Return the ledgers of a topic whose copies are recorded as damaged, in order. Raises CorruptData, Transient."""
     return damaged_of(await load_all(store, topic))
 
 
@@ -62,7 +62,7 @@ def damaged_of(grants: Mapping[int, Grant]) -> tuple[int, ...]:
 
 
 async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
-    """Make the folder of grants, which topics of the first version do not have."""
+    """Create the folder of grants, which topics of the first version do not have."""
     try:
         await store.create(paths.grants(topic), b"")
     except Conflict:
@@ -70,9 +70,9 @@ async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
 
 
 async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
-    """Have the topic's owner look at its grants now; one that does not hear of it looks all the same, but later.
+    """Make the topic's owner read its grants now; an owner that is not notified reads them later.
 
-    A word that stands may be of a time when nobody had the topic, and be looked at by nobody now: then the folder's
+    An existing notification may be from a time without an owner, and nobody may be watching it. Then the folder's
     version moves.
     """
     try:
@@ -88,7 +88,7 @@ async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
 
 
 async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) -> bool:
-    """Whether offloaderd itself deleted the ledger from its source, which is no reason to delete its copy."""
+    """Whether offloaderd deleted the ledger from its source itself, which is no reason to delete its copy."""
     found = await load(store, topic, ledger_id)
     return found is not None and bool(found.grant.source_deleted_ms)
 
@@ -96,11 +96,10 @@ async def deleted_by_us(store: MetadataStore, topic: TopicName, ledger_id: int) 
 async def revoke(
     store: MetadataStore, topic: TopicName, ledger_id: int, *, reason: str, now_ms: int, damaged: bool = False
 ) -> Grant:
-    """Take a grant back, or say beforehand that there is to be none; returns the record.
+    """Revoke a grant, or forbid it beforehand; return the record. `damaged`: because of damage of the copy.
 
-    `damaged` says that it is for damage of the copy. The folder's version moves, so that the owner reads it again, and
-    it is told to do so now.
-    Raises Conflict when the ledger is being deleted already, OutcomeUnknown (repeating is safe), Transient.
+    The folder's version moves and the owner is notified, so that it reads the grant again. Raises Conflict when the
+    ledger is being deleted already, OutcomeUnknown (repeating is safe), Transient.
     """
     for _ in range(TRIES):
         found = await load(store, topic, ledger_id)
@@ -130,11 +129,11 @@ async def revoke(
 
 
 async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
-    """Lift a revocation: the ledger is verified anew and then granted again.
+    """Lift a revocation: the ledger is verified again and then granted.
 
-    The folder's version is compared and moves, since a node that was deleted and made again has an old version: what
-    was revoked again meanwhile stays so. Raises NotFound when it is not revoked, Conflict when the grants of the topic
-    changed meanwhile, OutcomeUnknown (repeating is safe), Transient.
+    The folder's version is compared and moves, because a node that was deleted and created again has an old version; a
+    new revocation stays. Raises NotFound when it is not revoked, Conflict when the topic's grants changed meanwhile,
+    OutcomeUnknown (repeating is safe), Transient.
     """
     folder = await node(store, paths.grants(topic))
     found = await load(store, topic, ledger_id)

@@ -1,7 +1,7 @@
-"""What follows when stored segments are found damaged: their ledgers are not to be deleted at the source.
+"""Revocation of grants for damaged segments, so that the source keeps their ledgers.
 
-Whoever finds damage says so: the scrub, a verification, a broker's check, a read, a job. A revocation needs no claim,
-since it compares the grant's version; so a daemon that only reads revokes as well, and a job without any daemon.
+Damage is found by the scrub, a verification, a broker's check, a read or a job. A revocation needs no claim, since it
+compares the grant's version; so a daemon that only reads revokes as well, and so does a job without any daemon.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from offloaderd.upkeep.grants import records as grant_records
 log = structlog.get_logger(__name__)
 
 AGAIN_S = 60.0
-"""A segment that is found damaged again and again is looked into once in so long: a grant that was allowed again too
-early has to be revoked before the owner's next look, which deletes by it."""
+"""How often a segment that is found damaged repeatedly is inspected: a grant that was allowed again too early has to be
+revoked before the owner deletes by it."""
 KNOWN_MAX = 10_000
-"""Segments of which that is known, and that may wait to be looked into."""
+"""Segments that are remembered as inspected, and that may wait for it."""
 
 
 class GrantRevoker:
-    """Takes back, or forbids beforehand, the permission to delete ledgers; an operator allows it again."""
+    """Revokes or forbids grants of damaged ledgers; an operator allows them again."""
 
     def __init__(self, store: MetadataStore, objects: ObjectReader, clock: Clock, metrics: Metrics) -> None:
         self._store = store
@@ -48,7 +48,7 @@ class GrantRevoker:
         self._change_signal = asyncio.Event()
 
     async def keep(self, topic: TopicName, ledger_ids: Sequence[int], reason: str) -> None:
-        """Revoke the grants of ledgers, as far as they are not being deleted already. Raises Transient."""
+        """Revoke the grants of ledgers that are not being deleted already. Raises Transient."""
         now_ms = self._clock.wall_ms()
         for ledger_id in ledger_ids:
             try:
@@ -60,7 +60,7 @@ class GrantRevoker:
                 log.error("grant.revoked_for_damage", topic=str(topic), ledger_id=ledger_id, reason=reason)
 
     def found(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
-        """Have `run` keep the ledgers of a segment that seems damaged, or to lack an object; waits for nothing."""
+        """Queue for `run` a segment that seems damaged, or to lack an object; does not wait."""
         key, now_s = (topic, segment.segment_id), self._clock.monotonic()
         known_s = self._told.get(key)
         if segment.foreign or len(self._waiting) >= KNOWN_MAX or (known_s is not None and now_s - known_s < AGAIN_S):
@@ -70,7 +70,7 @@ class GrantRevoker:
         self._change_signal.set()
 
     async def run(self) -> None:
-        """Keep what was found damaged until cancelled; one that nobody answers for now holds up no other."""
+        """Revoke grants for the queued segments until cancelled; one whose stores do not answer delays no other."""
         backoff, unanswered = Backoff(self._clock), None
         while True:
             if unanswered is None:
@@ -86,15 +86,17 @@ class GrantRevoker:
                 except Transient as failed:
                     self._waiting[key], unanswered = (segment, error), failed
                 except OffloaderError as failed:
-                    self._told.pop(key, None)  # whoever finds it again has it looked into again
+                    self._told.pop(key, None)  # the next report of it is inspected again
                     log.warning("damage.not_inspected", topic=str(key[0]), error=str(failed))
 
     async def _look_into(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
-        """Keep a segment's ledgers if the map still has it, and what is said to be missing is. Raises as the stores."""
+        """Revoke the grants of a segment's ledgers, if the map still has it and a missing object is missing. Raises as
+        the stores.
+        """
         topic_map = await catalog.load(self._store, topic)
         current = next((one for one in topic_map.segments if one.segment_id == segment.segment_id), None)
         if current is None:
-            return  # it was deleted or rewritten while somebody read it
+            return  # it was deleted or rewritten while it was read
         if isinstance(error, NotFound):
             store = self._objects.at(current.bucket)
             if None not in [await find(store, key) for key in current.keys.all]:
@@ -103,21 +105,21 @@ class GrantRevoker:
 
 
 class Fate(StrEnum):
-    """What becomes of a ledger whose copy a job found damaged."""
+    """Outcomes for a ledger whose copy a job found damaged."""
 
     KEPT = "kept"
-    """Its grant is revoked, or it was: the source keeps it."""
+    """Its grant is revoked, by this job or before: the source keeps it."""
     GONE = "gone"
-    """Its source is deleting it already, or has."""
+    """Its source is deleting it, or has deleted it."""
     NOT_KEPT = "not-kept"
-    """The job may not revoke its grant, or could not: somebody else has to."""
+    """The job may not revoke its grant, or could not: an operator has to."""
     DRY_RUN = "dry-run"
-    """The job was not to."""
+    """The job changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedLedger:
-    """One such ledger; `text` says what became of it, and `what_to_do` what follows from that."""
+    """A ledger with a damaged copy; `text` has the outcome, and `what_to_do` the next step."""
 
     topic: TopicName
     ledger_id: int
@@ -127,7 +129,7 @@ class DamagedLedger:
 
 
 class JobKeeper:
-    """Keeps at their source what a job found damaged, by the metadata alone; `store` is None for a job without any."""
+    """Revokes grants of ledgers that a job found damaged, by metadata alone; `store` None: the job has none."""
 
     def __init__(self, store: MetadataStore | None, clock: Clock, *, job: str, dry_run: bool = False) -> None:
         self._store = store
@@ -136,30 +138,28 @@ class JobKeeper:
         self._dry_run = dry_run
 
     async def keep(self, topic_map: TopicMap, damage: Mapping[UUID, str]) -> list[DamagedLedger]:
-        """Revoke the grants of the ledgers of damaged segments, as far as the map has them; says what became of each.
+        """Revoke the grants of the ledgers of damaged segments in the map; return the outcome of each.
 
-        Raises nothing of ours: a job that may not write, or whose metadata store is away, says what is left to do.
+        Raises no OffloaderError: without the rights or the metadata store the outcome says what is left to do.
         """
         ledgers = {
             part.ledger_id: damage[one.segment_id]
             for one in topic_map.segments
-            if one.segment_id in damage and not one.foreign  # nobody grants the deletion of a broker's
+            if one.segment_id in damage and not one.foreign  # a broker's ledger has no grant
             for part in one.slices
         }
-        return [await self._keep(topic_map.topic, *one) for one in sorted(ledgers.items())]
-
-    async def _keep(self, topic: TopicName, ledger_id: int, what: str) -> DamagedLedger:
-        fate, text, advice = await self._revoked(topic, ledger_id, f"its copy was found damaged by {self._job}: {what}")
-        return DamagedLedger(topic=topic, ledger_id=ledger_id, fate=fate, text=text, what_to_do=advice)
+        topic, kept = topic_map.topic, []
+        for ledger_id, what in sorted(ledgers.items()):
+            reason = f"its copy was found damaged by {self._job}: {what}"
+            fate, text, advice = await self._revoked(topic, ledger_id, reason)
+            kept.append(DamagedLedger(topic=topic, ledger_id=ledger_id, fate=fate, text=text, what_to_do=advice))
+        return kept
 
     async def _revoked(self, topic: TopicName, ledger_id: int, reason: str) -> tuple[Fate, str, str]:
         by_hand = f"offloadctl grants revoke {topic} {ledger_id} --reason damaged"
         if self._dry_run:
-            return (
-                Fate.DRY_RUN,
-                "its grant was not revoked: this is a dry run",
-                f"without --dry-run it is, or {by_hand}",
-            )
+            text, advice = "its grant was not revoked: this is a dry run", f"without --dry-run it is, or {by_hand}"
+            return Fate.DRY_RUN, text, advice
         if self._store is None:
             return Fate.NOT_KEPT, "its grant was not revoked: the job works without metadata", by_hand
         now_ms = self._clock.wall_ms()
@@ -169,8 +169,5 @@ class JobKeeper:
             return Fate.GONE, error.message, "restore the copy: it may be the last one"
         except OffloaderError as error:
             return Fate.NOT_KEPT, f"its grant could not be revoked: {error.message}", by_hand
-        return (
-            Fate.KEPT,
-            "its grant is revoked, so its source keeps it",
-            f"restore the copy, then offloadctl grants allow {topic} {ledger_id}",
-        )
+        advice = f"restore the copy, then offloadctl grants allow {topic} {ledger_id}"
+        return Fate.KEPT, "its grant is revoked, so its source keeps it", advice

@@ -1,7 +1,7 @@
-"""What brokers have offloaded of some topics, from the bucket alone: by labels, index and last block of each ledger.
+"""Ledgers of some topics that brokers have offloaded, from the bucket alone: by labels, index and last block of each.
 
-No object says that a broker refers to it: one that was left behind by a try that failed may look the same. So what is
-found here may only fill what else would be a gap, and two copies of one ledger fill none.
+No object shows whether a broker refers to it; one that a failed try left looks the same. So these ledgers only fill
+gaps, and two copies of one ledger fill none.
 """
 
 from collections.abc import Collection
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 
 BATCH = 256
 DRIVER = "aws-s3"
-"""What Pulsar calls its driver for S3; objects do not say which one wrote them."""
+"""Pulsar's name of its driver for S3; objects do not name their driver."""
 
 
 async def read(objects: ObjectReader, site: Site, topics: Collection[TopicName]) -> list[Known]:
-    """Return the ledgers of these topics that brokers have offloaded; what is not sound is left out, and logged.
+    """Return the ledgers of these topics that brokers have offloaded; unsound ones are logged and left out.
 
-    Asks for the labels of every such object of the site, which is a whole bucket. Raises what the listing raises,
-    Transient, Denied.
+    Reads the labels of every such object of the site, which is a whole bucket. Raises as the listing, Transient,
+    Denied.
     """
     found: list[Known] = []
     batch: list[StoredSegment] = []

@@ -87,7 +87,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """A topic as it is to be written. The map is what can be made of it where the plan is blocked."""
+    """A topic's planned map and epoch; of a blocked plan the map has what fits together."""
 
     map: TopicMap
     epoch: int
@@ -95,12 +95,12 @@ class TopicPlan:
 
     @property
     def topic(self) -> TopicName:
-        """Whose map it is."""
+        """The topic of the map."""
         return self.map.topic
 
     @property
     def blocked(self) -> bool:
-        """Whether somebody has to decide first."""
+        """Whether an operator has to decide first."""
         return any(problem.blocks for problem in self.problems)
 
 
@@ -112,10 +112,10 @@ def plan_topic(
     boundary: Position | None = None,
     brokers: Iterable[Known] = (),
 ) -> TopicPlan:
-    """Put the segments of one topic together; `prefer` names those that win over what overlaps them.
+    """Plan the map of one topic; segments that `prefer` names win over those that overlap them.
 
-    What lies right before the `boundary` is history that is known not to be there yet, which is no problem. Ledgers
-    that `brokers` have offloaded fill what would be a gap between segments or before them, or may be one.
+    Missing entries right before the `boundary` are history that is still to come, and no problem. Ledgers that
+    `brokers` have offloaded fill gaps, possible gaps, and what is missing before the first segment.
     """
     known = sorted(found, key=place_of)
     problems: list[Problem] = []
@@ -138,18 +138,12 @@ def plan_topic(
     except (ValueError, CorruptData) as error:
         if not any(problem.blocks for problem in problems):
             problems.append(Problem(kind=Failure.CONTRADICTION, text=str(error)))
-    named = tuple(_named(problem, topic) for problem in problems)
+    named = tuple(replace(problem, topic=topic) for problem in problems)
     return TopicPlan(map=topic_map, epoch=max((one.epoch for one in known), default=0), problems=named)
 
 
-def _named(problem: Problem, topic: TopicName) -> Problem:
-    return Problem(
-        kind=problem.kind, text=problem.text, topic=topic, segments=problem.segments, what_to_do=problem.what_to_do
-    )
-
-
 def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
-    """Return segments of which no two overlap; those that do are a problem unless one of them is preferred."""
+    """Return segments that do not overlap; an overlap is a problem unless one of the two is preferred."""
     preferred = [one.segment for one in known if one.segment.segment_id in prefer]
     chosen: list[Known] = []
     for one in known:
@@ -168,9 +162,9 @@ def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[P
 def _filled(
     chosen: Sequence[Known], brokers: Iterable[Known], ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
 ) -> list[Known]:
-    """Return the segments with brokers' ledgers where something is, or may be, missing between them or before them.
+    """Return the segments with brokers' ledgers where entries are, or may be, missing between or before them.
 
-    Of a ledger that lies there more than once nobody knows which copy its broker refers to: it stays a gap.
+    A ledger with several copies fills nothing: its broker refers to only one of them, and nothing shows which.
     """
     offered = sorted(brokers, key=place_of)
     copies = Counter(one.segment.begin.ledger_id for one in offered)
@@ -203,7 +197,7 @@ def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
 
 
 def _ends(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
-    """Return how ledgers ended, the latest word on each; different words on one ledger are a problem."""
+    """Return the ends of ledgers by the latest manifest; manifests that disagree are a problem."""
     ends: dict[int, LedgerEnd] = {}
     for one in chosen:
         said = dict(one.ends)
@@ -227,7 +221,7 @@ def _ends(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerE
 
 
 def _differ(one: LedgerEnd, other: LedgerEnd) -> bool:
-    """Whether two words on a ledger's end cannot both be true; which ledger came next may be known later."""
+    """Whether two ends of one ledger contradict each other; the next ledger may be known only later."""
     followers = {end.next_ledger_id for end in (one, other) if end.next_ledger_id is not None}
     return one.entries != other.entries or len(followers) > 1
 
@@ -242,7 +236,7 @@ def _contradiction(text: str, segment: CommittedSegment) -> Problem:
 
 
 def _losses(chosen: Sequence[Known]) -> tuple[Loss, ...]:
-    """Return what was lost, each range once; a narrower range that lies within a wider one is part of it."""
+    """Return the recorded losses, each once; a range within a wider one is part of it."""
     found = sorted({loss for one in chosen for loss in one.losses})
     return tuple(
         loss
@@ -267,7 +261,7 @@ def _front(first: Known) -> Iterator[Problem]:
 def _between(
     before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
 ) -> Iterator[Problem]:
-    """Say what is missing between two segments, as far as anything is known of the ledgers there."""
+    """Yield what is missing between two segments, by the known ends of the ledgers there."""
     gone, begin = before.end, after.begin
     lost = lost_up_to(losses, gone, begin)
     first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
@@ -309,7 +303,7 @@ def _run(ledger_id: int, first: int, end: int) -> list[str]:
 
 
 def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> bool:
-    """Whether it is known that the one ledger follows the other, over empty ones if need be."""
+    """Whether one ledger is known to follow the other, over empty ones if need be."""
     ledger_id: int | None = first.ledger_id
     while ledger_id is not None and ledger_id < begin.ledger_id:
         end = ends.get(ledger_id)
@@ -320,7 +314,7 @@ def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> 
 def _contexts(
     topic: TopicName, segments: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]
 ) -> dict[int, StoredContext]:
-    """Return the nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
+    """Return the ledger nodes as commits would have left them. Raises ValueError for a gap inside a ledger."""
     parts: dict[int, list[LedgerSegment]] = {}
     created: dict[int, int] = {}
     for segment in segments:
@@ -340,9 +334,9 @@ def _contexts(
 def superseded(
     known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
 ) -> tuple[list[Known], list[Known]]:
-    """Take out of streaming segments what lies in objects of whole ledgers; returns what is left, and what is not.
+    """Take slices out of streaming segments that are in objects of whole ledgers; return the rest, and the replaced.
 
-    A preferred segment keeps all of its slices. Of two objects of one ledger none supersedes anything.
+    A preferred segment keeps all its slices. Two objects of one ledger supersede nothing.
     """
     wholes: dict[int, list[Known]] = {}
     for one in known:
@@ -373,7 +367,7 @@ def superseded(
 def merged(
     known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]
 ) -> tuple[list[Known], list[Known]]:
-    """Take out of segments what was made of them; returns what is left, and what is not. A preferred one stays."""
+    """Take out of segments what a merged segment holds; return the rest, and the replaced. A preferred one stays."""
     makers: dict[UUID, list[CommittedSegment]] = {}
     for one in known:
         for replaced_id in one.replaces if one.segment.method is OffloadMethod.STREAMING else ():
@@ -399,12 +393,12 @@ def merged(
 
 
 def _holds(segment: CommittedSegment, part: LedgerSlice) -> bool:
-    """Whether all entries of a slice lie in a segment."""
+    """Whether a segment has all entries of a slice."""
     return segment.holds(part.range.begin) and segment.holds(part.range.end)
 
 
 def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[LedgerSlice, ...]:
-    """Return what is left of a segment from whose front and end ledgers are taken as long as they are in `gone`."""
+    """Return the slices of a segment without the ledgers of `gone` at its front and end."""
     slices = list(segment.slices)
     while slices and slices[0].ledger_id in gone:
         slices.pop(0)
@@ -425,5 +419,5 @@ def _replaced(segment: CommittedSegment, ledgers: Sequence[int], sole: Mapping[i
 
 
 def place_of(one: Known) -> tuple[Position, Position, UUID]:
-    """Return what segments are put in order by."""
+    """Return the sort key of segments."""
     return one.segment.begin, one.segment.end, one.segment.segment_id

@@ -1,12 +1,13 @@
-"""From the buckets alone to the metadata: read all manifests, plan each topic, write what nobody has to decide.
+"""Rebuild of the metadata from the buckets alone: read all manifests, plan each topic, write the plans that are not
+blocked.
 
-Writing goes into metadata that is empty, and may be broken off: a marker says that a rebuild is under way, the same
-command goes on where the last one stopped, and a topic's policy, by which others know of it, is its last node. Topics
-come back disabled, so that nobody works on them before an operator has looked.
+The metadata must be empty. A rebuild may be interrupted: a marker records that it is under way, the same command
+continues it, and a topic's policy, by which daemons find it, is its last node. Topics come back disabled, until an
+operator has checked them.
 
-Ledgers that brokers have offloaded have no manifest: where segments do not join, such objects are looked for and fill
-what would be a gap. What a bucket does not hold does not come back: policies and selections, marks of deleted ledgers,
-grants, the end of a ledger that was found out after its last segment, and a loss that was noticed after the last one.
+Ledgers that brokers have offloaded have no manifest; where segments do not join, such objects are searched to fill the
+gap. Policies, selections, marks of deleted ledgers, grants, and ends of ledgers or losses that were found after a
+topic's last segment are not in a bucket and do not come back.
 """
 
 from collections import defaultdict
@@ -52,47 +53,56 @@ from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, TopicPlan, p
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 BATCH = 256
-"""Manifests that are asked for before it is told how far one is."""
+"""Manifests that are read between two reports of progress."""
 TRIES = 5
 INCOMPLETE = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
-"""What may be so because a broker has offloaded what lies between two segments, or before the first."""
+"""Problems that a ledger of a broker may solve."""
 AUTHOR = "rebuild"
-"""Who the epoch's record says has claimed the topic last."""
+"""Name of the last claimant in the epoch's record."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What the bucket holds."""
+    """Contents of the buckets."""
 
     known: list[Known] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     epochs: dict[TopicName, int] = field(default_factory=dict)
-    """Of the newest commits, as the heads of the topics tell them."""
+    """Epochs of the newest commits, from the heads of the topics."""
     deployments: set[str] = field(default_factory=set)
-    """Which deployments have committed them, by the same heads."""
+    """Deployments of those commits, from the same heads."""
     brokers: list[Known] = field(default_factory=list)
-    """Ledgers that brokers have offloaded, as far as they were looked for."""
+    """Ledgers that brokers have offloaded, once they were searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be written, and what concerns no topic in particular."""
+    """Plans of all topics, and the problems that concern no single topic."""
 
     topics: tuple[TopicPlan, ...]
     problems: tuple[Problem, ...]
     deployment_id: str = ""
-    """The deployment that has committed all of it; empty: nothing says that it was one."""
+    """The deployment that committed all of it; empty if no head names exactly one."""
 
     @property
     def blocked(self) -> bool:
-        """Whether something is to be decided before anything at all may be written."""
+        """Whether an operator has to decide before anything may be written."""
         return any(problem.blocks for problem in self.problems)
 
 
 async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: Callable[[int], None]) -> Found:
-    """Read every manifest of all sites. `progress` hears how many were read."""
+    """Read every manifest of all sites. `progress` gets the number of segments read."""
     found = Found()
+
+    async def read_batch(site: Site, batch: list[StoredSegment]) -> None:
+        for one in await each(batch, lambda one: _read(objects, site, one)):
+            if isinstance(one, Known):
+                found.known.append(one)
+            else:
+                found.problems.append(one)
+        progress(found.counts.segments)
+
     for site in sites:
         batch: list[StoredSegment] = []
         async for one in stored.segments(objects, site, found.counts):
@@ -101,17 +111,15 @@ async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: C
             else:
                 found.problems.append(_orphan(one))
             if len(batch) == BATCH:
-                await _read_batch(objects, site, batch, found)
+                await read_batch(site, batch)
                 batch.clear()
-                progress(found.counts.segments)
-        await _read_batch(objects, site, batch, found)
-        progress(found.counts.segments)
+        await read_batch(site, batch)
         await _read_heads(objects, site, found)
     return found
 
 
 async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
-    """Read under which epoch each topic was committed last: the next owner's has to be above it."""
+    """Read the epoch of each topic's last commit: the next owner's has to be above it."""
     topics = sorted({one.topic for one in found.known})
 
     async def read(topic: TopicName) -> TopicHead | None:
@@ -130,23 +138,15 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
 
 
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
-    """Look for what brokers have offloaded of topics whose segments do not join without it."""
+    """Search ledgers that brokers have offloaded, of topics whose segments do not join without them."""
     plans = make_plan(found).topics
     incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
     for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
         found.brokers += await broker_ledgers.read(objects, site, incomplete)
 
 
-async def _read_batch(objects: ObjectReader, site: Site, batch: Sequence[StoredSegment], found: Found) -> None:
-    for one in await each(batch, lambda one: _read(objects, site, one)):
-        if isinstance(one, Known):
-            found.known.append(one)
-        else:
-            found.problems.append(one)
-
-
 async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
-    """Read one manifest and compare the listing with it."""
+    """Read one manifest and compare it with the listing."""
     key, store = one.objects[ObjectKind.MANIFEST].key, objects.at(site.bucket)
     stored = one.objects.get(ObjectKind.DATA)
     data = b""
@@ -197,7 +197,7 @@ def make_plan(
     without: Collection[UUID] = (),
     topics: Collection[TopicName] = (),
 ) -> Plan:
-    """Plan every topic (or those named), with what somebody has decided. Raises InvalidInput for unknown segments."""
+    """Plan all topics, or those named, by an operator's decisions. Raises InvalidInput for unknown segments."""
     everything = {one.segment.segment_id for one in [*found.known, *found.brokers]}
     everything |= {segment_id for problem in found.problems for segment_id in problem.segments}
     unknown = sorted(str(segment_id) for segment_id in {*prefer, *without} - everything)
@@ -226,9 +226,9 @@ def make_plan(
 
 
 async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
-    """Raise Conflict unless there is room: no topic at all, or none of those that were asked for by name.
+    """Raise Conflict if the metadata has any topic, or one of the named ones, or if daemons are running.
 
-    What was broken off may have written topics, and goes on. Daemons that run would take topics that are half written.
+    An interrupted rebuild may have written topics, and continues. Running daemons would claim half written topics.
     """
     begun = await nodes.node(metadata, paths.REBUILD) is not None
     for topic in () if begun else topics:
@@ -262,10 +262,10 @@ async def write(
     now_ms: int,
     progress: Callable[[int], None],
 ) -> list[TopicName]:
-    """Write every topic that is not blocked; returns them. May be broken off and repeated with the same arguments.
+    """Write every topic that is not blocked, and return them. Repeat it with the same arguments after an interruption.
 
-    `topics` are those that were asked for by name. Raises Conflict when the target is not empty, or holds other
-    things than would be written; what concerns no single topic blocks them all.
+    `topics` are those that were named. Raises Conflict when the target is not empty or has other values than planned; a
+    problem that concerns no single topic blocks them all.
     """
     await check_target(metadata, topics)
     ready = [] if plan.blocked else [one for one in plan.topics if not one.blocked]
@@ -291,10 +291,10 @@ async def write(
 
 
 async def _continue_deployment(metadata: MetadataStore, same: Deployment, *, whole: bool) -> None:
-    """Have the metadata be of the deployment that wrote the bucket.
+    """Give the metadata the id of the deployment that wrote the bucket.
 
-    A daemon that was started over empty metadata, which is how one hears that it is lost, has made another one: it
-    gives way to a rebuild of the `whole` cluster, before which there was no topic.
+    A daemon that started over empty metadata, which is how the loss is noticed, has made another id. A rebuild of the
+    `whole` cluster replaces that id, since no topic existed before.
     """
     found = await nodes.node(metadata, paths.IDENTITY)
     if found is None:
@@ -322,7 +322,7 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
 
 
 async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:
-    """Create a node; one that an earlier try has created is as good. Raises Conflict for one that differs."""
+    """Create a node, or accept the same value from an earlier try. Raises Conflict for another value."""
     for _ in range(TRIES):
         try:
             await metadata.create(path, value)
@@ -340,7 +340,7 @@ async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:
 
 
 async def _announce(metadata: MetadataStore) -> None:
-    """Wake daemons that follow the set of topics."""
+    """Notify daemons that follow the set of topics."""
     for _ in range(TRIES):
         node = await metadata.get(paths.TOPICS)
         with suppress(Conflict, OutcomeUnknown):
@@ -349,7 +349,7 @@ async def _announce(metadata: MetadataStore) -> None:
 
 
 async def _take_away(metadata: MetadataStore, path: str) -> None:
-    """Delete a node; one that an earlier try has deleted is as good."""
+    """Delete a node, or accept that an earlier try has."""
     for _ in range(TRIES):
         with suppress(OutcomeUnknown):
             with suppress(NotFound):
@@ -383,7 +383,7 @@ def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Proble
 
 
 def _suspected_topic(data: bytes) -> TopicName | None:
-    """Guess from a damaged manifest whose it is; only ever used to hold back one topic instead of all."""
+    """Guess the topic of a damaged manifest; used only to block one topic instead of all."""
     try:
         return TopicName.from_managed_ledger(managed_ledger(memoryview(data)[manifest.HEADER.size :]))
     except (Broken, InvalidInput):

@@ -1,4 +1,4 @@
-"""What has become of each ledger of a topic, put together from source, map and grants. Pure."""
+"""State of each ledger of a topic, from source, map and grants. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
-    """One ledger. `entries` None: nobody can say; `at_source` None: the source was not asked or did not answer."""
+    """One ledger. `entries` None: unknown; `at_source` None: no source, or no answer from it."""
 
     ledger_id: int
     state: str
@@ -27,7 +27,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """What marking ledgers deleted comes to: segments that go, and unmarked ledgers that keep the others waiting."""
+    """Effect of marking ledgers deleted: segments to remove, and unmarked ledgers that keep others waiting."""
 
     segments: tuple[CommittedSegment, ...]
     waits_for: tuple[int, ...]
@@ -36,7 +36,7 @@ class DeletionPlan:
 def ledger_rows(
     topic_map: TopicMap, source: Sequence[LedgerInfo] | None, grants: Mapping[int, Grant]
 ) -> list[LedgerRow]:
-    """Return every ledger that the source or the map has, by id."""
+    """Return every ledger of the source or the map, by id."""
     at_source = {info.ledger_id: info for info in source or ()}
     parts_of: dict[int, list[LedgerSlice]] = {}
     for segment in topic_map.segments:
@@ -70,15 +70,15 @@ def _state(topic_map: TopicMap, ledger_id: int, info: LedgerInfo | None, grant: 
     if ledger_id in topic_map.ends and ledger_id in topic_map.contexts:
         return "offloaded"
     if info is None:
-        # the topic goes on behind it, or nobody can say that it may still grow
+        # a later ledger has been offloaded, so this one cannot grow
         return "closed" if topic_map.segments and topic_map.segments[-1].end.ledger_id > ledger_id else "open"
     return "closed" if info.closed else "open"
 
 
 def deletion_plan(topic_map: TopicMap, ledger_ids: Iterable[int]) -> DeletionPlan:
-    """Return what goes once these ledgers are marked as well."""
+    """Return the effect of marking these ledgers as well."""
     if topic_map.unfinished is not None:
-        return DeletionPlan(segments=(), waits_for=())  # all wait until history is done
+        return DeletionPlan(segments=(), waits_for=())  # nothing is removed until history is done
     _, marked = removal.mark_deleted(topic_map, ledger_ids, now_ms=0)
     going: list[CommittedSegment] = []
     for segment in marked.segments:

@@ -82,7 +82,7 @@ class Standing:
         self._since[topic] = limits, since_s
 
     def left_s(self, topic: TopicName, lag_s: float) -> float:
-        """Return in how many seconds a topic's limits will have stood for `lag_s`; 0 or less: they have."""
+        """Return how many seconds a topic's limits still have to stand until `lag_s` is over; 0 or less: they hold."""
         limits, since_s = self._since.get(topic, (Limits(), -inf))
         return since_s + lag_s - self._clock.monotonic() if limits.kind is TierRetention.LIMITED else 0.0
 
@@ -91,9 +91,9 @@ _NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of
 
 
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
-    """Return the ledgers of the map that the source's list says are deleted; `listed` is None when there is no topic.
+    """Return the ledgers of the map that the source's list shows as deleted; `listed` is None when there is no topic.
 
-    Trimming takes ledgers from the front, so a list that ends before one of ours, or is empty, is not believed.
+    Ledgers are trimmed from the front, so a list that is empty, or ends before one of ours, proves nothing.
     """
     if listed is None:
         return set(topic_map.contexts)
@@ -102,10 +102,7 @@ def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[
 
 
 def over_limit(topic_map: TopicMap, limits: Limits, kept: Collection[int], *, now_ms: int) -> str | None:
-    """Say why the oldest segment has to go (`age` or `size`), None when it may stay.
-
-    `kept` are the ledgers that the source has.
-    """
+    """Return why the oldest segment exceeds a limit (`age` or `size`), else None. `kept`: the source's ledgers."""
     if limits.kind is not TierRetention.LIMITED or len(topic_map.segments) < 2 or topic_map.unfinished is not None:
         return None
     oldest = topic_map.segments[0]
@@ -118,10 +115,10 @@ def over_limit(topic_map: TopicMap, limits: Limits, kept: Collection[int], *, no
 
 
 def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collection[int] | None) -> list[int]:
-    """Return those of the ledgers that are still to be marked deleted at an operator's word.
+    """Return which of the ledgers an operator may still mark deleted. `kept`: ledgers of the source; None without one.
 
-    `kept` are the ledgers that the source has; None when there is no source. Raises NotFound for a ledger that was
-    never offloaded, Conflict for one that the source still has, or that is still being written.
+    Raises NotFound for a ledger that was never offloaded, Conflict for one that the source has, or that is still
+    written.
     """
     wanted = []
     for ledger_id in sorted(set(ledger_ids)):
@@ -148,32 +145,26 @@ def checked_marks(topic_map: TopicMap, ledger_ids: Iterable[int], kept: Collecti
 
 @dataclass(slots=True, eq=False)
 class _Order:
-    """An operator's word: ledgers to be marked deleted, and where those that were not yet are awaited."""
+    """An operator's order to mark ledgers deleted; `done` gets those that were not marked before."""
 
     ledger_ids: list[int]
     done: asyncio.Future[list[int]]
 
     def fail(self, error: OffloaderError) -> None:
-        """Tell whoever still waits why nothing, or not all of it, was done."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class _Desk:
-    """Where orders for a topic lie until its duty takes them: a caller that leaves cuts no transaction in two."""
+    """Orders for a topic, until its task carries them out: a caller that leaves interrupts no transaction."""
 
     def __init__(self) -> None:
         self.orders: list[_Order] = []
         self.signal = Signal()
 
-    def close(self, topic: TopicName) -> None:
-        """Refuse what nobody has taken."""
-        for order in self.orders:
-            order.fail(_released(topic))
-
 
 def _believes(offloader: TopicOffloader, listed: Collection[int] | None) -> bool:
-    """Say whether the absence of ledgers from a list, or of the topic (None), tells that they were deleted."""
+    """Whether ledgers that are not in a list, or a missing topic (None), were deleted."""
     believed = offloader.source_check.believes(listed)
     if not believed:
         log.warning("retention.list_implausible", topic=str(offloader.topic), hint=_NOT_BELIEVED)
@@ -185,7 +176,7 @@ def _released(topic: TopicName) -> Transient:
 
 
 class Retention:
-    """The duty towards each topic. `register` is None for topics whose source says nothing by its absence."""
+    """Retention of each topic. `register` None: a ledger that the source does not list proves nothing."""
 
     def __init__(
         self, context: OffloadContext, register: LedgerRegister | None, options: RetentionSettings, book: PolicyResolver
@@ -199,7 +190,7 @@ class Retention:
         self._standing = Standing(self._clock)
 
     async def run(self, offloader: TopicOffloader) -> None:
-        """Look at a topic now and then, and whenever there is an order, until cancelled. Raises Fenced."""
+        """Check a topic at an interval and after each order, until cancelled. Raises Fenced."""
         absent: dict[int, float] = {}
         desk = self._desks[offloader.topic] = _Desk()
         try:
@@ -220,10 +211,11 @@ class Retention:
                         await race(desk.signal.wait(), offloader.policy_changed.wait(), self._clock.sleep(pause_s))
         finally:
             del self._desks[offloader.topic]
-            desk.close(offloader.topic)
+            for order in desk.orders:
+                order.fail(_released(offloader.topic))
 
     def _patience_s(self, offloader: TopicOffloader, limits: Limits, absent: dict[int, float]) -> float:
-        """Return in how many seconds something may be due if the source, and what is committed, stay as they are."""
+        """Return in how many seconds something may be due, if the source and the map stay as they are."""
         if absent or self._standing.left_s(offloader.topic, self.options.follow_lag_s) > 0:
             return 0.0
         known = offloader.map.segments
@@ -234,9 +226,9 @@ class Retention:
         return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
 
     async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
-        """Do once what is due; `absent` keeps since when ledgers have been missing from the source (monotonic).
+        """Do once what is due; return the limits. `absent`: since when ledgers are missing at the source (monotonic).
 
-        Returns the limits that hold. Raises Fenced, Transient.
+        Raises Fenced, Transient.
         """
         effective = await self._book.of(offloader.topic, fresh=True)
         limits = limits_of(effective)
@@ -264,9 +256,10 @@ class Retention:
         return limits
 
     async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
-        """Have ledgers marked deleted at an operator's word, and what can go removed; returns those not marked before.
+        """Mark ledgers deleted by an operator's order, and remove what can be; return those that were not marked
+        before.
 
-        A caller that leaves does not stop it. Raises what `mark_now` does.
+        The order continues when the caller leaves. Raises as `mark_now`.
         """
         ledger_ids = list(ledger_ids)
         if dry_run:
@@ -281,7 +274,7 @@ class Retention:
         return await order.done
 
     async def mark_now(self, offloader: TopicOffloader, ledger_ids: Iterable[int]) -> list[int]:
-        """Mark ledgers deleted, and remove what can go. Raises what `checked_marks` does, IdentityRefused, Fenced."""
+        """Mark ledgers deleted and remove what can be. Raises as `checked_marks`, IdentityRefused, Fenced."""
         wanted = checked_marks(offloader.map, ledger_ids, await self._kept(offloader))
         await self._check_identity(offloader.topic)
         if wanted:
@@ -296,7 +289,7 @@ class Retention:
             raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
 
     async def _carry_out(self, offloader: TopicOffloader, order: _Order) -> None:
-        """Do as ordered, and say how it went. Raises Fenced."""
+        """Carry out an order and set its result. Raises Fenced."""
         try:
             marked = await self.mark_now(offloader, order.ledger_ids)
         except OffloaderError as error:
@@ -311,9 +304,9 @@ class Retention:
                 order.done.set_result(marked)
 
     async def remove_marked(self, offloader: TopicOffloader) -> None:
-        """Take the oldest segments out of the map for as long as all their ledgers are marked deleted.
+        """Remove the oldest segments while all their ledgers are marked deleted.
 
-        None goes before history is done: what is deleted is everything up to the floor, and nothing that is to come.
+        None is removed before history is done: the floor ends what was deleted, and later history would be below it.
         """
         while (known := offloader.map).segments and known.unfinished is None:
             if not removal.is_marked(known, known.segments[0]):
@@ -327,9 +320,10 @@ class Retention:
         absent: dict[int, float],
         only: Collection[int] | None,
     ) -> None:
-        """Mark what has been missing from the source for long enough.
+        """Mark ledgers that have been missing at the source for the whole lag.
 
-        `only` has the ledgers that brokers have offloaded themselves, of which nothing is kept that they delete.
+        `only` restricts it to ledgers that brokers have offloaded themselves: when they delete one, nothing of it is
+        kept.
         """
         topic_map = offloader.map
         if not topic_map.contexts.keys() - topic_map.deleted.keys():
@@ -358,7 +352,7 @@ class Retention:
             )
 
     async def _remove_over(self, offloader: TopicOffloader, limits: Limits) -> None:
-        """Take the oldest segments out of the map for as long as they are over a limit."""
+        """Remove the oldest segments while they exceed a limit."""
         kept = await self._kept(offloader)
         may_be_another = kept is not None and self._context.known_source is not None
         if may_be_another and not _believes(offloader, kept or None):
@@ -374,7 +368,7 @@ class Retention:
             await self._remove(offloader, oldest, why)
 
     async def _kept(self, offloader: TopicOffloader) -> Collection[int] | None:
-        """Return the ledgers that the source has; None when there is no source. Raises Transient, IdentityRefused."""
+        """Return the ledgers of the source; None without a source. Raises Transient, IdentityRefused."""
         if self._context.source is None:
             return None
         kept: set[int] = set()
@@ -387,7 +381,7 @@ class Retention:
         return kept
 
     async def _stored_for(self, segment: CommittedSegment, age_s: float) -> bool:
-        """Whether a segment is as old as that by the store's own clock."""
+        """Whether a segment is that old by the store's own clock."""
         store = self._context.upload_context.objects.at(segment.bucket)
         stored = await store.head(segment.keys.data if segment.foreign else segment.keys.manifest)
         place = self._context.places.of_bucket(segment.bucket) or self._context.places.home

@@ -1,11 +1,10 @@
-"""Verifying everything that a cluster has stored, with nothing but read access to the buckets: fsck for segments.
+"""Verification of all segments of a cluster, with read access to the buckets alone: fsck for segments.
 
     list -> tables of every segment (manifest, index, size) -> topic by topic: continuity, then headers or every byte
 
-Without the map, what is in the bucket speaks for itself: segments of a topic have to be disjoint, and contiguous as far
-as their manifests know. With the map, every committed segment has to be there as it was committed, and whatever else
-is there is only noted. Daemons may be at work meanwhile: what looks half written or half deleted is looked at again at
-the end, and is a flaw only if it still is one.
+Without the map the segments of a topic have to be disjoint, and contiguous as far as their manifests show. With the map
+every committed segment has to exist as it was committed, and other segments are only noted. Daemons may work meanwhile:
+a segment that seems half written or half deleted is checked again at the end, and is a flaw only if it still is so.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep import stored
-from offloaderd.upkeep.gc.references import look
+from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, plan_topic
 from offloaderd.upkeep.rebuild.rebuild import known_of
 from offloaderd.upkeep.stored import Counts, Site
@@ -35,29 +34,29 @@ from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check
 
 BATCH = 256
 SIDE_BY_SIDE = 4
-"""Segments that are read at the same time; each holds one piece of a data object in memory."""
+"""Segments that are read in parallel; each holds one piece of a data object in memory."""
 SETTLE_S = 3.0
-"""Pause before what seems to be missing is looked for again."""
+"""Pause before missing objects are requested again."""
 UNREACHABLE_MAX = 50
-"""Segments that could not be looked at before the rest is not tried any more."""
+"""Segments that could not be read before the verification ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to look at: all topics unless some are named, those that come after `after`, and how closely."""
+    """Scope of a verification: level, topics (empty: all), and the topic after which it begins."""
 
     level: Level = Level.FULL
     topics: tuple[TopicName, ...] = ()
     after: TopicName | None = None
 
     def wants(self, topic: TopicName) -> bool:
-        """Whether a topic is to be looked at."""
+        """Whether a topic is in the scope."""
         return (not self.topics or topic in self.topics) and (self.after is None or topic > self.after)
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What was found of one topic; of no topic: what cannot be assigned to one."""
+    """Findings of one topic; without a topic those that belong to none."""
 
     topic: TopicName | None
     segments: int = 0
@@ -68,18 +67,18 @@ class Report:
 
     @property
     def problems(self) -> int:
-        """How many flaws are problems."""
+        """Number of flaws that are problems."""
         return sum(flaw.is_problem for flaw in self.flaws)
 
     @property
     def unreachable(self) -> int:
-        """How much could not be looked at."""
+        """Number of objects that could not be read."""
         return sum(flaw.kind is Kind.UNREACHABLE for flaw in self.flaws)
 
 
 @dataclass(slots=True)
 class _Found:
-    """A segment whose manifest could be read; `whole`: its three objects are there and agree."""
+    """A segment with a readable manifest; `whole`: its three objects exist and agree."""
 
     known: Known
     target: Target
@@ -87,13 +86,13 @@ class _Found:
 
 
 class Verifier:
-    """One verification. With `metadata`, the bucket is compared with what is committed."""
+    """One verification. With `metadata` the bucket is compared with the map."""
 
     def __init__(
         self,
         objects: ObjectReader,
         sites: Sequence[Site],
-        looker: RetryingReader,
+        reader: RetryingReader,
         *,
         clock: Clock,
         metadata: MetadataStore | None = None,
@@ -103,7 +102,7 @@ class Verifier:
         self._objects = objects
         self._sites = sites
         self._cluster = sites[0].cluster
-        self._looker = looker
+        self._reader = reader
         self._clock = clock
         self._metadata = metadata
         self._progress = progress
@@ -114,14 +113,14 @@ class Verifier:
         self._turns = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def run(self, wish: Wish) -> AsyncGenerator[Report, None]:
-        """Yield a report for each topic, in order, and at the end one of what belongs to none if there is anything.
+        """Yield a report for each topic, in order, then one for flaws of no topic if there are any.
 
-        Raises what the listing and the metadata raise, and Transient when too much cannot be reached.
+        Raises as the listing and the metadata, and Transient when too many segments cannot be read.
         """
         await self._look_at_tables()
         names = set(self._found) | {topic for topic in self._flaws if topic is not None} | set(wish.topics)
         if self._metadata is not None:
-            names |= (await look(self._metadata)).topics
+            names |= (await references.read(self._metadata)).topics
         for topic in sorted(name for name in names if wish.wants(name)):
             yield await self._topic(topic, wish.level)
         if self._flaws[None]:
@@ -144,7 +143,7 @@ class Verifier:
             await self._batch(again, last=True)
 
     async def _batch(self, targets: Sequence[Target], *, last: bool) -> None:
-        """Look at the tables of segments; what seems half there is put off unless this is the `last` time."""
+        """Check the tables of segments; incomplete ones are put off unless this is the `last` time."""
         for target, tables in zip(targets, await each(targets, self._tables), strict=True):
             lacking = sum(flaw.kind is Kind.MISSING for flaw in tables.flaws)
             if lacking and not last:
@@ -155,12 +154,12 @@ class Verifier:
 
     async def _tables(self, target: Target) -> Tables:
         try:
-            return await check_tables(self._looker, target)
+            return await check_tables(self._reader, target)
         except OffloaderError as error:
             return Tables(flaws=[self._failed(target, error)])
 
     def _failed(self, target: Target, error: OffloaderError) -> Flaw:
-        """Return the flaw that a segment could not be looked at. Raises Transient when that is so of too many."""
+        """Return the flaw of a segment that could not be read. Raises Transient when there are too many."""
         self._unreachable += 1
         if self._unreachable >= UNREACHABLE_MAX or isinstance(error, BucketMissing):
             raise Transient(f"gave up after {self._unreachable} segments could not be reached: {error}") from error
@@ -178,8 +177,8 @@ class Verifier:
         self._flaws[topic] += tables.flaws
 
     async def _topic(self, topic: TopicName, level: Level) -> Report:
-        """Look at one topic as closely as it is wished."""
-        before = self._looker.read_bytes
+        """Check one topic at a level."""
+        before = self._reader.read_bytes
         found = self._found.pop(topic, [])
         report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
         knowns, boundary = [one.known for one in found], None
@@ -191,15 +190,14 @@ class Verifier:
         report.flaws += [joint(problem) for problem in plan_topic(topic, knowns, boundary=boundary).problems]
         if level is not Level.METADATA:
             await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
-        report.read_bytes = self._looker.read_bytes - before
+        report.read_bytes = self._reader.read_bytes - before
         return report
 
     async def _compared(
         self, report: Report, found: Sequence[_Found], metadata: MetadataStore
     ) -> tuple[list[Known], Position | None]:
-        """Compare what is there with what is committed; returns those segments that are in the map.
-
-        Before the position beside them history is still to come.
+        """Compare the segments found with the map; return those in the map, and the boundary if history is still to
+        come.
         """
         assert report.topic is not None  # noqa: S101 - the caller's
         topic_map = await catalog.load(metadata, report.topic)
@@ -230,14 +228,14 @@ class Verifier:
         return knowns, plan.live_begin if plan is not None else None
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, metadata: MetadataStore) -> list[Flaw]:
-        """Say what is wrong with a committed segment that the listing did not show whole."""
+        """Return the flaws of a committed segment that the listing did not show complete."""
         target = Target.of(segment, topic, self._cluster)
         if (segment.bucket, segment.prefix) not in {(site.bucket, site.prefix) for site in self._sites}:
             said = f"in bucket {segment.bucket!r} under prefix {segment.prefix!r}"
             where = Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, entries=str(segment.range))
             return [replace(where, topic=topic, segment_id=segment.segment_id)]
         try:
-            flaws = (await check_tables(self._looker, target)).flaws
+            flaws = (await check_tables(self._reader, target)).flaws
         except OffloaderError as error:
             return [self._failed(target, error)]
         now = await catalog.load(metadata, topic) if flaws else None
@@ -247,14 +245,14 @@ class Verifier:
         return [replace(flaw, entries=str(segment.range)) for flaw in flaws]
 
     async def _inside(self, found: _Found, level: Level, report: Report) -> None:
-        """Look into a segment's data object."""
+        """Check a segment's data object."""
         target = found.target
         async with self._turns:
             try:
                 flaws = await self._read(target, level)
                 if any(flaw.kind is Kind.MISSING for flaw in flaws):
                     await self._clock.sleep(SETTLE_S)
-                    tables = await check_tables(self._looker, target)
+                    tables = await check_tables(self._reader, target)
                     if sum(flaw.kind is Kind.MISSING for flaw in tables.flaws) >= len(stored.KINDS):
                         return  # deleted meanwhile
             except OffloaderError as error:
@@ -263,17 +261,17 @@ class Verifier:
 
     async def _read(self, target: Target, level: Level) -> list[Flaw]:
         tables = Tables()
-        tables.manifest = await load_manifest(self._looker, target, tables)
+        tables.manifest = await load_manifest(self._reader, target, tables)
         found = [replace(flaw, topic=target.topic, segment_id=target.keys.segment_id) for flaw in tables.flaws]
-        async with aclosing(check_inside(self._looker, target, tables, level)) as steps:
+        async with aclosing(check_inside(self._reader, target, tables, level)) as steps:
             async for _, flaws in steps:
                 found += flaws
-                self._progress("bytes read", self._looker.read_bytes)
+                self._progress("bytes read", self._reader.read_bytes)
         return found
 
 
 def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
-    """Say what objects without a readable manifest are: leftovers, or a segment that lost its manifest."""
+    """Return the flaws of objects without a readable manifest: leftovers, or a segment that lost its manifest."""
     missing = {flaw.key for flaw in flaws if flaw.kind is Kind.MISSING}
     if target.keys.manifest not in missing or len(missing) == 1:
         return [replace(flaw, segment_id=target.keys.segment_id) for flaw in flaws]
@@ -283,9 +281,9 @@ def _unfinished(target: Target, flaws: Sequence[Flaw]) -> list[Flaw]:
 
 
 def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
-    """Return the segments of a map, in order, with the losses and ends that were found out after they were sealed.
+    """Return the segments of a map, in order, with the losses and ends that were recorded after their seal.
 
-    What has left a segment, since it lies in an object of its own by now, is not held against that.
+    Slices that have left a segment, since they are in an object of their own now, are not missing.
     """
     committed = {segment.segment_id: segment for segment in topic_map.segments}
     found = []
@@ -302,7 +300,7 @@ def informed(knowns: Sequence[Known], topic_map: TopicMap) -> list[Known]:
 
 
 def between(knowns: Sequence[Known], topic_map: TopicMap) -> list[Flaw]:
-    """Return what is wrong between the segments of a map, all of which are known."""
+    """Return the flaws between the segments of a map, all of whose manifests are known."""
     plan = topic_map.unfinished
     boundary = plan.live_begin if plan is not None else None
     problems = plan_topic(topic_map.topic, informed(knowns, topic_map), boundary=boundary).problems
@@ -310,7 +308,7 @@ def between(knowns: Sequence[Known], topic_map: TopicMap) -> list[Flaw]:
 
 
 def joint(problem: Problem) -> Flaw:
-    """Return what is wrong between segments as a flaw of the later one."""
+    """Return a problem between segments as a flaw of the later one."""
     return Flaw(
         kind=Kind(problem.kind.value),
         key=", ".join(map(str, problem.segments)),

@@ -1,4 +1,4 @@
-"""What may be wrong with stored segments: one flaw is one thing, where it is, and what to do about it."""
+"""Flaws of stored segments: kind, place and what an operator can do."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from offloaderd.objects.keys import SegmentKeys
 
 
 class Level(StrEnum):
-    """How closely one looks; each level includes those before it."""
+    """Levels of verification; each includes those before it."""
 
     METADATA = "metadata"
-    """Index and manifest are read whole; the data object is asked for its size."""
+    """Index and manifest are read completely; of the data object only the size."""
     HEADERS = "headers"
     """Every block's header is read, and the head of its first entry."""
     FULL = "full"
@@ -24,7 +24,7 @@ class Level(StrEnum):
 
 
 class Kind(StrEnum):
-    """Kinds of flaws. Those in NOTES are said and are no flaw; UNREACHABLE says that nobody could look."""
+    """Kinds of flaws. Those in NOTES are no problem; UNREACHABLE: the object could not be read."""
 
     MISSING = "missing"
     """An object of a segment is not there."""
@@ -41,25 +41,25 @@ class Kind(StrEnum):
     BLOCK = "block"
     """A block's bytes are not those that were written."""
     TIMES = "times"
-    """The manifest says other times or message indexes than the block's entries have."""
+    """The manifest has other times or message indexes than the block's entries."""
     CHUNKS = "chunks"
-    """The manifest says other chunks of a block than its bytes have."""
+    """The manifest has other chunks of a block than its bytes."""
     IDENTITY = "identity"
-    """An object holds another segment than its key says."""
+    """An object has another segment than its key names."""
     MAP = "map"
-    """The manifest says something else than was committed."""
+    """The manifest differs from what was committed."""
     LOSSES = "losses"
-    """The map has a loss before or within the segment, and the manifest has not."""
+    """The manifest lacks a loss that the map has before or within the segment."""
     OVERLAP = "overlap"
     """Two segments hold the same entries."""
     GAP = "gap"
     """Entries between two segments are in neither."""
     CONTRADICTION = "contradiction"
-    """Manifests say different things of one ledger."""
+    """Manifests disagree about one ledger."""
     DOUBT = "doubt"
-    """Nobody can tell whether there was anything between two segments."""
+    """Entries may have existed between two segments; no manifest shows it."""
     FRONT = "front"
-    """What lay before the first segment is not in the bucket."""
+    """Entries before the first segment are not in the bucket."""
     ORPHAN = "orphan"
     """Objects of a segment that was never finished."""
     UNREFERENCED = "unreferenced"
@@ -107,10 +107,7 @@ WHAT_TO_DO = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """One thing that is wrong. `offset` is a byte of the object `key`, None when it is about the whole.
-
-    `entries` says which entries are concerned, as far as it is known.
-    """
+    """One flaw. `offset` is a byte of the object `key`, None for the whole object; `entries` are concerned if known."""
 
     kind: Kind
     key: str
@@ -124,12 +121,12 @@ class Flaw:
 
     @property
     def what_to_do(self) -> str:
-        """What an operator can do."""
+        """Advice for an operator."""
         return self.advice or WHAT_TO_DO.get(self.kind, "")
 
     @property
     def is_problem(self) -> bool:
-        """Whether something is wrong; else it is a note, or could not be looked at."""
+        """Whether it is a problem; else a note, or an object that could not be read."""
         return self.kind not in NOTES and self.kind is not Kind.UNREACHABLE
 
     def __str__(self) -> str:
@@ -147,16 +144,16 @@ NO_DAMAGE = NOTES | {
     Kind.GAP,
     Kind.CONTRADICTION,
 }
-"""Readers get what a segment holds all the same; the last three lie between segments."""
+"""Kinds that do not affect what readers get; the last three are between segments."""
 
 
 def first_damage(flaws: Iterable[Flaw]) -> Flaw | None:
-    """Return the first flaw for which a ledger is better kept at its source: one of what readers get."""
+    """Return the first flaw in what readers get, for which the source should keep the ledger."""
     return next((one for one in flaws if one.kind not in NO_DAMAGE), None)
 
 
 def damage_by_segment(flaws: Iterable[Flaw]) -> dict[UUID, str]:
-    """Return what is damaged of each segment of which `first_damage` has something."""
+    """Return the first damage of each segment that has any."""
     found: dict[UUID, str] = {}
     for one in flaws:
         if one.segment_id is not None and one.kind not in NO_DAMAGE:
@@ -165,14 +162,14 @@ def damage_by_segment(flaws: Iterable[Flaw]) -> dict[UUID, str]:
 
 
 def corrupt(kind: Kind, error: CorruptData, *, entries: str = "") -> Flaw:
-    """Return the flaw that an error of the formats tells of."""
+    """Return an error of the formats as a flaw."""
     expected, found = str(error.expected), str(error.found)
     return Flaw(kind=kind, key=error.key, offset=error.offset, expected=expected, found=found, entries=entries)
 
 
 @contextmanager
 def noted(flaws: list[Flaw], key: str, kind: Kind, *, entries: str = "") -> Iterator[None]:
-    """Add to `flaws` that the object is missing, or that what is in it is corrupt, which is one of `kind`."""
+    """Add a missing object, or corrupt data as a flaw of `kind`, to `flaws`."""
     try:
         yield
     except BucketMissing:
@@ -186,7 +183,7 @@ def noted(flaws: list[Flaw], key: str, kind: Kind, *, entries: str = "") -> Iter
 def unreachable(
     error: OffloaderError, keys: SegmentKeys, *, topic: TopicName | None, committed: CommittedSegment | None = None
 ) -> Flaw:
-    """Return the flaw that a segment could not be looked at."""
+    """Return the flaw of a segment that could not be read."""
     return Flaw(
         kind=Kind.UNREACHABLE,
         key=keys.data,

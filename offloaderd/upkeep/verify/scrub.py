@@ -1,9 +1,9 @@
-"""The scrub: every owner reads the segments of its topics again and again, slowly, and tells what is not as it was.
+"""The scrub: every owner reads the segments of its topics again and again, slowly, and reports damage.
 
-Who was not looked at for longest goes first; one segment at a time a daemon, at most so many bytes a second. Progress
-is recorded under the owner's fence (`verified`), some seconds late, so that the next owner goes on where this one
-stopped. What seems wrong is read once more before it counts, for a bit can flip on its way too. Nothing is repaired:
-it is told, counted, and the ledgers concerned are kept from being deleted at their source.
+The segment that was not verified for the longest time is first; one segment at a time in a daemon, at a bounded rate.
+Progress is recorded under the owner's fence (`verified`), some seconds late, so that the next owner continues. A flaw
+counts only after a second read, because a bit can flip in transfer too. Nothing is repaired: damage is logged and
+counted, and the grants of its ledgers are revoked.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
 log = structlog.get_logger(__name__)
 
 LOOK_S = 300.0
-"""How often a topic in which nothing is due is looked at."""
+"""How often a topic without a due segment is checked."""
 RECORD_S = 30.0
-"""Progress is recorded no more often than this."""
+"""Least time between two records of progress."""
 RETRY_S = 60.0
 AGAIN_S = 3600.0
-"""A segment with a flaw is looked at again after this long, so that a repair shows."""
+"""When a segment with a flaw is read again, so that a repair shows."""
 CONFIRM_S = 2.0
 TOLD_MAX = 20
 """Flaws of one segment that are logged one by one."""
@@ -50,7 +50,7 @@ TOLD_MAX = 20
 
 @dataclass(slots=True)
 class _Progress:
-    """What was seen of a topic; `version` is that of the node that holds `written`, None while there is none."""
+    """Results of a topic; `version` is that of the node that holds `written`, None without a node."""
 
     segments: dict[UUID, SegmentVerified]
     cursor: Cursor | None
@@ -60,7 +60,7 @@ class _Progress:
 
 
 class Scrubber:
-    """The duty towards each topic. `damaged` hears of ledgers that are not safe in the bucket."""
+    """Scrub of each topic. `damaged` is called with ledgers whose copies are damaged."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Scrubber:
         self._damaged = damaged
         self._turns = asyncio.Semaphore(1)
         self._throttle = TokenBucket(options.bytes_per_s, clock, burst_s=0)
-        self._looker = RetryingReader(
+        self._reader = RetryingReader(
             objects,
             clock=clock,
             throttle=self._throttle,
@@ -92,7 +92,7 @@ class Scrubber:
         )
 
     def follow(self, options: ScrubSettings) -> None:
-        """Go on in another rhythm, from each topic's next turn; whether it is on stays as it is."""
+        """Use another interval from each topic's next turn; `enabled` stays as it is."""
         self._options = options.model_copy(update={"enabled": self._options.enabled})
         self._throttle.per_s = options.bytes_per_s
 
@@ -116,7 +116,7 @@ class Scrubber:
                 await self._clock.sleep(self._clock.jitter(wait_s))
 
     async def turn(self, owned: TopicOffloader, progress: _Progress) -> float:
-        """Look at the segment that is due, if one is; returns how long to wait before the next turn."""
+        """Read the due segment, if any; return how long to wait before the next turn."""
         due = self._due(owned.map, progress)
         self._show(owned, progress)
         if due is None or due[1] > 0:
@@ -129,7 +129,7 @@ class Scrubber:
         return 0.0
 
     def _due(self, topic_map: TopicMap, progress: _Progress) -> tuple[CommittedSegment, float] | None:
-        """Return the segment that is next, and in how many seconds; first what was begun, then what waited longest."""
+        """Return the next segment, and in how many seconds: one that was begun, else the longest unverified."""
         here = [one for one in topic_map.segments if one.bucket in self._buckets]
         if progress.cursor is not None:
             for segment in here:
@@ -143,7 +143,7 @@ class Scrubber:
         return segment, wait_s
 
     def _wait_s(self, segment: CommittedSegment, seen: SegmentVerified | None, now_ms: int) -> float:
-        """Return in how many seconds a segment is due; a time in the future is a clock that was wrong."""
+        """Return in how many seconds a segment is due; a time in the future is from a wrong clock, so it is due now."""
         if seen is None:
             since_ms, every_s = segment.offloaded_ms, self._options.first_after_s
         else:
@@ -151,7 +151,7 @@ class Scrubber:
         return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0
 
     async def _scrub(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> None:
-        """Read a segment to its end, and note what was found."""
+        """Read a segment completely and record the result."""
         flaws = await self._look(owned, progress, segment)
         if flaws:
             progress.cursor = None
@@ -170,13 +170,13 @@ class Scrubber:
         await self._keep(owned, progress, at_once=bool(flaws))
 
     async def _look(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
-        """Return all flaws of a segment; goes on where the last look stopped."""
+        """Return all flaws of a segment; continues at the cursor."""
         target = Target.of(segment, owned.topic, self._cluster, owned.map.losses)
-        tables = await check_tables(self._looker, target)
+        tables = await check_tables(self._reader, target)
         flaws = list(tables.flaws)
         begun = progress.cursor
         start = begun.blocks if begun is not None and begun.segment_id == segment.segment_id else 0
-        async with aclosing(check_inside(self._looker, target, tables, Level.FULL, start=start)) as steps:
+        async with aclosing(check_inside(self._reader, target, tables, Level.FULL, start=start)) as steps:
             async for done, found in steps:
                 flaws += found
                 if done and not flaws:
@@ -206,7 +206,7 @@ class Scrubber:
                 await self._damaged(topic, ledgers, f"the scrub found its copy damaged: {serious[0]}")
 
     def _show(self, owned: TopicOffloader, progress: _Progress) -> None:
-        """Say of a topic how long ago the last of its segments was looked at, and how many are not sound."""
+        """Set the metrics of a topic: the oldest verification of a segment, and the number of damaged segments."""
         seen = [(one, progress.segments.get(one.segment_id)) for one in owned.map.segments]
         oldest_ms = min((one.offloaded_ms if found is None else found.verified_ms for one, found in seen), default=0)
         topic = str(owned.topic)
@@ -230,7 +230,7 @@ class Scrubber:
         return _Progress(known.of(owned.map.segments), known.cursor, node.version, node.value)
 
     async def _keep(self, owned: TopicOffloader, progress: _Progress, *, at_once: bool = False) -> None:
-        """Record the progress, unless that was done a moment ago. Raises Fenced, Conflict, NotFound."""
+        """Record the progress, at most every RECORD_S unless `at_once`. Raises Fenced, Conflict, NotFound."""
         now_s = self._clock.monotonic()
         if not at_once and now_s - progress.written_s < RECORD_S:
             return

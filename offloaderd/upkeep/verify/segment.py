@@ -31,14 +31,14 @@ from offloaderd.upkeep.verify import broker_object
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, corrupt, noted
 
 CHUNK_BYTES = 4 << 20
-"""What is read with one request; a block that is larger is read alone."""
+"""Size of one request; a larger block is read alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which segment to look at. With `committed`, what its manifest says has to be what was committed of `topic`.
+    """A segment to check. With `committed` its manifest has to match what was committed of `topic`.
 
-    `losses` are those that the map has; the manifest has to have those before and within the segment.
+    `losses` are those of the map; the manifest has to have those before and within the segment.
     """
 
     bucket: str
@@ -50,39 +50,39 @@ class Target:
 
     @classmethod
     def of(cls, segment: CommittedSegment, topic: TopicName, cluster: str, losses: Sequence[Loss] = ()) -> "Target":
-        """Return a committed segment of a topic."""
+        """Return a committed segment as a target."""
         bucket, keys_ = segment.bucket, segment.keys
         return cls(bucket=bucket, keys=keys_, cluster=cluster, topic=topic, committed=segment, losses=losses)
 
 
 @dataclass(slots=True)
 class Tables:
-    """What the first look gives. `manifest` is None when it cannot be read or is another segment's."""
+    """Result of reading the tables. `manifest` is None when it cannot be read or is another segment's."""
 
     manifest: SegmentManifest | None = None
     flaws: list[Flaw] = field(default_factory=list)
 
     @property
     def foreign(self) -> bool:
-        """Whether another cluster wrote it: none of our business."""
+        """Whether another cluster wrote the segment."""
         return any(flaw.kind is Kind.FOREIGN for flaw in self.flaws)
 
 
-async def check_tables(looker: RetryingReader, target: Target) -> Tables:
-    """Look at manifest, index and the size of the data. Raises what the store raises, except NotFound.
+async def check_tables(reader: RetryingReader, target: Target) -> Tables:
+    """Check manifest, index and the size of the data. Raises as the store, except NotFound.
 
-    What a broker has offloaded has no manifest: `broker_object.check_entries` reads the rest of it.
+    A broker's ledger has no manifest: `broker_object.check_entries` reads the rest of it.
     """
-    found, looker, manifest = Tables(), looker.at(target.bucket), None
+    found, reader, manifest = Tables(), reader.at(target.bucket), None
     if target.committed is not None and target.committed.foreign:
-        found.flaws = await broker_object.check_objects(looker, target.committed)
+        found.flaws = await broker_object.check_objects(reader, target.committed)
     else:
-        manifest = await load_manifest(looker, target, found)
+        manifest = await load_manifest(reader, target, found)
         if found.foreign:
             return found
         found.manifest = manifest
-        await _data(looker, target, manifest, found)
-        await _index(looker, target, manifest, found)
+        await _data(reader, target, manifest, found)
+        await _index(reader, target, manifest, found)
     topic = target.topic or (TopicName.from_managed_ledger(manifest.managed_ledger) if manifest else None)
     entries = str(manifest.range) if manifest else ""
     found.flaws = [
@@ -92,13 +92,13 @@ async def check_tables(looker: RetryingReader, target: Target) -> Tables:
     return found
 
 
-async def load_manifest(looker: RetryingReader, target: Target, found: Tables) -> SegmentManifest | None:
-    """Return the segment's manifest, None with the flaws added to `found` when it is not to be had."""
+async def load_manifest(reader: RetryingReader, target: Target, found: Tables) -> SegmentManifest | None:
+    """Return the segment's manifest; None if it cannot be used, with the flaws added to `found`."""
     key, manifest = target.keys.manifest, None
     with noted(found.flaws, key, Kind.MANIFEST):
         data_bytes = target.committed.object_bytes if target.committed is not None else None
         decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
-        manifest = await looker.at(target.bucket).table(decode, key)
+        manifest = await reader.at(target.bucket).table(decode, key)
     if manifest is None:
         return None
     wrong = _identity(target, manifest)
@@ -107,7 +107,7 @@ async def load_manifest(looker: RetryingReader, target: Target, found: Tables) -
 
 
 def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
-    """Compare whose manifest it is, and what was committed of it."""
+    """Compare the manifest with its key, cluster and topic, and with what was committed."""
     key = target.keys.manifest
     if manifest.segment_id != target.keys.segment_id:
         expected, held = f"segment {target.keys.segment_id}", f"segment {manifest.segment_id}"
@@ -124,22 +124,22 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
     return flaws + unrecorded(target.committed, manifest, target.losses, key)
 
 
-async def _data(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
-    """Ask for the data object's size and labels."""
+async def _data(reader: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Check the data object's size and labels."""
     key = target.keys.data
     committed = target.committed
     wanted = manifest.data_bytes if manifest else committed.object_bytes if committed else None
-    size_bytes = await _head(looker, key, found)
+    size_bytes = await _head(reader, key, found)
     if size_bytes is not None and wanted is not None and size_bytes != wanted:
         offset = min(size_bytes, wanted)
         expected, held = f"{wanted} bytes", f"{size_bytes} bytes"
         found.flaws.append(Flaw(kind=Kind.SIZE, key=key, offset=offset, expected=expected, found=held))
 
 
-async def _index(looker: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
-    """Read the index and compare it with the manifest; without one it has to be an index at least."""
+async def _index(reader: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
+    """Compare the index with the manifest; without a manifest only its format is checked."""
     key = target.keys.index
-    if await _head(looker, key, found) is None:
+    if await _head(reader, key, found) is None:
         return
     decode: Callable[[bytes], object]
     if manifest is not None:
@@ -147,14 +147,14 @@ async def _index(looker: RetryingReader, target: Target, manifest: SegmentManife
     else:
         decode = partial(v1.decode_index if target.keys.ledger_id is not None else v2.decode_index, key=key)
     with noted(found.flaws, key, Kind.INDEX):
-        await looker.table(decode, key)
+        await reader.table(decode, key)
 
 
-async def _head(looker: RetryingReader, key: str, found: Tables) -> int | None:
+async def _head(reader: RetryingReader, key: str, found: Tables) -> int | None:
     """Return an object's size, None when it is missing; Pulsar's readers refuse one without its labels."""
     info = None
     with noted(found.flaws, key, Kind.LABELS):
-        info = await looker.head(key)
+        info = await reader.head(key)
     if info is None:
         return None
     version = info.metadata.get(keys.FORMAT_VERSION_KEY)
@@ -164,9 +164,9 @@ async def _head(looker: RetryingReader, key: str, found: Tables) -> int | None:
     return info.size_bytes
 
 
-async def check_headers(looker: RetryingReader, target: Target, manifest: SegmentManifest) -> list[Flaw]:
-    """Read the header of every block and the head of its first entry. Raises what the store raises."""
-    key, looker = target.keys.data, looker.at(target.bucket)
+async def check_headers(reader: RetryingReader, target: Target, manifest: SegmentManifest) -> list[Flaw]:
+    """Read the header of every block and the head of its first entry. Raises as the store."""
+    key, reader = target.keys.data, reader.at(target.bucket)
     lengths = _block_lengths(manifest)
 
     async def check(block: BlockInfo) -> list[Flaw]:
@@ -176,7 +176,7 @@ async def check_headers(looker: RetryingReader, target: Target, manifest: Segmen
             _check_first_entry(data, block, key)
 
         try:
-            await looker.checked(key, block.offset, block.head_bytes + ENTRY_HEAD.size, of)
+            await reader.checked(key, block.offset, block.head_bytes + ENTRY_HEAD.size, of)
         except CorruptData as error:
             return [corrupt(Kind.HEADER, error, entries=entries_of(block))]
         return []
@@ -185,12 +185,12 @@ async def check_headers(looker: RetryingReader, target: Target, manifest: Segmen
     flaws: list[Flaw] = []
     with noted(gone, key, Kind.HEADER, entries=str(manifest.range)):
         flaws = [flaw for found in await each(manifest.blocks, check) for flaw in found]
-        flaws += await _preamble(looker, key, manifest)
+        flaws += await _preamble(reader, key, manifest)
     return _named(gone or flaws, target, manifest)
 
 
 def _block_lengths(manifest: SegmentManifest) -> dict[int, int]:
-    """Return what the header at each offset has to say of its block's length: that of all runs up to the next one."""
+    """Return the length that the header at each offset must have: that of all runs up to the next header."""
     lengths: dict[int, int] = {}
     begin = 0
     for block in manifest.blocks:
@@ -200,7 +200,7 @@ def _block_lengths(manifest: SegmentManifest) -> dict[int, int]:
 
 
 def _check_header(data: bytes, block: BlockInfo, length: int, key: str, method: OffloadMethod) -> None:
-    """Raise CorruptData unless these are the first bytes of the block, or of the first run of a ledger's block."""
+    """Raise CorruptData unless the data begins with the header of the block, or of the first run of its ledger."""
     if method is OffloadMethod.LEDGER_BASED:
         whole = v1.decode_header(data, key=key, at=block.offset)
         said = (whole.block_bytes, block.ledger_id, whole.first_entry_id)
@@ -222,7 +222,7 @@ def _check_first_entry(data: bytes, block: BlockInfo, key: str) -> None:
         raise CorruptData(key=key, offset=at + 4, expected=f"entry id {block.first_entry_id}", found=entry_id)
 
 
-async def _preamble(looker: RetryingReader, key: str, manifest: SegmentManifest) -> list[Flaw]:
+async def _preamble(reader: RetryingReader, key: str, manifest: SegmentManifest) -> list[Flaw]:
     if not manifest.preamble_bytes:
         return []
 
@@ -231,46 +231,46 @@ async def _preamble(looker: RetryingReader, key: str, manifest: SegmentManifest)
             raise CorruptData(key=key, offset=0, expected=f"padding {v2.PREAMBLE.hex(' ')}", found=data.hex(" "))
 
     try:
-        await looker.checked(key, 0, manifest.preamble_bytes, of)
+        await reader.checked(key, 0, manifest.preamble_bytes, of)
     except CorruptData as error:
         return [corrupt(Kind.BLOCK, error)]
     return []
 
 
 async def check_inside(
-    looker: RetryingReader, target: Target, tables: Tables, level: Level, *, start: int = 0
+    reader: RetryingReader, target: Target, tables: Tables, level: Level, *, start: int = 0
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
-    """Look into the data behind the tables, as closely as `level` says. Yields and raises as `check_blocks` does."""
+    """Check the data behind the tables at a level. Yields and raises as `check_blocks`."""
     manifest = tables.manifest
     if any(flaw.kind is Kind.MISSING and flaw.key == target.keys.data for flaw in tables.flaws):
         return
     if target.committed is not None and target.committed.foreign:
         if level is Level.FULL and not tables.flaws:
-            yield 0, await broker_object.check_entries(looker, target.committed)
+            yield 0, await broker_object.check_entries(reader, target.committed)
     elif manifest is not None and level is Level.HEADERS:
-        yield 0, await check_headers(looker, target, manifest)
+        yield 0, await check_headers(reader, target, manifest)
     elif manifest is not None and level is Level.FULL:
-        async with aclosing(check_blocks(looker, target, manifest, start=start)) as steps:
+        async with aclosing(check_blocks(reader, target, manifest, start=start)) as steps:
             async for step in steps:
                 yield step
 
 
 async def check_blocks(
-    looker: RetryingReader, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
+    reader: RetryingReader, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
-    """Read the data object from block `start` on; yields after each request how many blocks are done, and the flaws.
+    """Read the data object from block `start` on; after each request yield how many blocks are done, and the flaws.
 
-    Raises what the store raises, except NotFound.
+    Raises as the store, except NotFound.
     """
-    key, blocks, looker = target.keys.data, manifest.blocks, looker.at(target.bucket)
+    key, blocks, reader = target.keys.data, manifest.blocks, reader.at(target.bucket)
     payload_bytes: Counter[int] = Counter()
     sound, at = True, start
     gone: list[Flaw] = []
     with noted(gone, key, Kind.BLOCK, entries=str(manifest.range)):
-        if start == 0 and (flaws := await _preamble(looker, key, manifest)):
+        if start == 0 and (flaws := await _preamble(reader, key, manifest)):
             yield 0, _named(flaws, target, manifest)
         for run in runs(blocks[start:], chunk_bytes):
-            looked = await look_at_run(looker, run, key, manifest)
+            looked = await check_run(reader, run, key, manifest)
             payload_bytes.update(looked.payload_bytes)
             at = at + len(run.blocks) if looked.whole else len(blocks)
             sound = sound and not looked.flaws
@@ -284,7 +284,7 @@ async def check_blocks(
 
 
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:
-    """Compare what the entries add up to with what the manifest says of each ledger."""
+    """Compare the payload bytes of each ledger with the manifest."""
     return [
         Flaw(
             kind=Kind.MANIFEST,
@@ -303,7 +303,7 @@ def _named(flaws: Sequence[Flaw], target: Target, manifest: SegmentManifest) -> 
 
 
 def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: Sequence[Loss], key: str) -> list[Flaw]:
-    """Return the losses that the map has before and within a segment, and its manifest has not."""
+    """Return a flaw for each loss of the map, before and within a segment, that its manifest lacks."""
     said = {(loss.after, loss.before) for loss in manifest.losses}
     return [
         Flaw(kind=Kind.LOSSES, key=key, expected=f"the loss between {loss.after} and {loss.before}", found="none")
@@ -315,7 +315,7 @@ def unrecorded(committed: CommittedSegment, manifest: SegmentManifest, losses: S
 def differences(
     committed: CommittedSegment, parts: Sequence[LedgerPart] | Sequence[LedgerSlice], data_bytes: int, key: str
 ) -> list[Flaw]:
-    """Return what a manifest says otherwise than the map; the map may have dropped the segment's first ledgers."""
+    """Return where a manifest differs from the map; the map may have dropped the segment's first ledgers."""
     flaws = []
     if not committed.is_run_of(parts):
         held = ", ".join(
@@ -329,29 +329,28 @@ def differences(
 
 
 class Run(NamedTuple):
-    """What was found of neighbouring blocks; `whole`: the object reaches to their end."""
+    """Result of neighbouring blocks; `whole`: the object reaches to their end."""
 
     flaws: list[Flaw]
     whole: bool
     payload_bytes: Counter[int]
 
 
-async def look_at_run(looker: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
-    """Read neighbouring blocks with one request, and check them; with flaws once more, as `objects.whole.sure` does.
+async def check_run(reader: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
+    """Read neighbouring blocks with one request and check them; with flaws once more, as `objects.whole.sure`.
 
-    Raises what the store raises.
+    Raises as the store.
     """
-    run = await _looked_at(looker, blocks, key, manifest)
-    return await _looked_at(looker, blocks, key, manifest) if run.flaws else run
+    run = await _read_run(reader, blocks, key, manifest)
+    return await _read_run(reader, blocks, key, manifest) if run.flaws else run
 
 
-async def _looked_at(looker: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
-    async with looker.piece(key, blocks.offset, blocks.length) as data:
+async def _read_run(reader: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
+    async with reader.piece(key, blocks.offset, blocks.length) as data:
         return _check_run(data, blocks.blocks, key, manifest)
 
 
 def _check_run(data: bytes, blocks: Sequence[BlockInfo], key: str, manifest: SegmentManifest) -> Run:
-    """Check neighbouring blocks."""
     flaws: list[Flaw] = []
     payload_bytes: Counter[int] = Counter()
     for block in blocks:
@@ -376,7 +375,7 @@ def _check_run(data: bytes, blocks: Sequence[BlockInfo], key: str, manifest: Seg
 
 
 def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[Flaw]:
-    """Compare what seeks go by with the entries; older versions wrote down less of it."""
+    """Compare the manifest's times and indexes, by which seeks work, with the entries; older versions have fewer."""
     told = block_times(payloads)
     if block.survey is None:
         told = told._replace(survey=None, first_publish_time=None)
@@ -390,7 +389,7 @@ def _check_times(block: BlockInfo, payloads: Sequence[bytes], key: str) -> list[
 def _check_chunks(
     block: BlockInfo, chunks: Sequence[int], payloads: Sequence[bytes], chunk_bytes: int, key: str
 ) -> list[Flaw]:
-    """Compare what single entries are read by with a block that is sound as a whole, and has these `chunks`."""
+    """Compare the manifest's chunks, by which single entries are read, with a sound block that has these `chunks`."""
     sparse = sparse_positions(map(len, payloads), block.head_bytes, chunk_bytes)
     wrong = [
         (block.offset + number * chunk_bytes, f"a chunk with checksum {told:08x}", f"{held:08x}")
@@ -406,5 +405,5 @@ def _check_chunks(
 
 
 def entries_of(block: BlockInfo) -> str:
-    """Return a block's entries in words."""
+    """Return a block's entries as a text."""
     return f"{block.ledger_id}:{block.first_entry_id} to {block.ledger_id}:{block.last_entry_id}"

@@ -1,4 +1,4 @@
-"""Verifying the committed segments of one topic, for a daemon that is asked to: the map against the bucket."""
+"""Verification of one topic's committed segments on request: the map against the bucket."""
 
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -17,14 +17,14 @@ from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, first_damage, unre
 from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
 
 CALLS_BYTES = 16 * 1024 * 1024
-"""What all calls that verify or explain hold of blocks at a time; a larger block is looked at alone."""
+"""Memory for blocks of all calls that verify or explain; a larger block is read alone."""
 IN_A_ROW_MAX = 3
-"""Segments one after the other that could not be looked at before the rest is not tried: the store is away then."""
+"""Consecutive segments that could not be read before the verification ends: the store does not answer then."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SegmentReport:
-    """What was found of one segment, which is `number` of `of`."""
+    """Result of one segment, which is `number` of `of`."""
 
     segment: CommittedSegment
     number: int
@@ -35,7 +35,7 @@ class SegmentReport:
 
 @dataclass(slots=True, kw_only=True)
 class Between:
-    """What is wrong between segments, and the sum."""
+    """Flaws between segments, and the totals."""
 
     segments: int
     read_bytes: int
@@ -43,39 +43,39 @@ class Between:
 
 
 class TopicVerifier:
-    """Looks at topics in all sites of a cluster; `looker` makes the one that is used for one verification."""
+    """Verifies topics in all sites of a cluster; `reader` makes the reader of one verification."""
 
     def __init__(
         self,
         maps: Maps,
-        looker: Callable[[], RetryingReader],
+        reader: Callable[[], RetryingReader],
         sites: Sequence[Site],
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
     ) -> None:
-        """`damaged` hears of segments that are not what was committed."""
+        """`damaged` is called with segments that are not what was committed."""
         self._damaged = damaged
         self._maps = maps
-        self._looker = looker
+        self._reader = reader
         self._cluster = sites[0].cluster
         self._buckets = {site.bucket for site in sites}
 
     async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
-        """Yield a report of each segment, oldest first, and at the end what is between them.
+        """Yield a report of each segment, oldest first, then the flaws between them.
 
-        A segment that is deleted meanwhile is left out. One that the store does not give is told and passed over, and
-        the end is Transient; many in a row end it at once. Raises what the metadata store raises.
+        A segment that is deleted meanwhile is left out. One that cannot be read is reported, and the end raises
+        Transient; several in a row end the verification at once. Raises as the metadata store.
         """
-        looker = self._looker()
+        reader = self._reader()
         topic_map = await self._maps.topic_map(topic)
         knowns: list[Known] = []
         away: list[Flaw] = []
         in_a_row = 0
         for number, segment in enumerate(topic_map.segments, start=1):
-            before = looker.read_bytes
+            before = reader.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
             try:
-                report.flaws, known = await look_at(
-                    looker, topic, segment, level, cluster=self._cluster, buckets=self._buckets
+                report.flaws, known = await check_committed(
+                    reader, topic, segment, level, cluster=self._cluster, buckets=self._buckets
                 )
                 in_a_row = 0
             except Transient as error:
@@ -90,13 +90,13 @@ class TopicVerifier:
                 knowns.append(known)
             if bad := first_damage(report.flaws):
                 self._damaged(topic, segment, str(bad))
-            report.read_bytes = looker.read_bytes - before
+            report.read_bytes = reader.read_bytes - before
             yield report
             if in_a_row == IN_A_ROW_MAX:
                 break
         whole = len(knowns) == len(topic_map.segments)
         flaws = between(knowns, topic_map) if whole else []
-        yield Between(segments=len(topic_map.segments), read_bytes=looker.read_bytes, flaws=flaws)
+        yield Between(segments=len(topic_map.segments), read_bytes=reader.read_bytes, flaws=flaws)
         if away:
             rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
             raise Transient(
@@ -106,8 +106,8 @@ class TopicVerifier:
             )
 
 
-async def look_at(
-    looker: RetryingReader,
+async def check_committed(
+    reader: RetryingReader,
     topic: TopicName,
     segment: CommittedSegment,
     level: Level,
@@ -115,14 +115,14 @@ async def look_at(
     cluster: str,
     buckets: Collection[str],
 ) -> tuple[list[Flaw], Known | None]:
-    """Look at one committed segment; returns what is wrong with it, and what its manifest says. Raises as `run`."""
+    """Return the flaws of one committed segment, and its manifest. Raises as `run`."""
     target = Target.of(segment, topic, cluster)
     if segment.bucket not in buckets:
         said = f"in bucket {segment.bucket!r}"
         return [Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said, segment_id=segment.segment_id)], None
-    tables = await check_tables(looker, target)
+    tables = await check_tables(reader, target)
     flaws = list(tables.flaws)
-    async with aclosing(check_inside(looker, target, tables, level)) as steps:
+    async with aclosing(check_inside(reader, target, tables, level)) as steps:
         async for _, found in steps:
             flaws += found
     if tables.manifest is None:

@@ -14,7 +14,7 @@ from offloaderd.api.services.upkeep import UpkeepService
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
-from offloaderd.upkeep.gc.findings import Find, Kind, Summary, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Kind, Summary, Verdict
 from tests.unit.api.serve import serving
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from offloaderd.upkeep.gc.collector import Collector
 
-FIND = Find(
+FIND = Finding(
     key="k",
     kind=Kind.UNCOVERED,
     verdict=Verdict.ALARM,
@@ -45,7 +45,7 @@ class Canned:
 
     async def collect(
         self, *, grace_s: float, apply: bool, also: AbstractSet[UUID]
-    ) -> AsyncGenerator[Find | Summary, None]:
+    ) -> AsyncGenerator[Finding | Summary, None]:
         """Yield."""
         self.asked.append((grace_s, apply, set(also)))
         summary = Summary(applied=apply, grace_s=grace_s, topics=3, deleted_bytes=9)

@@ -176,7 +176,7 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
     made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
-        async with made._verifier._looker().piece("block", 0, 5 << 20):
+        async with made._verifier._reader().piece("block", 0, 5 << 20):
             pass
 
     async with asyncio.TaskGroup() as group:

@@ -63,13 +63,13 @@ async def test_what_is_said_is_stored_and_the_others_are_woken() -> None:
         watching = asyncio.ensure_future(watch())  # noqa: TID251 - ended below
         await clock.settle()
         before = woken
-        registration.say(draining=True)
-        await registration.told()
+        registration.announce(draining=True)
+        await registration.announced()
         await clock.settle()
         assert stored(tree).draining
         assert woken > before
-        registration.say(draining=True)
-        await registration.told()
+        registration.announce(draining=True)
+        await registration.announced()
         watching.cancel()
 
 
@@ -79,8 +79,8 @@ async def test_a_registration_that_is_gone_is_made_again(lost: str) -> None:
     tree, clock = MemoryTree(), FakeClock()
     store = tree.connect()
     async with staying(store, clock) as registration:
-        registration.say(impaired="no bucket")
-        await registration.told()
+        registration.announce(impaired="no bucket")
+        await registration.announced()
         if lost == "expired":
             store.expire()
         else:
@@ -100,9 +100,9 @@ async def test_lost_answers_are_read_back(operation: str) -> None:
     await clock.advance(3)
     await opening
     async with staying(store, clock) as registration:
-        registration.say(draining=True)
+        registration.announce(draining=True)
         await clock.advance(3)
-        await registration.told()
+        await registration.announced()
         assert stored(tree).draining
     assert faults.fired == 1
 
@@ -165,10 +165,10 @@ async def test_a_bucket_that_is_silent_for_long_makes_a_daemon_impaired_until_it
         registration.probed(reached=False, patience_s=30)
         await clock.advance(30)
         registration.probed(reached=False, patience_s=30)
-        await registration.told()
+        await registration.announced()
         assert stored(tree).impaired
         registration.probed(reached=True, patience_s=30)
-        await registration.told()
+        await registration.announced()
         assert not stored(tree).impaired
 
 

@@ -69,13 +69,13 @@ async def test_a_newcomer_gets_its_share_a_few_at_a_time_when_the_daemons_have_s
         await settled(a)
         opened = [a.engine.find(topic) for topic in TOPICS]
         await until(lambda: all(one is not None and one.progress is not None for one in opened))
-        moving, move = [], a.engine._spread._move
+        moving, move = [], a.engine._assignment._move
 
         async def counted(topic: TopicName, supervisor: Supervisor) -> None:
-            moving.append(len(a.engine._spread._moving))
+            moving.append(len(a.engine._assignment._moving))
             await move(topic, supervisor)
 
-        monkeypatch.setattr(a.engine._spread, "_move", counted)
+        monkeypatch.setattr(a.engine._assignment, "_move", counted)
         async with fellow(rig, "b") as b:
             share = belong("ab")["b"]
             assert len(share) > 3
@@ -171,10 +171,10 @@ async def test_draining_without_an_end_gives_all_away_and_takes_part_again_when_
     async with fellow(rig, "a") as a, fellow(rig, "b") as b:
         await enable_all(a)
         await settled(a, b)
-        b.registration.say(draining=True)
+        b.registration.announce(draining=True)
         await until(lambda: a.topics() == set(TOPICS))
         assert b.topics() == set()
-        b.registration.say(draining=False)
+        b.registration.announce(draining=False)
         await settled(a, b)
 
 
@@ -184,7 +184,7 @@ async def test_the_last_daemon_keeps_its_topics_when_told_to_drain() -> None:
     async with fellow(rig, "a") as a:
         await enable_all(a)
         await settled(a)
-        a.registration.say(draining=True)
+        a.registration.announce(draining=True)
         await rig.clock.sleep(0.5)
         assert a.topics() == set(TOPICS)
 
@@ -206,7 +206,7 @@ async def test_a_daemon_that_cannot_reach_the_bucket_gives_its_topics_up_unseale
             share = belong("ab")["b"]
             for operation in ("upload_part", "complete_upload", "put", "create_upload"):
                 faults.fail(operation, Transient("no route to the bucket"), times=-1)
-            b.registration.say(impaired="no route to the bucket")
+            b.registration.announce(impaired="no route to the bucket")
             await until(lambda: a.topics() == set(TOPICS))
             for topic in share:
                 offloader = a.engine.find(topic)
@@ -216,7 +216,7 @@ async def test_a_daemon_that_cannot_reach_the_bucket_gives_its_topics_up_unseale
                 await until_offloaded(offloader, last)
                 assert [payload for _, payload in await rig.committed(topic)] == payloads(20)
             faults.heal()
-            b.registration.say(impaired="")
+            b.registration.announce(impaired="")
             await settled(a, b)
 
 
@@ -259,7 +259,7 @@ async def test_a_cancelled_claim_leaves_no_owner_behind() -> None:
     slow = Slow(store)
     await race(ownership.claim(slow, topic, me, session, rig.clock), slow.done.wait())
     assert await ownership.owner_of(store, topic) is not None
-    await ownership.let_go(store, topic, session, rig.clock)
+    await ownership.release_unclaimed(store, topic, session, rig.clock)
     assert await ownership.owner_of(store, topic) is None
 
 

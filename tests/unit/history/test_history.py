@@ -117,7 +117,7 @@ async def test_live_segments_begin_at_the_boundary_and_history_follows_beside_th
     assert rig.metrics.history_boundaries._value.get() == 4
     store = rig.tree.connect()
     assert await store.children(paths.history(TOPIC)) == ["plan", "ranges"]
-    assert set((await references.look(store)).committed) == {one.segment_id for one in topic_map.segments}
+    assert set((await references.read(store)).committed) == {one.segment_id for one in topic_map.segments}
 
 
 async def test_history_is_not_taken_from_another_source() -> None:
@@ -405,7 +405,7 @@ async def test_a_writer_that_ends_while_it_waits_for_memory_has_taken_none() -> 
         for _ in range(50):
             await turn()
         assert topic.map.history_end is None
-        supervisor = engine._spread.supervised[TOPIC]
+        supervisor = engine._assignment.supervised[TOPIC]
         supervisor.abandon()
         await supervisor.ended.wait()
         assert budget.used_bytes == rig.upload_bytes

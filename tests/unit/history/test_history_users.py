@@ -419,14 +419,14 @@ async def test_what_is_being_written_of_history_is_referred_to() -> None:
     attempt = attempt_at(owned, Position(0, 0))
     await found.begin(attempt)
     store = rig.tree.connect()
-    assert (await references.look(store)).attempts == {attempt.segment_id: TOPIC}
+    assert (await references.read(store)).attempts == {attempt.segment_id: TOPIC}
     assert found.ranges.ranges[0].state is RangeState.CLAIMED
     await store.delete(paths.history_attempt(TOPIC))
-    assert (await references.look(store)).attempts == {attempt.segment_id: TOPIC}
+    assert (await references.read(store)).attempts == {attempt.segment_id: TOPIC}
     await store.create(paths.history_attempt(TOPIC), attempt_record.encode(attempt))
     await attempts.load()
     await found.give_up(attempt, "gone")
-    seen = await references.look(store)
+    seen = await references.read(store)
     assert (seen.attempts, list(seen.trash)) == ({}, [attempt.segment_id])
     first = found.ranges.ranges[0]
     assert (first.state, first.tries, first.last_error, first.segment_id) == (RangeState.PLANNED, 1, "gone", None)

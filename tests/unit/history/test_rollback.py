@@ -42,7 +42,7 @@ async def all_is_well(rig: Rig, written: Sequence[bytes]) -> None:
     store = rig.tree.connect()
     assert await store.children(paths.trash(TOPIC)) == []
     assert await store.children(paths.rollback(TOPIC)) == ["order"]
-    seen = await references.look(store)
+    seen = await references.read(store)
     assert set(seen.committed) == {one.segment_id for one in (await map_of(rig)).segments}
     assert not seen.attempts
 
@@ -283,7 +283,7 @@ async def test_draining_leaves_the_ledger_to_the_next_owner() -> None:
                 break
             await turn()
     left = attempt_record.decode((await store.get(paths.rollback_attempt(TOPIC))).value, path="p")
-    assert set((await references.look(store)).attempts) == {left.segment_id}
+    assert set((await references.read(store)).attempts) == {left.segment_id}
     async with rolling(rig, "two") as work:
         await work.ended()
     assert (await map_of(rig)).segments[0].segment_id == left.segment_id

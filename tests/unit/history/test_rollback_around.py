@@ -14,7 +14,7 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments.reader import SegmentOptions
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find
+from offloaderd.upkeep.gc.findings import Finding
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.rebuild import rebuild
@@ -135,7 +135,7 @@ async def test_the_scrub_and_the_collector_find_everything_in_order() -> None:
                 assert [flaws async for _, flaws in steps if flaws] == []
         gc = Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=rig.metrics)
         async with aclosing(gc.collect(grace_s=0.0, apply=True)) as finds:
-            assert [one async for one in finds if isinstance(one, Find)] == []
+            assert [one async for one in finds if isinstance(one, Finding)] == []
 
 
 async def rebuilt(rig: Rig, **said: object) -> rebuild.Plan:

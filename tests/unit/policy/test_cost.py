@@ -30,7 +30,7 @@ from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import look_at
+from offloaderd.upkeep.verify.topic import check_committed
 from tests.unit.rigs.lives import until_recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
 
@@ -82,7 +82,7 @@ async def test_a_segment_asks_for_what_the_model_says(entries: int, entry_bytes:
     (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
     asked.asked.clear()
     looker = RetryingReader(store, clock=clock)
-    flaws, _ = await look_at(looker, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
+    flaws, _ = await check_committed(looker, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
     assert not flaws
     assert charged(asked.asked) == per_scrub(entries * entry_bytes, entry_bytes, CUTTING), asked.asked
 

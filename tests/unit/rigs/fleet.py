@@ -63,8 +63,8 @@ async def fellow(
         running = group.create_task(engine.run(node))
         try:
             yield Fellow(name, engine, registration, session)
-            registration.say(draining=True)
-            await registration.told()
+            registration.announce(draining=True)
+            await registration.announced()
             engine.drain()
             await running
         finally:

@@ -86,7 +86,7 @@ async def test_a_cancelled_claim_is_let_go_though_the_store_is_away_for_a_moment
     rig, faults = Rig(), Faults()
     store, topic, _ = await _claimed(rig, faults)
     faults.fail("get", Transient("away"), times=2)
-    await ownership.let_go(store, topic, await store.session(), rig.clock)
+    await ownership.release_unclaimed(store, topic, await store.session(), rig.clock)
     assert faults.fired == 2
     assert await ownership.owner_of(store, topic) is None
 

@@ -97,7 +97,7 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
             store.expire()  # what dies says nothing any more
             running.cancel()
     begun = set(await rig.tree.connect().children(paths.history_attempts(TOPIC)))
-    assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
+    assert begun <= {str(one) for one in (await references.read(rig.tree.connect())).attempts}
     runner = LocalRunner(rig)
     if killed_at > 5:
         with pytest.raises(AlreadyDone):

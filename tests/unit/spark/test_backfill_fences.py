@@ -112,7 +112,7 @@ async def test_what_a_job_has_written_is_referred_to_whatever_its_ranges_say() -
     ranges = history_record.decode_ranges(node.value, path=path)
     forgotten = [replace(one, state=history_record.RangeState.PLANNED, segment_id=None) for one in ranges]
     await store.replace(path, history_record.encode_ranges(forgotten), node.version)
-    seen = await references.look(store)
+    seen = await references.read(store)
     assert {one.segment_id for one in runner.ran} == set(seen.attempts)
 
 

@@ -132,7 +132,7 @@ async def test_a_driver_that_dies_is_succeeded_without_a_ledger_written_twice(ki
         store.expire()
         running.cancel()
     begun = set(await rig.tree.connect().children(paths.history_attempts(TOPIC)))
-    assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
+    assert begun <= {str(one) for one in (await references.read(rig.tree.connect())).attempts}
     assert (await plan_topic(stores_of(rig), TOPIC)).split
     runner = LocalRunner(rig)
     async with asyncio.timeout(PATIENCE_S):

@@ -221,7 +221,7 @@ async def test_a_conversion_may_be_killed_at_any_write(target: Target) -> None:
         moments = await killed(rig, target, at)
         assert await stored(rig) == payloads(40)
         begun = set(await rig.tree.connect().children(paths.history_attempts(TOPIC)))
-        assert begun <= {str(one) for one in (await references.look(rig.tree.connect())).attempts}
+        assert begun <= {str(one) for one in (await references.read(rig.tree.connect())).attempts}
         async with asyncio.timeout(PATIENCE_S):
             ended = await conversion(rig, target, me="next", segment_bytes=2500, small_bytes=2500).run()
         assert ended.failures == ()

@@ -18,7 +18,7 @@ from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment.resume import resume as recovery
+from offloaderd.segment.resume import resume
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep
 from offloaderd.topic.duties import Rest
@@ -76,7 +76,7 @@ async def offloaded(rig: Rig, engine: Engine, count: int = 10, seed: int = 0) ->
 
 def idle_topic_of(engine: Engine) -> IdleTopic | None:
     """Return what is kept of the topic if it sleeps."""
-    supervisor = engine._spread.supervised.get(TOPIC)
+    supervisor = engine._assignment.supervised.get(TOPIC)
     return supervisor.idle_topic if supervisor is not None and supervisor.offloader is None else None
 
 
@@ -172,7 +172,7 @@ async def test_what_comes_between_the_decision_and_the_end_of_the_tasks_is_offlo
         topic = await enabled(engine)
         await offloaded(rig, engine)
         await until(lambda: topic.rest.due_s is not None and sleep.is_quiet(topic))
-        supervisor = engine._spread.supervised[TOPIC]
+        supervisor = engine._assignment.supervised[TOPIC]
         engine.idle_topics._suspend(supervisor, topic, rig.clock.monotonic())
         last = await append(rig, 3, seed=9)
         again = await offloader_of(engine)
@@ -335,7 +335,7 @@ async def test_a_policy_that_comes_while_a_topic_wakes_holds(rig: Rig, monkeypat
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         await suspended(engine)
-        supervisor = engine._spread.supervised[TOPIC]
+        supervisor = engine._assignment.supervised[TOPIC]
         take = supervisor._take
 
         def taken(*arguments: object) -> object:
@@ -549,7 +549,7 @@ async def test_a_topic_that_cannot_be_taken_up_is_stalled_loudly_and_comes_back(
             raise Transient("gone")
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(recovery, "take_over", refuse)
+            patched.setattr(resume, "take_over", refuse)
             with pytest.raises(Transient):
                 await engine.owned(TOPIC)
             await until(lambda: engine.statuses()[0].state == "stalled")

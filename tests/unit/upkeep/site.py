@@ -26,7 +26,7 @@ from offloaderd.testing import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find, Summary
+from offloaderd.upkeep.gc.findings import Finding, Summary
 from offloaderd.upkeep.stored import Site
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
@@ -97,9 +97,9 @@ class Ground:
         objects: SegmentStore | None = None,
         metadata: MetadataStore | None = None,
         also: Sequence[int] = (),
-    ) -> tuple[list[Find], Summary]:
+    ) -> tuple[list[Finding], Summary]:
         """Run one collection."""
-        finds: list[Find] = []
+        finds: list[Finding] = []
         async with aclosing(
             self.collector(objects=objects, metadata=metadata).collect(
                 grace_s=grace_s, apply=apply, also=frozenset(map(segment_id, also))

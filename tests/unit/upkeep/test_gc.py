@@ -19,7 +19,7 @@ from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.testing.faults import FaultyStore
-from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Kind, Verdict
 from tests.unit.upkeep.site import (
     CLUSTER,
     DAY_S,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tests.unit.format.builders import Run
 
 
-def kinds(finds: list[Find]) -> dict[str, tuple[Kind, Verdict]]:
+def kinds(finds: list[Finding]) -> dict[str, tuple[Kind, Verdict]]:
     """Return what was found, by key."""
     return {find.key: (find.kind, find.verdict) for find in finds}
 

@@ -12,7 +12,7 @@ from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys, marker
-from offloaderd.upkeep.gc.findings import Find, Kind, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Kind, Verdict
 from tests.unit.format.builders import Run
 from tests.unit.upkeep.site import BUCKET, CLUSTER, OURS, PREFIX, Ground, all_keys, data_key, runs
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HERE, THERE = UUID(int=1), UUID(int=2)
 
 
-def kinds(finds: list[Find]) -> dict[str, tuple[Kind, Verdict]]:
+def kinds(finds: list[Finding]) -> dict[str, tuple[Kind, Verdict]]:
     """Return what was found, by key."""
     return {find.key: (find.kind, find.verdict) for find in finds}
 

@@ -12,7 +12,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import ALARMS, Find, Summary
+from offloaderd.upkeep.gc.findings import ALARMS, Finding, Summary
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
@@ -24,7 +24,7 @@ def collector(rig: Rig) -> Collector:
     return Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=Metrics())
 
 
-async def collect(one: Collector) -> list[Find]:
+async def collect(one: Collector) -> list[Finding]:
     """Delete what nobody refers to, however young; a failure is as good as a pause."""
     finds = []
     try:

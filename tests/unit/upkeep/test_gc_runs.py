@@ -10,7 +10,7 @@ from offloaderd.core.errors import Conflict, OutcomeUnknown
 from offloaderd.metadata import paths
 from offloaderd.testing import FakeClock
 from offloaderd.testing.faults import FaultyStore
-from offloaderd.upkeep.gc.findings import Find, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Verdict
 from offloaderd.upkeep.settings import GcSettings
 from tests.unit.upkeep.site import (
     GRACE_S,
@@ -26,11 +26,11 @@ async def test_one_collection_at_a_time(ground: Ground) -> None:
     collector = ground.collector()
     first = collector.collect(grace_s=0, apply=False)
     await ground.objects.put(data_key(2), b"x", metadata=OURS)
-    assert isinstance(await anext(first), Find)
+    assert isinstance(await anext(first), Finding)
     with pytest.raises(Conflict):
         await anext(collector.collect(grace_s=0, apply=False))
     await first.aclose()
-    assert isinstance(await anext(collector.collect(grace_s=0, apply=False)), Find)
+    assert isinstance(await anext(collector.collect(grace_s=0, apply=False)), Finding)
 
 
 @pytest.mark.parametrize(("when", "left"), [("before", 1), ("after", 0)])

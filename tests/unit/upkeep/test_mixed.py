@@ -23,7 +23,7 @@ from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.explain import Explainer, State
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find, Kind, Summary, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Kind, Summary, Verdict
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.records import load_all
 from offloaderd.upkeep.retention.retention import Retention
@@ -69,7 +69,7 @@ async def verified(mixed: Mixed, level: Level = Level.FULL) -> list[Report]:
         return [report async for report in reports]
 
 
-async def collected(mixed: Mixed, *, apply: bool = True) -> list[Find]:
+async def collected(mixed: Mixed, *, apply: bool = True) -> list[Finding]:
     """Collect, everything being old enough."""
     rig = mixed.rig
     collector = Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=rig.metrics)

@@ -20,7 +20,7 @@ from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.gc.findings import Find, Verdict
+from offloaderd.upkeep.gc.findings import Finding, Verdict
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.retention.retention import Retention
@@ -321,7 +321,7 @@ async def test_garbage_is_found_in_every_place() -> None:
         await store.create_upload(f"{prefix}{rig.clock.uuid()}", metadata=labels)
     collector = Collector(rig.store, rig.tree.connect(), SITES, clock=rig.clock, metrics=Metrics())
     async with aclosing(collector.collect(grace_s=0, apply=True)) as found:
-        finds = [one async for one in found if isinstance(one, Find)]
+        finds = [one async for one in found if isinstance(one, Finding)]
     assert [one.verdict for one in finds] == [Verdict.DELETED] * 4
     assert [payload for _, payload in await rig.committed()] == written
     for bucket, _ in PLACES:
@@ -338,7 +338,7 @@ async def test_a_place_that_is_shared_with_another_cluster_keeps_its_uploads_alo
         await buckets_of(rig).at(bucket).create_upload(f"{prefix}{rig.clock.uuid()}")
     collector = Collector(rig.store, rig.tree.connect(), SITES, clock=rig.clock, metrics=Metrics())
     async with aclosing(collector.collect(grace_s=0, apply=True)) as found:
-        finds = [one async for one in found if isinstance(one, Find) and one.upload_id]
+        finds = [one async for one in found if isinstance(one, Finding) and one.upload_id]
     assert {one.key.partition("/")[0]: one.verdict for one in finds} == {"seg": Verdict.DELETED, "topics": Verdict.KEEP}
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.port import Step, Versioned
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo
-    from offloaderd.upkeep.gc.findings import Find
+    from offloaderd.upkeep.gc.findings import Finding
 
 
 async def moved_at(moments: tuple[int, int]) -> tuple[references.References, int]:
@@ -55,7 +55,7 @@ async def moved_at(moments: tuple[int, int]) -> tuple[references.References, int
                     moves.pop()()
             asked += 1
 
-    return await references.look(FaultyMetadata(ground.metadata, plan)), asked
+    return await references.read(FaultyMetadata(ground.metadata, plan)), asked
 
 
 async def test_a_segment_that_moves_during_a_look_is_seen() -> None:
@@ -84,7 +84,7 @@ async def test_a_look_asks_the_server_to_catch_up() -> None:
             assert synced
             return await super().get(path)
 
-    found = await references.look(Lagging(MemoryTree()))
+    found = await references.read(Lagging(MemoryTree()))
     assert not found.topics
     assert synced == ["/"]
 
@@ -105,7 +105,7 @@ async def referring(ground: Ground, described: SegmentManifest) -> dict[str, lis
     }
 
 
-async def collected_while(ground: Ground, steps: list[Step], *, look: int) -> list[Find]:
+async def collected_while(ground: Ground, steps: list[Step], *, look: int) -> list[Finding]:
     """Collect, with this change of the metadata right before the collection's look of that number, its last one."""
     looks = 0
 

@@ -22,7 +22,7 @@ from offloaderd.upkeep.grants.closed_ledger import ClosedLedger, Copies, length_
 from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import look_at
+from offloaderd.upkeep.verify.topic import check_committed
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 from tests.unit.upkeep.test_damage import Maps
@@ -104,7 +104,7 @@ async def explain(owned: Owned, segment: CommittedSegment) -> object:
 async def verified(owned: Owned, segment: CommittedSegment) -> object:
     """By whoever verifies."""
     looker = RetryingReader(owned.rig.store, clock=owned.rig.clock)
-    flaws, _ = await look_at(looker, TOPIC, segment, Level.FULL, cluster=SITE.cluster, buckets=[SITE.bucket])
+    flaws, _ = await check_committed(looker, TOPIC, segment, Level.FULL, cluster=SITE.cluster, buckets=[SITE.bucket])
     return not flaws
 
 
