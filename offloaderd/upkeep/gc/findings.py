@@ -14,11 +14,10 @@ from offloaderd.upkeep.stored import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rules of one collection. `now_ms` is the store's time; `also` names segments to delete although they raise an
-    alarm.
+    """Rules of one collection. `now_ms` is the store's time; `also` names segments to delete despite an alarm.
 
-    Segments that have left a topic stay for `reader_grace_s` too, if that is longer than the grace age. Entries that are not
-    offloaded yet can be read again from `source`.
+    Segments that have left a topic stay for `reader_grace_s` too, if that is longer than the grace age. Entries that
+    are not offloaded yet can be read again from `source`.
     """
 
     sites: Sequence[Site]
