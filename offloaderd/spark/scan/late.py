@@ -19,8 +19,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import SegmentStore
 from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.reader import SegmentReader
-from offloaderd.spark.scan.origin import unpacked
-from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of
+from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of, unpacked
 
 if TYPE_CHECKING:
     from offloaderd.spark.scan.snapshot import Snapshot

@@ -1,7 +1,7 @@
-"""The options of `format("offload")`: what they may say, read in one go, with every mistake told at once.
+"""The options of `format("offload")`, read at once, with all mistakes in one error.
 
-Options with a dot are settings of the daemon by their names (`objects.bucket`, `metadata.servers`), over those of the
-environment and of the file that `config` names. All others are the source's own.
+Options with a dot are settings of the daemon by their names (`objects.bucket`, `metadata.servers`) and take precedence
+over those of the environment and of the file that `config` names. All others are the source's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import Position, TopicName
@@ -23,34 +23,31 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.spark.scan.origin import Metadata, packed
 from offloaderd.spark.scan.positions import parsed
 from offloaderd.spark.scan.query import Wanted, to_ms
 from offloaderd.spark.scan.schema import checked_schema, full_schema
-from offloaderd.spark.scan.share import EVERYTHING, Condition, Task
+from offloaderd.spark.scan.share import EVERYTHING, Condition, Metadata, Task, packed
 from offloaderd.spark.values.decode import ValueDecoder
 from offloaderd.spark.values.schema import ValueSchema, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-T = TypeVar("T")
-
 MIB = 1024 * 1024
 PARTITION_BYTES = 64 * MIB
-"""What one task reads: some seconds of work, and a thousand tasks for 64 GiB."""
+"""Bytes of objects that one task reads: some seconds of work, and a thousand tasks for 64 GiB."""
 
 
 class Mode(StrEnum):
-    """What becomes of a query when entries cannot be read, and `skip` does not name the condition."""
+    """The end of a query whose entries cannot be read for a condition that `skip` does not name."""
 
     FAIL = "fail"
     SKIP = "skip"
-    """Whatever the condition, a row takes their place that says how many they are, and why."""
+    """Under any condition, a row takes their place that has their number and the reason."""
 
 
 class Start(StrEnum):
-    """Where a stream begins that names no position."""
+    """The begin of a stream without a position."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -58,7 +55,7 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a query asked for. `start` is where a stream begins without `wanted.first`, `step` what one repeats."""
+    """The options of a query. `start`: the begin of a stream without `wanted.first`; `step`: the step to repeat."""
 
     settings: Settings
     topic: TopicPattern
@@ -76,17 +73,17 @@ class SourceOptions:
     without: tuple[TopicPattern, ...] = ()
 
     def leaves_out(self, topic: TopicName) -> bool:
-        """Whether a topic is left out, although the pattern takes it in."""
+        """Return whether a topic is excluded, although it matches the pattern."""
         return any(one.matches(topic) for one in self.without)
 
     @property
     def skipped(self) -> frozenset[Condition]:
-        """What is left out and counted, instead of ending the query."""
+        """The conditions whose entries are skipped and counted, instead of ending the query."""
         return EVERYTHING if self.mode is Mode.SKIP else self.skip
 
     @property
     def skips(self) -> bool:
-        """Whether anything is left out."""
+        """Whether there is such a condition."""
         return bool(self.skipped)
 
     @property
@@ -97,13 +94,13 @@ class SourceOptions:
 
     @property
     def holds_back(self) -> bool:
-        """Whether a query ends where consumers are given nothing yet; the range of a step was chosen so."""
+        """Whether a query ends where consumers get nothing more yet; the range of a step is chosen so already."""
         return self.messages and self.transactions is Transactions.COMMITTED and self.step is None
 
     def task(self, schema: StructType, *, step: bool = False) -> Task:
-        """Return what tasks are told, for the columns that a query gave. Raises InvalidConfig for others.
+        """Return the description for tasks, with the query's columns. Raises InvalidConfig for unknown ones.
 
-        `step`: the query is a stream, of which each part is read once.
+        `step`: the query is a stream, which reads each entry once.
         """
         return Task(
             objects=self.settings.objects,
@@ -140,7 +137,7 @@ HELP: dict[str, str] = {
 
 
 SPELLINGS = {name.replace("_", ""): name for name in HELP}
-"""Spark's own options are written `maxBytesPerTrigger`, and Spark gives all names in small letters."""
+"""Names without underscores: Spark's own are written `maxBytesPerTrigger`, and reach a source in small letters."""
 
 ELSEWHERE = {
     "subscribe": "topic",
@@ -153,84 +150,67 @@ ELSEWHERE = {
     "maxoffsetspertrigger": "max_bytes_per_trigger",
     "maxfilespertrigger": "max_bytes_per_trigger",
 }
-"""What options of Spark's own sources are here, which have other values."""
+"""Options of Spark's own sources, with those that take their place here; the values differ."""
 
 
 def parse(options: Mapping[str, str], *, environ: Mapping[str, str] | None = None) -> SourceOptions:
     """Read the options of a query. Raises InvalidConfig with a line for each mistake."""
-    return _Reading(options, os.environ if environ is None else environ).done()
+    return _Parser(options, os.environ if environ is None else environ).parsed()
 
 
-class _Reading:
-    """One reading; goes on after mistakes, to find all of them."""
+class _Parser:
+    """Reads the options of one query; continues after mistakes, to find all of them."""
 
     def __init__(self, options: Mapping[str, str], environ: Mapping[str, str]) -> None:
-        given = {name.lower(): str(value) for name, value in options.items()}
-        self._settings = {name: value for name, value in given.items() if "." in name}
+        texts = {name.lower(): str(value) for name, value in options.items()}
+        self._settings = {name: value for name, value in texts.items() if "." in name}
         self._environ = environ
         self._own: dict[str, str] = {}
         self._mistakes: list[str] = []
-        for name in given.keys() - self._settings.keys():
+        for name in texts.keys() - self._settings.keys():
             known = SPELLINGS.get(name.replace("_", ""), name)
             if known in self._own:
                 self._mistakes.append(f"{known}: it is given in two spellings, say it once")
-            self._own[known] = given[name]
+            self._own[known] = texts[name]
 
-    def done(self) -> SourceOptions:
-        """Return the options, or raise all that is wrong."""
+    def parsed(self) -> SourceOptions:
+        """Return the options. Raises InvalidConfig with all mistakes."""
         for name in self._own.keys() - HELP.keys():
             close = [ELSEWHERE[name]] if name in ELSEWHERE else get_close_matches(name, HELP, 1)
             self._mistakes.append(f"{name}: no such option" + (f"; did you mean {close[0]}?" if close else ""))
         settings = self._checked_settings()
-        topic = self._topic()
-        mode = self._word("mode", Mode, Mode.FAIL)
-        skip = self._value("skip", conditions)
-        if skip and mode is Mode.SKIP:
+        values = {name: value for name in READERS if (value := self._value(name)) is not None}
+        topic = self._topic(values)
+        start, last = values.get("start"), values.get("end")
+        first = start if isinstance(start, Position) else None
+        since, until = values.get("start_time"), values.get("end_time")
+        messages = values.get("messages", False)
+        schema = self._schema(messages=messages)
+        if "skip" in values and values.get("mode") is Mode.SKIP:
             self._mistakes.append("mode, skip: mode=skip leaves out everything, say one of the two")
-        metadata = self._word("metadata", Metadata, Metadata.ZOOKEEPER)
-        start = self._own.get("start", "").strip().lower()
-        word = Start(start) if start in set(Start) else Start.EARLIEST
-        first = None if start in set(Start) else self._value("start", Position.parse)
-        last = self._value("end", Position.parse)
-        since, until = self._value("start_time", moment), self._value("end_time", moment)
         if first is not None and last is not None and first > last:
             self._mistakes.append(f"start, end: the range {first}..{last} is reversed")
         if since is not None and until is not None and since >= until:
             self._mistakes.append("start_time, end_time: the range is empty or reversed")
-        messages = self._value("messages", truth)
-        values = self._schema(messages=bool(messages))
-        transactions = self._word("transactions", Transactions, Transactions.COMMITTED)
         if "transactions" in self._own and not messages:
             self._mistakes.append("transactions: only with messages=true, entries are given whatever they are in")
-        without = self._value("without", lambda text: tuple(TopicPattern.parse(one.strip()) for one in text.split(",")))
-        step = self._value("offsets", offsets)
-        partition_bytes, trigger_bytes = self._size("partition_bytes"), self._size("max_bytes_per_trigger")
+        sizes = {name: values[name] for name in ("partition_bytes", "max_bytes_per_trigger") if name in values}
+        self._mistakes += [f"{name} = {size}: at least one byte" for name, size in sizes.items() if size < 1]
         if self._mistakes or settings is None or topic is None:
-            self._fail()
+            count = len(self._mistakes)
+            head = "an option is wrong" if count == 1 else f"{count} options are wrong"
+            raise InvalidConfig("\n  ".join([f"{head}:", *self._mistakes]), hint="docs/spark.md describes each option")
         return SourceOptions(
             settings=settings,
             topic=topic,
             wanted=Wanted(first=first, last=last, since_ms=since, until_ms=until),
-            messages=bool(messages),
-            transactions=transactions,
-            values=values,
-            mode=mode,
-            skip=skip or frozenset(),
-            metadata=metadata,
-            partition_bytes=partition_bytes or PARTITION_BYTES,
-            start=word,
-            trigger_bytes=trigger_bytes,
-            step=step,
-            without=without or (),
+            values=schema,
+            start=start if isinstance(start, Start) else Start.EARLIEST,
+            **{field: values[name] for name, field in FIELDS.items() if name in values},
         )
 
-    def _fail(self) -> NoReturn:
-        count = len(self._mistakes)
-        head = "an option is wrong" if count == 1 else f"{count} options are wrong"
-        raise InvalidConfig("\n  ".join([f"{head}:", *self._mistakes]), hint="docs/spark.md describes each option")
-
     def _checked_settings(self) -> Settings | None:
-        """Return the settings that say where bucket and ZooKeeper are; a bucket alone is no mistake."""
+        """Return the settings that name the bucket and ZooKeeper; a bucket without ZooKeeper is no mistake."""
         path = self._own.get("config")
         try:
             report = check(Path(path) if path else None, self._environ, self._settings)
@@ -240,21 +220,21 @@ class _Reading:
         self._mistakes += report.mistakes
         return report.settings
 
-    def _topic(self) -> TopicPattern | None:
-        given = {name: self._own[name] for name in ("topic", "path") if name in self._own}
-        if len(given) != 1:
-            said = "say it once: as an option or to load()" if given else HELP["topic"]
-            self._mistakes.append(f"topic: {said}")
+    def _topic(self, values: Mapping[str, Any]) -> TopicPattern | None:
+        names = [name for name in ("topic", "path") if name in self._own]
+        if len(names) != 1:
+            what = "say it once: as an option or to load()" if names else HELP["topic"]
+            self._mistakes.append(f"topic: {what}")
             return None
-        return self._value(next(iter(given)), TopicPattern.parse)
+        return values.get(names[0])
 
     def _schema(self, *, messages: bool) -> ValueSchema | None:
-        """Return what values are; a schema that Spark has no type for is a mistake, as is one without messages."""
-        given = [name for name in ("schema", "encoding") if name in self._own]
-        if given and not messages:
-            self._mistakes.append(f"{', '.join(given)}: only with messages=true, entries have no value")
+        """Return the schema of values; one that Spark has no type for is a mistake, as is one without messages."""
+        names = [name for name in ("schema", "encoding") if name in self._own]
+        if names and not messages:
+            self._mistakes.append(f"{', '.join(names)}: only with messages=true, entries have no value")
         if "schema" not in self._own:
-            if given:
+            if names:
                 self._mistakes.append(f"encoding: of what? schema: {HELP['schema']}")
             return None
         try:
@@ -265,42 +245,36 @@ class _Reading:
             return None
         return found
 
-    def _word(self, name: str, words: type[T], default: T) -> T:
-        found = self._value(name, lambda text: words(text.strip().lower()))  # type: ignore[call-arg] # an enum's call
-        return default if found is None else found
-
-    def _size(self, name: str) -> int | None:
-        size = self._value(name, parse_bytes)
-        if size is not None and size < 1:
-            self._mistakes.append(f"{name} = {size}: at least one byte")
-        return size
-
-    def _value(self, name: str, read: Callable[[str], T]) -> T | None:
+    def _value(self, name: str) -> Any:  # noqa: ANN401 - of the option's type
         """Return an option's value, None when it was not given or is wrong."""
-        text = self._own.get(name)
-        if text is None:
+        if (text := self._own.get(name)) is None:
             return None
         try:
-            return read(text)
+            return READERS[name](text)
         except (InvalidInput, ValueError) as error:
-            why = (
-                f": {error.message}" if isinstance(error, InvalidInput) and name in {"topic", "path", "without"} else ""
-            )
+            names_topics = name in {"topic", "path", "without"}
+            why = f": {error.message}" if names_topics and isinstance(error, InvalidInput) else ""
             self._mistakes.append(f"{name} = {text[:80]!r}{why}; allowed: {HELP[name]}")
             return None
 
 
-def truth(text: str) -> bool:
+def boolean(text: str) -> bool:
     """Read true or false. Raises ValueError."""
-    words = {"true": True, "false": False}
-    if (word := text.strip().lower()) not in words:
+    values = {"true": True, "false": False}
+    if (word := text.strip().lower()) not in values:
         raise ValueError(text)
-    return words[word]
+    return values[word]
 
 
 def conditions(text: str) -> frozenset[Condition]:
     """Read names of conditions with commas between them. Raises ValueError."""
     return frozenset(Condition(word.strip().lower()) for word in text.split(",") if word.strip())
+
+
+def start_of(text: str) -> Start | Position:
+    """Read the begin of a stream or a position. Raises InvalidInput."""
+    word = text.strip().lower()
+    return Start(word) if word in set(Start) else Position.parse(text)
 
 
 def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -318,8 +292,37 @@ def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def moment(text: str) -> int:
-    """Read a time, UTC unless it names a zone; returns milliseconds since 1970. Raises ValueError."""
+    """Read a time, UTC unless it names a zone; return milliseconds since 1970. Raises ValueError."""
     text = text.strip()
     if re.fullmatch(r"[0-9]+", text):
         return int(text)
     return to_ms(datetime.fromisoformat(text))
+
+
+def _word(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    return lambda text: kind(text.strip().lower())
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "topic": TopicPattern.parse,
+    "path": TopicPattern.parse,
+    "without": lambda text: tuple(TopicPattern.parse(one.strip()) for one in text.split(",")),
+    "messages": boolean,
+    "transactions": _word(Transactions),
+    "start": start_of,
+    "end": Position.parse,
+    "start_time": moment,
+    "end_time": moment,
+    "mode": _word(Mode),
+    "skip": conditions,
+    "metadata": _word(Metadata),
+    "partition_bytes": parse_bytes,
+    "max_bytes_per_trigger": parse_bytes,
+    "offsets": offsets,
+}
+"""The options that can be read one by one. Each reader raises ValueError or InvalidInput."""
+
+FIELDS = {"max_bytes_per_trigger": "trigger_bytes", "offsets": "step"} | {
+    name: name for name in ("without", "messages", "transactions", "mode", "skip", "metadata", "partition_bytes")
+}
+"""The fields of SourceOptions that an option gives as it is."""

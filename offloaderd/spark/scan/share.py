@@ -1,7 +1,8 @@
-"""What a task is given: plain descriptions of what to read and where, and nothing that takes long to import."""
+"""The description that a task gets of its share and its stores; nothing here takes long to import."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,20 +18,22 @@ from offloaderd.spark.values.schema import ValueSchema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from offloaderd.daemon.settings import Settings
+
 
 class Condition(StrEnum):
-    """Why entries or values of a query cannot be given; a query ends by the first, or leaves out what it names."""
+    """Why entries or values of a query cannot be given; a query ends by the first, unless it skips that condition."""
 
     LOSSES = "losses"
     """Recorded losses: deleted before they were offloaded, or maybe so."""
     RETENTION = "retention"
     """They were offloaded and deleted again."""
     DAMAGE = "damage"
-    """They should be in the bucket, and are not there or not what was written."""
+    """They are missing or damaged in the bucket."""
     MALFORMED = "malformed"
     """A message's value does not fit the schema."""
     UNFINISHED = "unfinished"
-    """They are still to come: history that is being offloaded, a transaction of which nobody can say how it ended."""
+    """They are still to come: history that is being offloaded, a transaction whose outcome is unknown."""
 
 
 EVERYTHING = frozenset(Condition)
@@ -38,10 +41,10 @@ EVERYTHING = frozenset(Condition)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Entries that no segment has, after one position and before another (None: no end is known).
+    """Entries that no segment has, after one position and before another (None: the end is unknown).
 
-    `entries` is how many are known to have been there, None when nobody knows. `awaited`: a range without a begin
-    begins before it. `condition` is what it is left out by.
+    `entries` is their number, None if that is unknown. `awaited`: a range without a begin begins before the hole.
+    A query skips the hole by `condition`.
     """
 
     after: Position
@@ -56,9 +59,9 @@ class Hole:
 class Piece:
     """The entries of a segment from `first` to `last`, both inclusive and both in it: about `object_bytes` of it.
 
-    The positions count, whatever holds them when they are read; the segment is where they were at the planning.
-    `before` are segments in front of this one, in which the first chunks of a message may lie, `after` those behind it,
-    in which the outcome of a transaction may lie; `reaches_end`: behind them there is no other.
+    A task reads these positions from the segment, which had them at the planning, or from the one that has them by
+    then. `before` are earlier segments, which may have the first chunks of a message, `after` later ones, which may
+    have the outcome of a transaction; `reaches_end`: there is none behind them.
     """
 
     topic: TopicName
@@ -71,7 +74,7 @@ class Piece:
     reaches_end: bool = False
 
     def cut(self, object_bytes: int) -> tuple[Piece, Piece | None]:
-        """Return about so many bytes of it, one entry at least, and the rest, None for none."""
+        """Return about so many bytes of it, at least one entry, and the rest, None for none."""
         parts = parts_of(self.segment, self.first, self.last)
         entries = sum(one.entries for one in parts)
         taken = max(1, entries * object_bytes // max(1, self.object_bytes))
@@ -95,12 +98,12 @@ class Part(NamedTuple):
         return self.last_entry_id - self.first_entry_id + 1
 
     def __str__(self) -> str:
-        """As messages say it."""
+        """Return it as error texts have it."""
         return f"{self.ledger_id}:{self.first_entry_id}..{self.ledger_id}:{self.last_entry_id}"
 
 
 def parts_of(segment: CommittedSegment, first: Position | None, last: Position | None) -> list[Part]:
-    """Return what a segment has from one position to another, both inclusive, ledger by ledger; None for no bound."""
+    """Return a segment's entries from one position to another, both inclusive, by ledger; None for no bound."""
     found = []
     for one in segment.slices:
         low, high = one.first_entry_id, one.last_entry_id
@@ -114,7 +117,7 @@ def parts_of(segment: CommittedSegment, first: Position | None, last: Position |
 
 
 def _entry(parts: Iterable[Part], number: int) -> Position:
-    """Return where the entry of a number is, counted from 0 over all parts."""
+    """Return the position of the entry with a number, counted from 0 over all parts."""
     for one in parts:
         if number < one.entries:
             return Position(one.ledger_id, one.first_entry_id + number)
@@ -124,7 +127,7 @@ def _entry(parts: Iterable[Part], number: int) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A hole of a topic that a query passes over, told in a row of its own."""
+    """A hole of a topic that a query skips, and that gets a row of its own."""
 
     topic: TopicName
     hole: Hole
@@ -133,12 +136,32 @@ class Missing:
 Share = tuple[Piece | Missing, ...]
 
 
+class Metadata(StrEnum):
+    """Where a query reads the map of committed segments."""
+
+    ZOOKEEPER = "zookeeper"
+    BUCKET = "bucket"
+    """From every manifest in the bucket, without ZooKeeper."""
+
+
+def packed(settings: Settings, metadata: Metadata) -> bytes:
+    """Return the settings that a task needs to read the map, in a form that costs nothing until it is unpacked."""
+    needed = type(settings)(daemon=settings.daemon, metadata=settings.metadata, objects=settings.objects)
+    return pickle.dumps((needed, metadata))
+
+
+def unpacked(origin: bytes) -> tuple[Settings, Metadata]:
+    """Return the settings in `packed`."""
+    found: tuple[Settings, Metadata] = pickle.loads(origin)  # noqa: S301 - made by the driver of this query
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """How to read shares: from which bucket or directory, and what the rows are to be.
+    """How to read shares: the bucket or directory, and the rows to make.
 
-    `skip`: what is left out instead of ending the query. `step`: what is left out now, nobody comes back for. `origin`
-    is where a task asks what holds entries whose segment is gone: `origin.py` packs and unpacks it.
+    `skip`: the conditions that do not end the query. `step`: entries that are skipped now are not read later.
+    `origin`: packed settings, by which a task finds the entries of a segment that was deleted.
     """
 
     objects: ObjectsSettings
@@ -152,7 +175,7 @@ class Task:
 
 
 class Unread(OffloaderError):
-    """What a query wants cannot be given, and it does not leave that out; the message begins with the condition."""
+    """Entries of a query cannot be given, and it does not skip them; the message begins with the condition."""
 
     def __init__(self, condition: Condition, message: str, *, hint: str) -> None:
         super().__init__(f"[OFFLOAD_{condition.upper()}] {message}", hint=hint)

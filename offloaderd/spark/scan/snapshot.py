@@ -21,8 +21,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
 from offloaderd.spark.scan.options import SourceOptions
-from offloaderd.spark.scan.origin import Metadata
-from offloaderd.spark.scan.share import Condition, Hole
+from offloaderd.spark.scan.share import Condition, Hole, Metadata
 from offloaderd.spark.scan.stores import Stores
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site

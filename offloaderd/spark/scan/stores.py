@@ -17,7 +17,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects import bucket
 from offloaderd.objects.port import SegmentStore
 from offloaderd.spark.scan.options import SourceOptions
-from offloaderd.spark.scan.origin import Metadata
+from offloaderd.spark.scan.share import Metadata
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from pyspark.sql.types import LongType, StructType
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.model import Position
 from offloaderd.spark.scan.options import HELP, Mode, Start, parse
-from offloaderd.spark.scan.origin import Metadata
 from offloaderd.spark.scan.read import ShareReader
 from offloaderd.spark.scan.schema import checked_schema, full_schema
+from offloaderd.spark.scan.share import Metadata
 from offloaderd.spark.source.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
 from tests.unit.spark.lake import ENVIRONMENT
 
