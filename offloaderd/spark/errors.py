@@ -1,7 +1,7 @@
-"""Errors at the border to Spark: what it is told of ours, and what is left of its own pages that is worth reading.
+"""Errors between the package and Spark: ours without frames, and the message in the pages of Spark's.
 
-Spark takes the text of whatever Python raises, with all frames and causes before the message, and puts Java's frames
-behind it. So ours is raised with one frame and no cause; and what comes back is searched for that message.
+Spark takes the text of any error in Python, with all frames and causes before the message, and adds Java's frames. So
+our errors are raised with one frame and no cause, and an error of Spark is searched for that message.
 """
 
 import re
@@ -22,13 +22,13 @@ OURS = re.compile(
 CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 OTHERS = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
 HEAD = re.compile(r"^: (.+)$", re.MULTILINE)
-"""What Java threw without a cause: py4j writes it behind a line that says no more than which call it was."""
+"""An exception of Java without a cause: py4j writes it after a line that only names the call."""
 
 
 def brief(call: Callable[P, T]) -> Callable[P, T]:
-    """Return the same function or generator, whose errors of ours have the frame of this one alone, and no cause.
+    """Return a function or generator that raises our errors with a single frame, and without their cause.
 
-    There is nothing to learn from our frames for who reads such a message; anything else is a fault, and keeps them.
+    Our frames do not help a reader of such a message. All other errors are faults, and keep their frames.
     """
     if isgeneratorfunction(call):
 
@@ -53,10 +53,7 @@ def brief(call: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def from_spark(what: str = "") -> Iterator[None]:
-    """Raise OffloaderError for what Spark raises, with the message that an error of ours had in a task, if it was one.
-
-    `what` is put before it.
-    """
+    """Raise OffloaderError for an error of Spark: `what`, then the message of our error in a task, if it was one."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415 - optional
     from pyspark.errors import PySparkException  # noqa: PLC0415 - optional, and takes a second
 
@@ -66,9 +63,9 @@ def from_spark(what: str = "") -> Iterator[None]:
         raise OffloaderError(what + gist(str(error))) from error
 
 
-def gist(said: str) -> str:
-    """Return the message in what Spark says of a failure: ours, else that of the last cause."""
-    if (ours := OURS.search(said)) is not None:
+def gist(text: str) -> str:
+    """Return the message in Spark's text about a failure: ours, else that of the last cause."""
+    if (ours := OURS.search(text)) is not None:
         return ours[1].strip()
-    found = CAUSE.findall(said) or OTHERS.findall(said) or HEAD.findall(said) or said.strip().splitlines()[:1]
+    found = CAUSE.findall(text) or OTHERS.findall(text) or HEAD.findall(text) or text.strip().splitlines()[:1]
     return str(found[-1]).strip() if found else "Spark says nothing"

@@ -1,4 +1,4 @@
-"""Folders and files as Spark sees them, below one path or URL: whatever file system it has the jars for."""
+"""Folders and files below one path or URL, on any file system that Spark has the jars for."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 LOCAL = "file"
 RENAMES_NEW = "hdfs"
-"""Whose name nodes rename to where nothing is, in one step, by what their interface promises."""
+"""Its name nodes promise a rename that replaces nothing, in one step."""
 
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 class SparkFiles:
-    """What lies below a root. Paths are relative to it, with slashes. All methods raise OffloaderError."""
+    """Files below a root. Paths are relative to it, with slashes. All methods raise OffloaderError."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """Find the file system. Raises InvalidConfig for one that Spark has not."""
+        """Find the file system. Raises InvalidConfig for one that Spark does not have."""
         context: Any = spark.sparkContext  # Spark has no other way to its file systems than the Java inside of it
         self._jvm: Any = context._jvm  # noqa: SLF001
         self._gateway: Any = context._gateway  # noqa: SLF001
@@ -41,7 +41,7 @@ class SparkFiles:
             self._context: Any = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._root.toUri(), hadoop)
         except Py4JJavaError as error:
             raise InvalidConfig(
-                f"cannot export to {root}: {_said(error)}",
+                f"cannot export to {root}: {_message(error)}",
                 hint="name a folder that Spark can write to; schemes such as s3a:// need their jars (--packages)",
             ) from error
         self.root = str(self._root.toString())
@@ -49,18 +49,18 @@ class SparkFiles:
         self._local = Path(str(self._root.toUri().getPath())) if self.scheme == LOCAL else None
 
     def url(self, path: str) -> str:
-        """Return where a path is, for Spark."""
+        """Return the URL of a path, for Spark."""
         return f"{self.root}/{path}"
 
     def names(self, path: str) -> Iterator[str]:
-        """Yield the names in a folder; none for one that is not there."""
+        """Yield the names in a folder; none for one that does not exist."""
         at = self._at(path)
         if self._call("look", lambda: self._files.exists(at)):
             for one in self._call("list", lambda: self._files.listStatus(at)):
                 yield str(one.getPath().getName())
 
     def parquet_by_day(self, path: str) -> list[str]:
-        """Return what Spark has written there by day: DAY/NAME of each file, in order."""
+        """Return DAY/NAME of each file that Spark has written by day, in order."""
         return [
             f"{day}/{name}"
             for day in sorted(self.names(path))
@@ -70,16 +70,16 @@ class SparkFiles:
         ]
 
     def make(self, path: str) -> None:
-        """Make a folder and those above it, as far as they are not there."""
+        """Make a folder and those above it, unless they exist."""
         self._call("mkdir", lambda: self._files.mkdirs(self._at(path)))
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all that is in it; what others write there at this moment may stay."""
+        """Delete a file, or a folder with its content; files that others write meanwhile may stay."""
         with suppress(Py4JJavaError):
             self._files.delete(self._at(path), True)
 
     def put_new(self, here: str, there: str) -> bool:
-        """Have a file under a name that nothing has yet, in one step; returns whether that was so.
+        """Give a file a new name in one step; return whether the name was free.
 
         Raises InvalidConfig where the file system has no such step.
         """
@@ -88,13 +88,13 @@ class SparkFiles:
         return self._renamed(here, there, taken="FileAlreadyExists")
 
     def move(self, here: str, there: str) -> bool:
-        """Move a folder with all that is in it to where nothing is, in one step; returns whether it was there."""
+        """Move a folder to a new name in one step; return whether the folder existed."""
         if self._local is not None:
             return move_new(self._local / here, self._local / there)
         return self._renamed(here, there, taken="FileNotFound")
 
     def _renamed(self, here: str, there: str, *, taken: str) -> bool:
-        """Rename by Hadoop, which replaces nothing; returns whether it did, and not whether it raised `taken`."""
+        """Rename by Hadoop, which replaces nothing; return False when it raises `taken`."""
         kind = self._jvm.org.apache.hadoop.fs.Options.Rename
         none = self._gateway.new_array(kind, 1)
         none[0] = getattr(kind, "NONE")  # noqa: B009 - a field of an enum in Java
@@ -103,7 +103,7 @@ class SparkFiles:
         except Py4JJavaError as error:
             if taken in error.java_exception.getClass().getName():
                 return False
-            raise OffloaderError(f"{self.root}: cannot rename {here} to {there}: {_said(error)}") from error
+            raise OffloaderError(f"{self.root}: cannot rename {here} to {there}: {_message(error)}") from error
         return True
 
     def read(self, path: str) -> str:
@@ -138,11 +138,11 @@ class SparkFiles:
         try:
             return call()
         except Py4JJavaError as error:
-            raise OffloaderError(f"{self.root}: cannot {what}: {_said(error)}") from error
+            raise OffloaderError(f"{self.root}: cannot {what}: {_message(error)}") from error
 
 
 def check_scheme(scheme: str, target: str) -> None:
-    """Raise InvalidConfig for a file system on which of two exports both could be told that they have committed."""
+    """Raise InvalidConfig for a file system on which two exports could both succeed in the same commit."""
     if scheme not in {LOCAL, RENAMES_NEW}:
         raise InvalidConfig(
             f"cannot export Parquet files to {target}: on {scheme}:// two exports could commit the same round",
@@ -152,7 +152,7 @@ def check_scheme(scheme: str, target: str) -> None:
 
 
 def link_new(here: Path, there: Path) -> bool:
-    """Give a file a second name that nothing has yet; returns whether that was so. Of many who try one is told so.
+    """Give a file a second name; return whether the name was free. Of many calls for one name a single one succeeds.
 
     Raises InvalidConfig where there are no hard links, OffloaderError.
     """
@@ -171,9 +171,9 @@ def link_new(here: Path, there: Path) -> bool:
 
 
 def move_new(here: Path, there: Path) -> bool:
-    """Move a folder to where no other is; returns whether it was there to be moved. Raises OffloaderError."""
+    """Move a folder to a new name; return whether the folder existed. Raises OffloaderError."""
     try:
-        here.rename(there)  # which replaces no folder that has something in it
+        here.rename(there)  # replaces no folder that is not empty
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -181,5 +181,5 @@ def move_new(here: Path, there: Path) -> bool:
     return True
 
 
-def _said(error: Py4JJavaError) -> str:
+def _message(error: Py4JJavaError) -> str:
     return str(error.java_exception.getMessage() or error.java_exception.getClass().getName())

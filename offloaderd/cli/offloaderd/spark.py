@@ -139,7 +139,7 @@ def export(
             said = {"segment_bytes": size}
             click.echo(show.json_line(said) if as_json else f"{show.size(size)} of segments to export\n", nl=False)
             return OK
-        rounds = run(session, options, place, round_bytes=wish["round_size"], told=_teller(as_json=as_json))
+        rounds = run(session, options, place, round_bytes=wish["round_size"], progress=_teller(as_json=as_json))
     rows = sum(one.rows for one in rounds)
     if as_json:
         click.echo(show.json_line({"summary": {"rounds": len(rounds), "rows": rows}}), nl=False)

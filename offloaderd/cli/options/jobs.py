@@ -13,7 +13,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import Settings
-from offloaderd.spark.jobs.job import PATIENCE_S, Wanted
+from offloaderd.spark.jobs.job import PATIENCE_S, JobTopics
 from offloaderd.spark.jobs.stores import Options, Share
 
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
@@ -52,7 +52,7 @@ class Given:
         self.conf: dict[str, str] = {}
         """Settings of Spark, once they were looked at."""
 
-    def checked(self) -> tuple[Wanted, Options]:
+    def checked(self) -> tuple[JobTopics, Options]:
         """Return what is wanted and how. Raises InvalidConfig."""
         topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
         namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
@@ -76,7 +76,7 @@ class Given:
         if self._wrong:
             raise InvalidConfig("\n".join(self._wrong), hint="see --help")
         known = [one for one in topics if one is not None]
-        return Wanted(topics=known, namespaces=[one for one in namespaces if one is not None]), chosen
+        return JobTopics(topics=known, namespaces=[one for one in namespaces if one is not None]), chosen
 
     def _read(self, what: str, value: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever is parsed
         try:

@@ -26,7 +26,7 @@ from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, enab
 from offloaderd.spark.backfill.plan import TopicPlan, aim_of, plan_topic
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.topic import Progress, TopicBackfill
-from offloaderd.spark.jobs.job import PATIENCE_S, Driver, Ended, SegmentTask, Wanted, driver_id, for_each
+from offloaderd.spark.jobs.job import PATIENCE_S, Driver, Ended, JobTopics, SegmentTask, driver_id, for_each
 from offloaderd.spark.jobs.lease import check_free, claimed, driver_of
 from offloaderd.spark.jobs.run import SparkRunner
 from offloaderd.spark.jobs.stores import Options, Stores, open_stores
@@ -61,10 +61,10 @@ class Status:
 
 
 async def plan(
-    stores: Stores, wanted: Wanted, segment_bytes: int
+    stores: Stores, job_topics: JobTopics, segment_bytes: int
 ) -> list[tuple[TopicName, TopicPlan | OffloaderError]]:
     """Return the plan of each topic, or why there is none. Raises Transient."""
-    topics = await _topics(stores.context.metadata, wanted)
+    topics = await _topics(stores.context.metadata, job_topics)
     return await for_each(topics, lambda one: plan_topic(stores, one, segment_bytes), in_flight_max=TOPICS_AT_A_TIME)
 
 
@@ -105,14 +105,14 @@ async def drive(
     return [Ended.of(topic, found, nothing=isinstance(found, AlreadyDone)) for topic, found in ended]
 
 
-async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list[TopicName]]:
+async def checked(stores: Stores, job_topics: JobTopics) -> tuple[list[TopicName], list[TopicName]]:
     """Return the topics that a job can work on, and those that are done.
 
     Raises BackfillFailed with all topics by name that it cannot work on, and why.
     """
     store = stores.context.metadata
-    topics, done, problems = await _topics(store, wanted), [], []
-    for topic in wanted.topics:
+    topics, done, problems = await _topics(store, job_topics), [], []
+    for topic in job_topics.topics:
         try:
             await prospect(stores.context, topic, await aim_of(stores, topic, 0))
             await check_free(store, topic)
@@ -125,20 +125,20 @@ async def checked(stores: Stores, wanted: Wanted) -> tuple[list[TopicName], list
     return [topic for topic in topics if topic not in done], done
 
 
-async def _topics(store: MetadataStore, wanted: Wanted) -> list[TopicName]:
+async def _topics(store: MetadataStore, job_topics: JobTopics) -> list[TopicName]:
     """Return the topics by name, and those of namespaces whose history is a job's and not done."""
     found = []
-    for topic in await wanted.enabled(store):
-        plan = None if topic in wanted.topics else (await catalog.load(store, topic)).unfinished
-        if topic in wanted.topics or (plan is not None and plan.worker is Worker.JOB):
+    for topic in await job_topics.enabled(store):
+        plan = None if topic in job_topics.topics else (await catalog.load(store, topic)).unfinished
+        if topic in job_topics.topics or (plan is not None and plan.worker is Worker.JOB):
             found.append(topic)
     return found
 
 
-async def status(stores: Stores, wanted: Wanted) -> list[tuple[TopicName, Status | None]]:
+async def status(stores: Stores, job_topics: JobTopics) -> list[tuple[TopicName, Status | None]]:
     """Return how far topics are, None for one without planned history. Raises CorruptData, Transient."""
     store = stores.context.metadata
-    return [(topic, await _status(store, topic)) for topic in await wanted.enabled(store)]
+    return [(topic, await _status(store, topic)) for topic in await job_topics.enabled(store)]
 
 
 async def _status(store: MetadataStore, topic: TopicName) -> Status | None:

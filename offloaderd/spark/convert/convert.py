@@ -30,7 +30,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.spark.convert.outlook import ConversionFailed, Outlook, Target, Wish, outlook
 from offloaderd.spark.convert.topic import Progress, TopicConversion
 from offloaderd.spark.jobs import stores
-from offloaderd.spark.jobs.job import Driver, Ended, RewriteTask, Runner, Wanted, Written, driver_id, for_each
+from offloaderd.spark.jobs.job import Driver, Ended, JobTopics, RewriteTask, Runner, Written, driver_id, for_each
 from offloaderd.spark.jobs.lease import attempts_of, claimed, driver_of
 from offloaderd.spark.jobs.run import SparkRunner
 from offloaderd.spark.jobs.write_task import rewrite_segment
@@ -130,7 +130,7 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
 
 async def run(
     settings: Settings,
-    wanted: Wanted,
+    job_topics: JobTopics,
     options: Options,
     progress: Callable[[Progress], None] = lambda _: None,
     *,
@@ -154,7 +154,7 @@ async def run(
             patience_s=options.patience_s,
             progress=progress,
         )
-        return await drive(context, book, await named(context.metadata, wanted), options, driver)
+        return await drive(context, book, await named(context.metadata, job_topics), options, driver)
 
 
 async def drive(
@@ -173,11 +173,11 @@ async def drive(
     return [Ended.of(topic, found) for topic, found in ended]
 
 
-async def named(store: MetadataStore, wanted: Wanted) -> list[TopicName]:
+async def named(store: MetadataStore, job_topics: JobTopics) -> list[TopicName]:
     """Return the topics by name, and all enabled ones of namespaces with segments. Raises Transient."""
-    topics = await wanted.enabled(store)
+    topics = await job_topics.enabled(store)
     ledgers = await each(topics, lambda one: store.children(paths.ledgers(one)))
-    return [one for one, known in zip(topics, ledgers, strict=True) if known or one in wanted.topics]
+    return [one for one, known in zip(topics, ledgers, strict=True) if known or one in job_topics.topics]
 
 
 async def status(store: MetadataStore, topic: TopicName) -> Status:

@@ -34,7 +34,7 @@ from offloaderd.spark.scan.snapshot import check_topics
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.session import check_libraries
 from offloaderd.spark.source.admission import Step, advance
-from offloaderd.spark.source.offsets import furthest, look
+from offloaderd.spark.source.offsets import furthest, take_snapshots
 from offloaderd.spark.source.source import FORMAT, register
 
 GIB = 1024**3
@@ -65,7 +65,7 @@ def export(
     target: str | IcebergTable,
     *,
     round_bytes: int = ROUND_BYTES,
-    told: Callable[[Round], None] = lambda _: None,
+    progress: Callable[[Round], None] = lambda _: None,
 ) -> list[Round]:
     """Export what is committed now and not exported yet; returns the rounds, none when there is nothing new.
 
@@ -78,12 +78,12 @@ def export(
     with _opened(spark, target, parsed) as opened, HeldStores(parsed) as held:
         last = opened.recover(_source(parsed))
         known = KnownOutcomes()
-        found = held.run(lambda stores: look(parsed, stores, known))
-        goal = furthest(found, parsed.wanted)
+        found = held.run(lambda stores: take_snapshots(parsed, stores, known))
+        goal = furthest(found, parsed.query)
         rounds: list[Round] = []
         step = Step({})
         while True:
-            step = advance(found, last.positions, parsed.wanted, target=goal, room=round_bytes, turn=step.turn)
+            step = advance(found, last.positions, parsed.query, target=goal, room=round_bytes, turn=step.turn)
             if not step.object_bytes:
                 return rounds
             last, undated = _one_round(own, options, opened, last, step)
@@ -96,8 +96,8 @@ def export(
                     undated=undated,
                 )
             )
-            told(rounds[-1])
-            found = held.run(lambda stores: look(parsed, stores, known))
+            progress(rounds[-1])
+            found = held.run(lambda stores: take_snapshots(parsed, stores, known))
 
 
 def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
@@ -119,8 +119,8 @@ def pending(spark: SparkSession, options: Mapping[str, str], target: str | Icebe
     with _opened(spark, target, parsed) as opened:
         last = opened.last(_source(parsed))
     with HeldStores(parsed) as held:
-        found = held.run(lambda stores: look(parsed, stores))
-    return advance(found, last.positions, parsed.wanted).object_bytes
+        found = held.run(lambda stores: take_snapshots(parsed, stores))
+    return advance(found, last.positions, parsed.query).object_bytes
 
 
 def _parsed(options: Mapping[str, str]) -> SourceOptions:
@@ -160,8 +160,8 @@ def _source(options: SourceOptions) -> dict[str, str]:
 
     So bounds belong to it that what is exported later could not make up for; the end is none of them.
     """
-    wanted = options.wanted
-    bounds = {"start": wanted.first, "start_time": wanted.since_ms, "end_time": wanted.until_ms}
+    query = options.query
+    bounds = {"start": query.first, "start_time": query.since_ms, "end_time": query.until_ms}
     return {
         "cluster": options.settings.daemon.cluster,
         "topic": options.topic.text,

@@ -74,13 +74,13 @@ class ExportTable:
 
         Raises InvalidConfig for a table of something else, CorruptData, and OffloaderError when it cannot be read.
         """
-        table = self._found()
+        table = self._table()
         nothing = Commit(number=0, source=source, positions={})
         return nothing if table is None else self._last_of(table).checked(source, self.target)
 
     def recover(self, source: dict[str, str]) -> Commit:
         """Return the last commit, with nothing left of others with its number. Raises as `last`."""
-        if self._found() is None:
+        if self._table() is None:
             self._create(Commit(number=0, source=source, positions={}))
         last = self.last(source)
         self._clear(last)
@@ -88,10 +88,10 @@ class ExportTable:
 
     def named(self, columns: StructType) -> StructType:
         """Return the columns by what they are called in the table, where somebody may have renamed some."""
-        self._named = self._now_named(self._loaded(), columns)
+        self._named = self._renamed(self._loaded(), columns)
         return self._named
 
-    def _now_named(self, table: Table, columns: StructType) -> StructType:
+    def _renamed(self, table: Table, columns: StructType) -> StructType:
         from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
 
         before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
@@ -132,7 +132,7 @@ class ExportTable:
         once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": once})
         number = getattr(table.metadata, "last_sequence_number", 0) + 1
-        names = self._now_named(table, self._columns)
+        names = self._renamed(table, self._columns)
         if self._named not in {None, names}:
             raise Conflict(
                 f"columns of {self.target} were renamed while a round was written",
@@ -166,13 +166,13 @@ class ExportTable:
             raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
         newest = decode(said, self.target)
         if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
-            return newest if there.staging == newest.staging else self._found_back(table, newest, there)
+            return newest if there.staging == newest.staging else self._earlier_commit(table, newest, there)
         oldest = list(_ancestors(table, table.current_snapshot()))[-1:]
         if oldest and int(table.properties.get(SEQUENCE, 0)) >= (oldest[0].sequence_number or 0):
             raise self._unknown()
         return newest
 
-    def _found_back(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
+    def _earlier_commit(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
         """Return the commit of a snapshot, found back from the newest by what came between. Raises OffloaderError."""
         if isinstance(there, Commit):
             return there
@@ -220,20 +220,20 @@ class ExportTable:
     def _files(self, table: Table) -> SparkFiles:
         return SparkFiles(self._spark, table.location())
 
-    def _found(self) -> Table | None:
+    def _table(self) -> Table | None:
         """Return the table; None when it is not there."""
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - optional
 
         if self._catalog is None:
             return None
-        with _told(self.target):
+        with _as_target_error(self.target):
             try:
                 return self._catalog.load_table(self._where.name)
             except NoSuchTableError:
                 return None
 
     def _loaded(self) -> Table:
-        table = self._found()
+        table = self._table()
         if table is None:
             raise OffloaderError(f"{self.target} was dropped meanwhile", hint="run it again to export all of it")
         return table
@@ -247,7 +247,7 @@ class ExportTable:
         if self._catalog is None:
             self._catalog = _own_catalog(self._where)
         properties = {COMMIT: nothing.encode(), SEQUENCE: "0"}
-        with _told(self.target):
+        with _as_target_error(self.target):
             self._catalog.create_namespace_if_not_exists(Catalog.namespace_from(self._where.name))
             try:
                 with (
@@ -326,13 +326,13 @@ def _own_catalog(where: IcebergTable) -> Catalog:
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - optional
 
     folder = _local(where)
-    with _told(str(where)):
+    with _as_target_error(str(where)):
         folder.mkdir(parents=True, exist_ok=True)
         return SqlCatalog("offloaderd", uri=f"sqlite:///{folder / OWN_CATALOG}", warehouse=folder.as_uri())
 
 
 @contextmanager
-def _told(target: str) -> Iterator[None]:
+def _as_target_error(target: str) -> Iterator[None]:
     """Give what a catalogue's library raises the name of the target."""
     try:
         yield

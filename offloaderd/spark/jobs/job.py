@@ -126,7 +126,7 @@ class Ended(Generic[ProgressT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class JobTopics:
     """The topics of a job: by name, and all of namespaces, each `tenant/namespace`."""
 
     topics: Sequence[TopicName] = ()

@@ -16,8 +16,7 @@ from offloaderd.format.pulsar.entry_time import read_heads, time_of
 from offloaderd.format.pulsar.messages import Message, MessageState
 from offloaderd.spark.scan.messages import BatchRows, Row
 from offloaderd.spark.scan.share import Condition, Unread
-from offloaderd.spark.values.decode import ValueDecoder
-from offloaderd.spark.values.schema import ValueSchema
+from offloaderd.spark.values.schema import ValueDecoder, ValueSchema
 
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""
@@ -51,12 +50,12 @@ class Columns:
         self._decoder = ValueDecoder(values) if values is not None and "value" in schema.names else None
         self._malformed = Condition.MALFORMED in skip
 
-    def entries(self, topic: TopicName, batch: EntryBatch, kept: Sequence[bool] | None) -> pa.RecordBatch | None:
+    def entries(self, topic: TopicName, batch: EntryBatch, mask: Sequence[bool] | None) -> pa.RecordBatch | None:
         """Return the rows of a batch's entries, of those alone that are `kept`; None for no row."""
         ids: Sequence[int] = range(batch.first_entry_id, batch.last_entry_id + 1)
         payloads: Sequence[bytes] = batch.payloads
-        if kept is not None:
-            ids, payloads = _kept(ids, kept), _kept(payloads, kept)
+        if mask is not None:
+            ids, payloads = _masked(ids, mask), _masked(payloads, mask)
         if not payloads:
             return None
         makers: dict[str, Callable[[], Any]] = {
@@ -185,8 +184,8 @@ _OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[A
 """How a column is made of a message alone, and of the messages of a plain batch together."""
 
 
-def _kept(values: Sequence[Any], kept: Sequence[bool]) -> list[Any]:
-    return [value for value, keep in zip(values, kept, strict=True) if keep]
+def _masked(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    return [value for value, keep in zip(values, mask, strict=True) if keep]
 
 
 def _of_heads(payloads: Sequence[bytes]) -> dict[str, Callable[[], Any]]:

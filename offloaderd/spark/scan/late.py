@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     """Returns what there is of a topic now, None for nothing. Raises what the stores raise."""
 
 
-async def asked(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
+async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
     """Take a new snapshot of one topic, from where the query has its own. Raises what the stores raise."""
     from offloaderd.core.names.patterns import of_topic  # noqa: PLC0415 - for the few tasks that have to ask
     from offloaderd.spark.scan import snapshot as source_snapshot  # noqa: PLC0415
@@ -99,9 +99,9 @@ class LateReader:
             except BucketMissing:
                 raise
             except NotFound as error:
-                todo.extendleft(reversed(await self.now(topic, Run(run.segment, at, run.last), error)))
+                todo.extendleft(reversed(await self.locate(topic, Run(run.segment, at, run.last), error)))
 
-    async def now(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
+    async def locate(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
         """Return what holds the entries of a run whose segment was not found, in order.
 
         What is left of an earlier answer is tried first, as one merged segment takes the place of many; that nothing

@@ -94,7 +94,7 @@ class Messages:
         await self._outcomes.close()
 
     async def rows(
-        self, piece: Piece, batch: EntryBatch, kept: Sequence[bool] | None
+        self, piece: Piece, batch: EntryBatch, mask: Sequence[bool] | None
     ) -> AsyncGenerator[list[Row | BatchRows], None]:
         """Yield the rows of a batch's entries, of those alone that are `kept`.
 
@@ -106,8 +106,8 @@ class Messages:
         await self._outcomes.take(piece, batch)
         for at, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + at)
-            wanted = kept is None or kept[at]
-            messages = decode_columns(position, payload, batch_max=self._batch_max if wanted else 0)
+            included = mask is None or mask[at]
+            messages = decode_columns(position, payload, batch_max=self._batch_max if included else 0)
             if isinstance(messages, PlainBatch):
                 rows.append(BatchRows(messages, payload, time_of(payload).time_ms))
                 count += len(messages.values)
@@ -117,18 +117,18 @@ class Messages:
                     rows, count, size = [], 0, 0
                 continue
             state = None
-            if wanted:
+            if included:
                 try:
                     state = await self._state(piece, messages[0])
                 except (OutcomeUnknown, BrokenSegment) as error:
                     if error.condition not in self._skip:
                         raise
                     messages = [Message(position=position, state=MessageState.RAW, data=payload, reason=error.message)]
-                wanted = self._is_given(messages[0], state)
+                included = self._is_given(messages[0], state)
             chunk = messages[0].chunk
             if chunk is not None and messages[0].state is MessageState.CHUNK:
-                messages = [await self._joined(piece, messages[0], chunk, wanted=wanted)]
-            if not wanted:
+                messages = [await self._joined(piece, messages[0], chunk, included=included)]
+            if not included:
                 continue
             time_ms = time_of(payload).time_ms
             whole: bytes | None = payload
@@ -170,10 +170,10 @@ class Messages:
             )
         return found
 
-    async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, wanted: bool) -> Message:
+    async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, included: bool) -> Message:
         """Return the message that a chunk completes, or the chunk."""
         given = list(self._joiner.take([last]))  # with chunks that it gives up, which have had their rows
-        if chunk.index != chunk.count - 1 or not wanted:
+        if chunk.index != chunk.count - 1 or not included:
             return last
         if chunk.content_bytes > CONTENT_BYTES_MAX:
             return replace(last, reason=f"{last.reason}: the whole would be {chunk.content_bytes} bytes")
@@ -223,7 +223,7 @@ class Messages:
     ) -> list[CommittedSegment]:
         """Return what holds by now what a segment that is gone had before a position. Raises BrokenSegment."""
         found = []
-        for run in await self._reader.now(topic, Run(segment, segment.begin, min(segment.end, at)), error):
+        for run in await self._reader.locate(topic, Run(segment, segment.begin, min(segment.end, at)), error):
             if run.problem is not None:
                 raise run.broken(topic, f"before {at}", run.problem) from error
             found.append(run.segment)

@@ -24,11 +24,10 @@ from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.spark.scan.positions import parsed
-from offloaderd.spark.scan.query import Wanted, to_ms
+from offloaderd.spark.scan.query import EntryQuery, to_ms
 from offloaderd.spark.scan.schema import checked_schema, full_schema
 from offloaderd.spark.scan.share import EVERYTHING, Condition, Metadata, Task, packed
-from offloaderd.spark.values.decode import ValueDecoder
-from offloaderd.spark.values.schema import ValueSchema, read_schema
+from offloaderd.spark.values.schema import ValueDecoder, ValueSchema, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -59,7 +58,7 @@ class SourceOptions:
 
     settings: Settings
     topic: TopicPattern
-    wanted: Wanted = field(default_factory=Wanted)
+    query: EntryQuery = field(default_factory=EntryQuery)
     messages: bool = False
     transactions: Transactions = Transactions.COMMITTED
     values: ValueSchema | None = None
@@ -203,7 +202,7 @@ class _Parser:
         return SourceOptions(
             settings=settings,
             topic=topic,
-            wanted=Wanted(first=first, last=last, since_ms=since, until_ms=until),
+            query=EntryQuery(first=first, last=last, since_ms=since, until_ms=until),
             values=schema,
             start=start if isinstance(start, Start) else Start.EARLIEST,
             **{field: values[name] for name, field in FIELDS.items() if name in values},

@@ -18,7 +18,7 @@ from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.extents import extents_of, segment_reader
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
 from offloaderd.spark.scan.options import SourceOptions
-from offloaderd.spark.scan.query import Span, Wanted
+from offloaderd.spark.scan.query import EntryQuery, Span
 from offloaderd.spark.scan.share import Condition, Hole, Missing, Piece, Share, Unread, parts_of
 from offloaderd.spark.scan.snapshot import Snapshot, holes_within
 from offloaderd.spark.scan.stores import Stores
@@ -43,17 +43,17 @@ class HoleInRange(Unread):
     """Entries of the range are in no segment: lost, or still to come."""
 
 
-async def plan(options: SourceOptions, wanted: Wanted, stores: Stores) -> list[Share]:
+async def plan(options: SourceOptions, query: EntryQuery, stores: Stores) -> list[Share]:
     """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
     async with segment_reader(stores.objects) as reader:
         found = await source_snapshot.take(options, stores)
-        return await shares(await with_held(found, reader) if options.holds_back else found, options, wanted, reader)
+        return await shares(await with_held(found, reader) if options.holds_back else found, options, query, reader)
 
 
 async def shares(
     snapshots: Sequence[Snapshot],
     options: SourceOptions,
-    wanted: Wanted,
+    query: EntryQuery,
     reader: SegmentReader,
     *,
     places: dict[TopicName, tuple[Position | None, Position | None]] | None = None,
@@ -65,10 +65,10 @@ async def shares(
     """
     rows: list[Piece | Missing] = []
     for snapshot in snapshots:
-        if not wanted.holds_topic(str(snapshot.topic)):
+        if not query.holds_topic(str(snapshot.topic)):
             continue
-        first, last = places[snapshot.topic] if places is not None else (wanted.first, wanted.last)
-        here = replace(wanted, first=first, last=last)
+        first, last = places[snapshot.topic] if places is not None else (query.first, query.last)
+        here = replace(query, first=first, last=last)
         if places is None and len(snapshots) == 1:  # of several topics each has its own positions
             _check_range(snapshot, here)
         if snapshot.held is not None:
@@ -82,22 +82,22 @@ async def shares(
     return shared_out(rows, options.partition_bytes)
 
 
-def _check_range(snapshot: Snapshot, wanted: Wanted) -> None:
+def _check_range(snapshot: Snapshot, query: EntryQuery) -> None:
     """Raise what a read over gRPC would raise for positions that are not there."""
     topic_map = snapshot.map
-    if wanted.first is not None and topic_map.floor is not None and wanted.first <= topic_map.floor:
+    if query.first is not None and topic_map.floor is not None and query.first <= topic_map.floor:
         oldest = topic_map.segments[0].begin if topic_map.segments else None
         hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic"
-        raise EntriesDeleted(f"{snapshot.topic}: position {wanted.first} was deleted by retention", hint=hint)
-    for name, bound in (("start", wanted.first), ("end", wanted.last)):
+        raise EntriesDeleted(f"{snapshot.topic}: position {query.first} was deleted by retention", hint=hint)
+    for name, bound in (("start", query.first), ("end", query.last)):
         if bound is not None and (topic_map.offloaded is None or bound > topic_map.offloaded):
             hint = f"offloaded up to {topic_map.offloaded}" if topic_map.offloaded else "nothing is offloaded yet"
             raise InvalidInput(f"{snapshot.topic}: {name} = {bound} is beyond the end", hint=hint)
 
 
-def _missing(snapshot: Snapshot, wanted: Wanted, skip: frozenset[Condition]) -> list[Missing]:
+def _missing(snapshot: Snapshot, query: EntryQuery, skip: frozenset[Condition]) -> list[Missing]:
     """Return the holes in the range. Raises HoleInRange for one that is not to be skipped."""
-    found = [one for one in holes_within(snapshot, wanted.first, wanted.last) if _may_concern(snapshot, wanted, one)]
+    found = [one for one in holes_within(snapshot, query.first, query.last) if _may_concern(snapshot, query, one)]
     for hole in found:
         if hole.condition not in skip:
             onwards = f"begin at start={hole.before}, or " if hole.before is not None else ""
@@ -106,10 +106,10 @@ def _missing(snapshot: Snapshot, wanted: Wanted, skip: frozenset[Condition]) -> 
     return [Missing(snapshot.topic, hole) for hole in found]
 
 
-def _may_concern(snapshot: Snapshot, wanted: Wanted, hole: Hole) -> bool:
+def _may_concern(snapshot: Snapshot, query: EntryQuery, hole: Hole) -> bool:
     """Say whether entries of a hole may be in ledgers, and of times, that a query is about."""
     last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
-    return wanted.ledgers.meets(hole.after.ledger_id, last) and _may_be_then(snapshot, wanted.time_span, hole)
+    return query.ledgers.meets(hole.after.ledger_id, last) and _may_be_then(snapshot, query.time_span, hole)
 
 
 def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
@@ -126,13 +126,13 @@ def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
     return times.meets(low, high)
 
 
-async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> list[Piece]:
+async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) -> list[Piece]:
     """Return a piece for each segment that has something of what is wanted, cut as far as that can be known."""
     topic = snapshot.topic
-    found = [one for one in snapshot.map.segments if wanted.of(one)]
-    cut = [one for one in found if not wanted.takes_all(one)][-TABLES_MAX:]
-    pieces = {one.segment_id: _whole(topic, one, wanted) for one in found}
-    for segment, piece in zip(cut, await each(cut, lambda one: _cut(reader, topic, one, wanted)), strict=True):
+    found = [one for one in snapshot.map.segments if query.of(one)]
+    cut = [one for one in found if not query.takes_all(one)][-TABLES_MAX:]
+    pieces = {one.segment_id: _whole(topic, one, query) for one in found}
+    for segment, piece in zip(cut, await each(cut, lambda one: _cut(reader, topic, one, query)), strict=True):
         if piece is None:
             del pieces[segment.segment_id]
         else:
@@ -140,9 +140,9 @@ async def _pieces(snapshot: Snapshot, wanted: Wanted, reader: SegmentReader) -> 
     return list(pieces.values())
 
 
-def _whole(topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece:
+def _whole(topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece:
     """Return what may be wanted of a segment as far as the map tells."""
-    parts = wanted.of(segment)
+    parts = query.of(segment)
     first = Position(parts[0].ledger_id, parts[0].first_entry_id)
     last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
     entries = sum(one.entries for one in parts_of(segment, first, last))
@@ -168,20 +168,20 @@ def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment
     return found
 
 
-async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, wanted: Wanted) -> Piece | None:
+async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece | None:
     """Return what is wanted of a segment by its tables, None for nothing; all of it if they cannot be read."""
     try:
         extents = await extents_of(reader, topic, segment)
     except BucketMissing:
         raise
     except (CorruptData, NotFound):
-        return _whole(topic, segment, wanted)  # the task will find what holds it now, say so, or skip it
+        return _whole(topic, segment, query)  # the task will find what holds it now, say so, or skip it
     ends = [*(one.at for one in extents[1:]), segment.object_bytes]
-    kept = [(one, end) for one, end in zip(extents, ends, strict=True) if wanted.may_hold(one)]
+    kept = [(one, end) for one, end in zip(extents, ends, strict=True) if query.may_hold(one)]
     if not kept:
         return None
-    first = Position(kept[0][0].ledger_id, wanted.bounds(kept[0][0])[0])
-    last = Position(kept[-1][0].ledger_id, wanted.bounds(kept[-1][0])[1])
+    first = Position(kept[0][0].ledger_id, query.bounds(kept[0][0])[0])
+    last = Position(kept[-1][0].ledger_id, query.bounds(kept[-1][0])[1])
     return Piece(topic, segment, first, last, kept[-1][1] - kept[0][0].at)
 
 

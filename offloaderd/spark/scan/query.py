@@ -63,7 +63,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class EntryQuery:
     """What is to be read.
 
     Exact: positions `first` to `last`, both inclusive; times from `since_ms` on and before `until_ms` (an entry
@@ -79,7 +79,7 @@ class Wanted:
     times: Span = field(default_factory=Span)
     topics: frozenset[str] | None = None
 
-    def narrowed(self, filters: Iterable[spark.Filter]) -> "Wanted":
+    def narrowed(self, filters: Iterable[spark.Filter]) -> "EntryQuery":
         """Return what is left when a query has these filters as well; those that tell nothing of blocks are passed."""
         found = self
         for one in filters:
@@ -156,24 +156,24 @@ def to_ms(moment: datetime, *, up: bool = False) -> int:
     return -(-passed // MILLISECOND) if up else passed // MILLISECOND
 
 
-def _narrowed(wanted: Wanted, one: spark.Filter) -> Wanted:
+def _narrowed(query: EntryQuery, one: spark.Filter) -> EntryQuery:
     """Return what is left after one filter."""
     column: tuple[str, ...] = getattr(one, "attribute", ())  # a negation has none, and tells nothing
     match ".".join(column):
         case "topic":
             names = _values(one)
             if names is None:
-                return wanted
+                return query
             texts = frozenset(map(str, names))
-            return replace(wanted, topics=texts if wanted.topics is None else texts & wanted.topics)
+            return replace(query, topics=texts if query.topics is None else texts & query.topics)
         case "ledger_id":
-            return replace(wanted, ledgers=_bounded(wanted.ledgers, one, int))
+            return replace(query, ledgers=_bounded(query.ledgers, one, int))
         case "entry_id":
-            return replace(wanted, entries=_bounded(wanted.entries, one, int))
+            return replace(query, entries=_bounded(query.entries, one, int))
         case name if name in TIMES:
-            return replace(wanted, times=_bounded(wanted.times, one, datetime))
+            return replace(query, times=_bounded(query.times, one, datetime))
         case _:
-            return wanted
+            return query
 
 
 def _values(one: spark.Filter) -> Sequence[Any] | None:

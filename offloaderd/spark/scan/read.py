@@ -25,9 +25,9 @@ from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
 from offloaderd.spark.scan.extents import extents_of, segment_reader
-from offloaderd.spark.scan.late import LateReader, Run, asked
+from offloaderd.spark.scan.late import LateReader, Run, current_snapshot
 from offloaderd.spark.scan.messages import Messages
-from offloaderd.spark.scan.query import Extent, Wanted
+from offloaderd.spark.scan.query import EntryQuery, Extent
 from offloaderd.spark.scan.share import Condition, Missing, Part, Piece, Share, Task
 
 if TYPE_CHECKING:
@@ -46,16 +46,16 @@ UNCOUNTED = "how many entries it stands for is not known"
 class ShareReader:
     """What tasks get of a reader: nothing that plans, so they import less and know no ZooKeeper."""
 
-    def __init__(self, task: Task, wanted: Wanted) -> None:
+    def __init__(self, task: Task, query: EntryQuery) -> None:
         self._task = task
-        self._wanted = wanted
+        self._wanted = query
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share. Raises as `rows`."""
         return rows(self._task, partition.value, self._wanted)
 
 
-def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def rows(task: Task, share: Share | None, query: EntryQuery) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
 
     quieted(logging.CRITICAL)  # what is wrong is in the error, or in a row
@@ -63,15 +63,15 @@ def rows(task: Task, share: Share | None, wanted: Wanted) -> Iterator[pa.RecordB
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, values=task.values, skip=task.skip)
         async with bucket_store(task.objects, SystemClock()) as objects, segment_reader(objects) as reader:
-            late = LateReader(reader, partial(asked, task.origin, objects))
-            async for batch in record_batches(late, share or (), wanted, columns, task):
+            late = LateReader(reader, partial(current_snapshot, task.origin, objects))
+            async for batch in record_batches(late, share or (), query, columns, task):
                 yield batch
 
     return iterate(opened())
 
 
 async def record_batches(
-    reader: LateReader, share: Share, wanted: Wanted, columns: Columns, task: Task
+    reader: LateReader, share: Share, query: EntryQuery, columns: Columns, task: Task
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the rows of a share, in order.
 
@@ -90,30 +90,30 @@ async def record_batches(
                 reason = hole.reason if hole.entries is not None else f"{hole.reason}; {UNCOUNTED}"
                 yield columns.skipped(one.topic, Skip(first, hole.entries, reason))
                 continue
-            async with aclosing(_entries(reader, one, wanted, task.skip)) as found:
+            async with aclosing(_entries(reader, one, query, task.skip)) as found:
                 async for batch in found:
                     if isinstance(batch, Skip):
                         yield columns.skipped(one.topic, batch)
                     elif messages is None:
-                        if made := columns.entries(one.topic, batch, wanted.in_time(batch)):
+                        if made := columns.entries(one.topic, batch, query.in_time(batch)):
                             yield made
                     else:
-                        async with aclosing(messages.rows(one, batch, wanted.in_time(batch))) as unpacked:
+                        async with aclosing(messages.rows(one, batch, query.in_time(batch))) as unpacked:
                             async for rows in unpacked:
                                 yield columns.messages(one.topic, batch.ledger_id, rows)
 
 
 async def _entries(
-    reader: LateReader, piece: Piece, wanted: Wanted, skip: frozenset[Condition]
+    reader: LateReader, piece: Piece, query: EntryQuery, skip: frozenset[Condition]
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what is wanted of a piece, each entry as it is or in the Skip that counts it."""
     todo = deque([Run(piece.segment, piece.first, piece.last)])
     pace = ReadAhead()
     while todo:
         run = todo.popleft()
-        here = replace(wanted, first=run.first, last=run.last)
+        here = replace(query, first=run.first, last=run.last)
         if run.problem is not None:
-            for skipped in _left_out(piece, run, here, run.problem, skip):
+            for skipped in _skips_of(piece, run, here, run.problem, skip):
                 yield skipped
             continue
         at = run.first
@@ -123,13 +123,13 @@ async def _entries(
                 async with aclosing(_row(reader.segments, piece, run, row, here, pace, skip)) as found:
                     async for batch in found:
                         yield batch
-                        at = _behind(batch)
+                        at = _following(batch)
         except BucketMissing:
             raise
         except NotFound as error:
-            todo.extendleft(reversed(await reader.now(piece.topic, Run(run.segment, at, run.last), error)))
+            todo.extendleft(reversed(await reader.locate(piece.topic, Run(run.segment, at, run.last), error)))
         except CorruptData as error:
-            for skipped in _left_out(piece, run, here, error, skip):
+            for skipped in _skips_of(piece, run, here, error, skip):
                 yield skipped
 
 
@@ -138,37 +138,37 @@ async def _row(
     piece: Piece,
     run: Run,
     row: Sequence[Extent],
-    wanted: Wanted,
+    query: EntryQuery,
     pace: ReadAhead,
     skip: frozenset[Condition],
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what is wanted of extents that lie next to each other; goes on behind one that is damaged."""
     left = deque(row)
     while left:
-        at = Position(left[0].ledger_id, wanted.bounds(left[0])[0])
-        last = Position(left[-1].ledger_id, wanted.bounds(left[-1])[1])
+        at = Position(left[0].ledger_id, query.bounds(left[0])[0])
+        last = Position(left[-1].ledger_id, query.bounds(left[-1])[1])
         try:
             async with aclosing(reader.read(piece.topic, run.segment, at, last, pace)) as batches:
                 async for batch in batches:
                     yield batch
-                    at = _behind(batch)
+                    at = _following(batch)
             return
         except CorruptData as error:
             while (left[0].ledger_id, left[0].last_entry_id) < at:
                 left.popleft()
             damaged = left.popleft()
-            low, high = wanted.bounds(damaged)
+            low, high = query.bounds(damaged)
             low = max(low, at.entry_id) if at.ledger_id == damaged.ledger_id else low
             part = Part(damaged.ledger_id, low, high)
             yield _skipped(piece, run, part, error, skip)
 
 
-def _left_out(
-    piece: Piece, run: Run, wanted: Wanted, error: OffloaderError, skip: frozenset[Condition]
+def _skips_of(
+    piece: Piece, run: Run, query: EntryQuery, error: OffloaderError, skip: frozenset[Condition]
 ) -> Iterator[Skip]:
     """Yield what cannot be read of a run, ledger by ledger. Raises BrokenSegment."""
     for part in run.parts:
-        if wanted.may_hold(Extent(*part, 0)):
+        if query.may_hold(Extent(*part, 0)):
             yield _skipped(piece, run, part, error, skip)
 
 
@@ -180,7 +180,7 @@ def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: fr
     return Skip(Position(part.ledger_id, part.first_entry_id), part.entries, broken.message)
 
 
-def _behind(batch: EntryBatch | Skip) -> Position:
+def _following(batch: EntryBatch | Skip) -> Position:
     """Return the position that comes next."""
     if isinstance(batch, Skip):
         return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))

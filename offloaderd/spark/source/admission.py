@@ -13,7 +13,7 @@ from math import ceil
 from offloaderd.core.model import Position
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.spark.scan.positions import Offset, position
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source.offsets import begin, furthest, in_history, written
 
@@ -46,7 +46,7 @@ class _Lane:
 def advance(
     snapshots: Sequence[Snapshot],
     start: Mapping[str, str],
-    wanted: Wanted,
+    query: EntryQuery,
     *,
     target: Mapping[str, str] | None = None,
     room: int | None = None,
@@ -58,11 +58,11 @@ def advance(
     offset of another history of its topic.
     """
     step = Step(dict(start), turn=turn)
-    goals = furthest(snapshots, wanted)
+    goals = furthest(snapshots, query)
     lanes = []
     for snapshot in sorted(snapshots, key=lambda one: str(one.topic)):
         name = str(snapshot.topic)
-        at = in_history(snapshot, start[name]) if name in start else begin(snapshot, wanted)
+        at = in_history(snapshot, start[name]) if name in start else begin(snapshot, query)
         if name not in goals or (target is not None and name not in target):
             continue
         step.offset.setdefault(name, written(snapshot, at))

@@ -17,7 +17,7 @@ from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.plan import shares
 from offloaderd.spark.scan.positions import NOTHING, Offset, following, parsed, position
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import Condition, Hole, Share
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import Stores
@@ -26,7 +26,7 @@ from offloaderd.spark.scan.transactions import with_held
 LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
 
 
-async def look(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
+async def take_snapshots(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
     """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
     async with segment_reader(stores.objects) as reader:
         found = await _taken(options, stores)
@@ -47,33 +47,33 @@ async def plan_step(
     """
     async with segment_reader(stores.objects) as reader:
         found = list(snapshots) if snapshots is not None else await _taken(options, stores)
-        steps = gone(found, start, end, options)
+        steps = deleted_topics(found, start, end, options)
         places: dict[TopicName, tuple[Position | None, Position | None]]
         places = {one.topic: (None, position(end, str(one.topic))) for one in steps}
         for snapshot in found:
             name = str(snapshot.topic)
-            low = start.get(name) or str(begin(snapshot, options.wanted))
+            low = start.get(name) or str(begin(snapshot, options.query))
             if parsed(low)[0] >= position(end, name):
                 continue
-            there = still_there(snapshot, low, end[name], skips=Condition.RETENTION in options.skipped)
-            place = clipped(options.wanted, parsed(low)[0], position(end, name))
+            there = check_step(snapshot, low, end[name], skips=Condition.RETENTION in options.skipped)
+            place = clipped(options.query, parsed(low)[0], position(end, name))
             if place is not None:
                 steps.append(there)
                 places[snapshot.topic] = place
-        return await shares(steps, options, options.wanted, reader, places=places)
+        return await shares(steps, options, options.query, reader, places=places)
 
 
-def clipped(wanted: Wanted, low: Position, high: Position) -> tuple[Position | None, Position] | None:
+def clipped(query: EntryQuery, low: Position, high: Position) -> tuple[Position | None, Position] | None:
     """Return first and last entry of a step (no first: from the oldest) that are wanted at all, None for none."""
     first, last = following(low), high
-    if wanted.first is not None:
-        first = wanted.first if first is None else max(first, wanted.first)
-    if wanted.last is not None:
-        last = min(last, wanted.last)
+    if query.first is not None:
+        first = query.first if first is None else max(first, query.first)
+    if query.last is not None:
+        last = min(last, query.last)
     return (first, last) if first is None or first <= last else None
 
 
-def gone(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceOptions) -> list[Snapshot]:
+def deleted_topics(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceOptions) -> list[Snapshot]:
     """Return a topic that is not there any more, and of which a step has something, as a hole. Raises NotFound for it.
 
     Unless it skips: then what was not read is told. What the options leave out is not asked for.
@@ -96,9 +96,9 @@ def gone(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceO
     return holes
 
 
-def furthest(snapshots: Iterable[Snapshot], wanted: Wanted) -> Offset:
+def furthest(snapshots: Iterable[Snapshot], query: EntryQuery) -> Offset:
     """Return the newest entries that are committed, as far as they are wanted."""
-    last = wanted.last
+    last = query.last
     ends = ((one, one.end) for one in snapshots)
     return {
         str(one.topic): written(one, end if last is None else min(end, last)) for one, end in ends if end is not None
@@ -111,14 +111,14 @@ def written(snapshot: Snapshot, at: Position) -> str:
     return str(at) if made is None else f"{at}@{made}"
 
 
-def begin(snapshot: Snapshot, wanted: Wanted) -> Position:
+def begin(snapshot: Snapshot, query: EntryQuery) -> Position:
     """Return the position behind which a topic begins: that of what was deleted, or of what lies before the range."""
     floor = snapshot.map.floor or NOTHING
-    if wanted.first is None:
+    if query.first is None:
         return floor
     ranges = (part.range for segment in snapshot.map.segments for part in segment.slices)
-    before = Position(wanted.first.ledger_id, wanted.first.entry_id - 1)  # which need not be there
-    return max(floor, *(min(one.end, before) for one in ranges if one.begin < wanted.first), NOTHING)
+    before = Position(query.first.ledger_id, query.first.entry_id - 1)  # which need not be there
+    return max(floor, *(min(one.end, before) for one in ranges if one.begin < query.first), NOTHING)
 
 
 def in_history(snapshot: Snapshot, text: str) -> Position:
@@ -144,7 +144,7 @@ def in_history(snapshot: Snapshot, text: str) -> Position:
     return at
 
 
-def still_there(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snapshot:
+def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snapshot:
     """Return the snapshot, with a hole for what is not there any more of a step from one position to another.
 
     Raises EntriesDeleted for such a hole unless it `skips`, InvalidInput for a step of another history.

@@ -94,7 +94,7 @@ class SegmentsReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._wanted = options.wanted
+        self._wanted = options.query
         self._task = options.task(schema)
 
     def __reduce__(self) -> tuple[Any, ...]:

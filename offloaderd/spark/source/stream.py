@@ -23,7 +23,7 @@ from offloaderd.spark.scan.read import ShareReader, rows
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.source.admission import Step, advance
-from offloaderd.spark.source.offsets import begin, furthest, look, plan_step, written
+from offloaderd.spark.source.offsets import begin, furthest, plan_step, take_snapshots, written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave to tasks what they need."""
-        return ShareReader, (self._task, self._options.wanted)
+        return ShareReader, (self._task, self._options.query)
 
     @brief
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
@@ -51,7 +51,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._options.start is Start.LATEST
         offset: Offset = {}
         for snapshot in self._look():
-            at = snapshot.end if latest else begin(snapshot, self._options.wanted)
+            at = snapshot.end if latest else begin(snapshot, self._options.query)
             if at is not None and at != NOTHING:
                 offset[str(snapshot.topic)] = written(snapshot, at)
         return offset
@@ -60,8 +60,8 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         """How far one step goes: to the newest entry that is wanted, or so many bytes."""
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        wanted, turn = self._options.wanted, self._step.turn
-        self._step = advance(self._look(), start, wanted, target=self._target, room=room, turn=turn)
+        query, turn = self._options.query, self._step.turn
+        self._step = advance(self._look(), start, query, target=self._target, room=room, turn=turn)
         return self._step.offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -72,12 +72,12 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @brief
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """The newest entries that are committed, as of the last look, for the query's progress."""
-        return furthest(self._looked or self._look(), self._options.wanted)
+        return furthest(self._looked or self._look(), self._options.query)
 
     @brief
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Stop at what is committed now."""
-        self._target = furthest(self._look(), self._options.wanted)
+        self._target = furthest(self._look(), self._options.query)
 
     @brief
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
@@ -95,8 +95,8 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one share."""
-        return rows(self._task, partition.value, self._options.wanted)
+        return rows(self._task, partition.value, self._options.query)
 
     def _look(self) -> list[Snapshot]:
-        self._looked = self._held.run(lambda stores: look(self._options, stores, self._known))
+        self._looked = self._held.run(lambda stores: take_snapshots(self._options, stores, self._known))
         return self._looked

@@ -1,4 +1,4 @@
-"""What Spark makes of an Avro schema, and how a value in JSON becomes one of it. Pure.
+"""The types of Spark for an Avro schema, and the reading of values in JSON as such. Pure.
 
 | Avro | Spark |
 |---|---|
@@ -8,10 +8,10 @@
 | bytes, fixed | binary; a value in JSON has them in base64, as Jackson writes them |
 | decimal up to 38 digits, date | decimal, date |
 | timestamp and local-timestamp, of milliseconds or microseconds | timestamp, timestamp_ntz |
-| other logical types | what they are stored as |
+| other logical types | the type that they are stored as |
 
-Everything is nullable, as in all tables of Spark that are read from outside. Other unions, recursive types, and records
-without a field have no type there, and are told by where they stand.
+Everything is nullable, as in all tables of Spark with an external source. Other unions, recursive types, and records
+without a field have no type there; the error names their place.
 """
 
 import base64
@@ -23,19 +23,21 @@ from typing import Any, NamedTuple
 from pyspark.sql import types as spark
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.spark.values.schema import Avro
+
+Avro = Any
+"""A schema in Avro's language, as JSON has it: a name, an object or a list."""
 
 DECIMAL_DIGITS_MAX = 38
 MICROS = {"millis": 1000, "micros": 1}
 INTEGER_BITS = {"int": 32, "long": 64}
 SPECIAL = {"NaN", "Infinity", "-Infinity"}
-"""What Jackson writes, in quotes, for numbers that JSON has not."""
+"""Numbers that JSON does not have; Jackson writes them in quotes."""
 
 
 class Kind(NamedTuple):
-    """A type: Spark's, the schema with only the logical types that are meant here, and how JSON is read.
+    """A type: Spark's, the schema with only the logical types of the table above, and the reader of JSON.
 
-    `of_json` takes what the parser gave, with numbers that have a point as Decimal. Raises ValueError.
+    `of_json` takes the parser's value, in which numbers with a point are Decimal. Raises ValueError.
     """
 
     spark: spark.DataType
@@ -45,18 +47,18 @@ class Kind(NamedTuple):
 
 
 def kind_of(definition: Avro) -> Kind:
-    """Return the type of a schema. Raises InvalidInput for one that Spark has no type for, saying where."""
+    """Return the type of a schema. Raises InvalidInput, with the place, for one that Spark has no type for."""
     return _Walk().kind(definition, "")
 
 
 class _Walk:
-    """One way through a schema; knows the types that were named before, and those that are not ended yet."""
+    """One pass over a schema, with the types that have a name; None for one that is not complete yet."""
 
     def __init__(self) -> None:
         self._named: dict[str, Kind | None] = {}
 
     def kind(self, node: Avro, where: str, space: str = "") -> Kind:
-        """Return the type of what stands at a place, in a namespace."""
+        """Return the type of a node at a place, in a namespace."""
         if isinstance(node, list):
             return self._union(node, where, space)
         if isinstance(node, str):
@@ -87,7 +89,7 @@ class _Walk:
         return Kind(known.spark, full.removeprefix("."), known.of_json)
 
     def _declared(self, node: dict[str, Any], where: str, space: str) -> Kind:
-        """Return a type that has a name, which may be used further on."""
+        """Return a type with a name, by which later nodes may refer to it."""
         space = node.get("namespace", space)
         full = node["name"] if "." in node["name"] else f"{space}.{node['name']}"
         space = full.rpartition(".")[0]
@@ -141,7 +143,7 @@ def _unsupported(where: str, what: str) -> InvalidInput:
 
 
 def _logical(node: dict[str, Any], where: str) -> Kind | None:
-    """Return a type that is more than what it is stored as; None for those that are left at that."""
+    """Return the type of a logical type of the table above; None for others."""
     name, _, unit = str(node.get("logicalType", "")).rpartition("-")
     stored = node["type"]
     if node.get("logicalType") == "date" and stored == "int":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import SegmentStore
-    from offloaderd.spark.scan.query import Wanted
+    from offloaderd.spark.scan.query import EntryQuery
     from offloaderd.spark.scan.share import Share
 
 BASE_MS = 1_760_000_000_000
@@ -74,18 +74,18 @@ def snapshot(segments: Sequence[CommittedSegment], losses: Sequence[Loss] = ()) 
 
 
 async def planned(
-    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, query: EntryQuery | None = None
 ) -> list[Share]:
     """Return the shares of a query."""
     async with segment_reader(store) as reader:
-        return await source_plan.shares([found], wish, wanted or wish.wanted, reader)
+        return await source_plan.shares([found], wish, query or wish.query, reader)
 
 
 async def read_share(
     store: SegmentStore,
     share: Share,
     wish: SourceOptions,
-    wanted: Wanted | None = None,
+    query: EntryQuery | None = None,
     *,
     now: Snapshot | None = None,
 ) -> list[Any]:
@@ -103,18 +103,18 @@ async def read_share(
         return now or snapshot([planned[begin] for begin in sorted(planned)])
 
     async with segment_reader(store) as reader:
-        async for batch in record_batches(LateReader(reader, current), share, wanted or wish.wanted, columns, task):
+        async for batch in record_batches(LateReader(reader, current), share, query or wish.query, columns, task):
             rows += batch.to_pylist()
     return rows
 
 
 async def read_all(
-    store: SegmentStore, found: Snapshot, wish: SourceOptions, wanted: Wanted | None = None
+    store: SegmentStore, found: Snapshot, wish: SourceOptions, query: EntryQuery | None = None
 ) -> list[Any]:
     """Return all rows of a query, share by share."""
     rows: list[Any] = []
-    for share in await planned(store, found, wish, wanted):
-        rows += await read_share(store, share, wish, wanted, now=found)
+    for share in await planned(store, found, wish, query):
+        rows += await read_share(store, share, wish, query, now=found)
     return rows
 
 

@@ -23,7 +23,7 @@ from offloaderd.spark.backfill.plan import plan_topic
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import Driver, Outcome, SegmentTask, Wanted
+from offloaderd.spark.jobs.job import Driver, JobTopics, Outcome, SegmentTask
 from offloaderd.spark.jobs.lease import Driven
 from offloaderd.spark.jobs.stores import RatedPace, Stores, share
 from offloaderd.spark.jobs.write_task import write_segment
@@ -260,15 +260,15 @@ async def test_a_plan_says_what_a_run_then_does() -> None:
     known = await plan_topic(stores, TOPIC, 9000)
     assert (known.split, known.segment_bytes, len(known.ranges)) == (True, 4000, 5)
     assert known.probes == first.probes
-    ((_, state),) = await job.status(stores, Wanted(namespaces=[("public", "default")]))
+    ((_, state),) = await job.status(stores, JobTopics(namespaces=[("public", "default")]))
     assert state is not None
     assert (state.driver, state.ranges, state.written, state.entries_left) == ("", 5, 1, 180)
     async with asyncio.timeout(PATIENCE_S):
         await backfill(rig).run()
-    ((_, refused),) = await job.plan(stores, Wanted(topics=[TOPIC]), 0)
+    ((_, refused),) = await job.plan(stores, JobTopics(topics=[TOPIC]), 0)
     assert isinstance(refused, BackfillFailed)
-    assert await job.checked(stores, Wanted(topics=[TOPIC])) == ([], [TOPIC])
-    assert await job.checked(stores, Wanted(namespaces=[("public", "default")])) == ([], [])
+    assert await job.checked(stores, JobTopics(topics=[TOPIC])) == ([], [TOPIC])
+    assert await job.checked(stores, JobTopics(namespaces=[("public", "default")])) == ([], [])
 
 
 async def test_one_topic_that_fails_does_not_end_the_others() -> None:
@@ -277,7 +277,7 @@ async def test_one_topic_that_fails_does_not_end_the_others() -> None:
     stores = stores_of(rig)
     unknown, other = TopicName.parse("public/default/unknown"), TopicName.parse("public/default/other")
     with pytest.raises(BackfillFailed) as error:
-        await job.checked(stores, Wanted(topics=[unknown, TOPIC, other]))
+        await job.checked(stores, JobTopics(topics=[unknown, TOPIC, other]))
     assert str(unknown) in error.value.message
     assert str(other) in error.value.message
     driver = Driver[SegmentTask, Progress](runner=LocalRunner(rig), slots=asyncio.Semaphore(2), me="driver")

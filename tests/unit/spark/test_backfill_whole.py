@@ -18,7 +18,7 @@ from offloaderd.metadata.records.history import Worker
 from offloaderd.spark.backfill import backfill as job
 from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, Origin
 from offloaderd.spark.backfill.plan import plan_topic
-from offloaderd.spark.jobs.job import Wanted
+from offloaderd.spark.jobs.job import JobTopics
 from offloaderd.spark.jobs.stores import Stores
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -103,7 +103,7 @@ async def test_closed_ledgers_become_objects_of_their_own_side_by_side() -> None
         past = manifest.decode(await rig.store.get(one.keys.manifest), key="manifest").past
         assert past is not None
         assert (past.entries, past.since) == (30 * number, Position(0, 0))
-    ((_, status),) = await job.status(stores, Wanted(topics=[TOPIC]))
+    ((_, status),) = await job.status(stores, JobTopics(topics=[TOPIC]))
     assert status is not None
     assert (status.method, status.done) == (WHOLE, True)
     daemons = await by_ledger(threshold_bytes=0)

@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.spark import java_home, session
+from offloaderd.spark import java as javas
+from offloaderd.spark import session
 from offloaderd.spark.session import check_libraries, spark_session
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def test_a_missing_java_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> N
     def nowhere() -> None:
         raise InvalidConfig("no Java 17 or newer: none found")
 
-    monkeypatch.setattr(java_home, "find_java", nowhere)
+    monkeypatch.setattr(javas, "find_java", nowhere)
     with pytest.raises(InvalidConfig, match="no Java"), spark_session("test"):
         pytest.fail("there is a session")
 
@@ -83,7 +84,7 @@ def test_what_is_started_is_told_before_it_is(monkeypatch: pytest.MonkeyPatch, t
     for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(name, "")  # set by a start, and taken back by this test
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    for module in (java_home, session):
+    for module in (javas, session):
         monkeypatch.setattr(module, "find_java", lambda: tmp_path / "java")
     monkeypatch.setattr(SparkSession, "builder", Builder())
     with pytest.raises(InvalidConfig, match="no room"), spark_session("test", starting=told.append):
@@ -97,11 +98,11 @@ def test_a_java_without_a_module_that_spark_asks_for_is_called_without_it(
 ) -> None:
     """All other arguments go through as they are, in order."""
     java = tmp_path / "a java"
-    java.write_text(f'#!/bin/sh\nfor one; do [ "$one" = {java_home.ASKED} ] && exit 1; printf "%s|" "$one"; done\n')
+    java.write_text(f'#!/bin/sh\nfor one; do [ "$one" = {javas.VECTOR_MODULE} ] && exit 1; printf "%s|" "$one"; done\n')
     java.chmod(0o700)
-    monkeypatch.setattr(java_home, "find_java", lambda: java)
-    with java_home.java_home() as home:
-        command = [str(home / "bin" / "java"), "-cp", "a b", java_home.ASKED, "$Main", ""]
+    monkeypatch.setattr(javas, "find_java", lambda: java)
+    with javas.java_home() as home:
+        command = [str(home / "bin" / "java"), "-cp", "a b", javas.VECTOR_MODULE, "$Main", ""]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == "-cp|a b|$Main||"
     assert not home.exists()

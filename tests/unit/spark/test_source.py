@@ -15,7 +15,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.plan import HoleInRange, shares
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment, Piece
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payloads
@@ -86,7 +86,7 @@ async def test_positions_cut_exactly() -> None:
     """A range of positions gives its entries alone; blocks and segments outside are never asked for."""
     store = CountingStore()
     found, every = await two_segments(store)
-    wish = options(wanted=Wanted(first=Position(9, 35), last=Position(9, 64)))
+    wish = options(query=EntryQuery(first=Position(9, 35), last=Position(9, 64)))
     assert entries(await read_all(store, found, wish)) == [one for one in every if one[0] == 9 and 35 <= one[1] <= 64]
     assert not any(str(ONE) in key for key in store.by_key()), "the other segment is not looked at"
     asked = [(at, length) for key, at, length in store.asked if key == f"{PREFIX}{TWO}"]
@@ -99,19 +99,19 @@ async def test_filters_leave_blocks_out() -> None:
     """Filters of a query on ledgers, entries and times say which blocks are read; those that say nothing are passed."""
     store = CountingStore()
     found, every = await two_segments(store)
-    wanted = Wanted().narrowed([spark.EqualTo(("ledger_id",), 6), spark.GreaterThanOrEqual(("entry_id",), 20)])
-    rows = await read_all(store, found, options(), wanted)
+    query = EntryQuery().narrowed([spark.EqualTo(("ledger_id",), 6), spark.GreaterThanOrEqual(("entry_id",), 20)])
+    rows = await read_all(store, found, options(), query)
     assert entries(rows) == [one for one in every if one[0] == 6 and one[1] >= 20]
     assert not any(str(TWO) in key for key in store.by_key())
-    either = Wanted().narrowed(
+    either = EntryQuery().narrowed(
         [spark.In(("ledger_id",), (5, 9)), spark.IsNotNull(("payload",)), spark.LessThan(("entry_id",), 5)]
     )
     assert entries(await read_all(store, found, options(), either)) == [
         one for one in every if one[0] in {5, 9} and one[1] < 10
     ], "whole blocks; Spark sorts the rest out"
-    assert Wanted().narrowed([spark.Not(spark.EqualTo(("ledger_id",), 6))]) == Wanted()
+    assert EntryQuery().narrowed([spark.Not(spark.EqualTo(("ledger_id",), 6))]) == EntryQuery()
     assert (
-        await planned(store, found, options(), Wanted().narrowed([spark.EqualTo(("topic",), "persistent://a/b/c")]))
+        await planned(store, found, options(), EntryQuery().narrowed([spark.EqualTo(("topic",), "persistent://a/b/c")]))
         == []
     )
 
@@ -132,7 +132,7 @@ async def test_times_cut_exactly() -> None:
     """A range of times by options gives its entries alone, out of the blocks that can hold any of them."""
     store = CountingStore()
     found = snapshot(await timed_segments(store))
-    wish = options(wanted=Wanted(since_ms=BASE_MS + 12_500, until_ms=BASE_MS + 21_000))
+    wish = options(query=EntryQuery(since_ms=BASE_MS + 12_500, until_ms=BASE_MS + 21_000))
     rows = await read_all(store, found, wish)
     assert [(row["ledger_id"], row["entry_id"]) for row in rows] == [(1, entry) for entry in range(13, 21)]
     assert rows[0]["time"] == datetime.fromtimestamp(BASE_MS // 1000 + 13, UTC) == rows[0]["broker_timestamp"]
@@ -147,11 +147,12 @@ async def test_time_filters_leave_blocks_out() -> None:
     store = CountingStore()
     found = snapshot(await timed_segments(store))
     edge = datetime.fromtimestamp((BASE_MS + 24_000) / 1000, UTC).replace(microsecond=1)
-    wanted = Wanted().narrowed([spark.LessThan(("broker_timestamp",), edge)])
-    rows = await read_all(store, found, options(), wanted)
+    query = EntryQuery().narrowed([spark.LessThan(("broker_timestamp",), edge)])
+    rows = await read_all(store, found, options(), query)
     assert [row["entry_id"] for row in rows] == list(range(25)), "24 s is before it, and its block is read"
     assert [
-        row["entry_id"] for row in await read_all(store, found, options(), Wanted().narrowed([spark.In(("time",), ())]))
+        row["entry_id"]
+        for row in await read_all(store, found, options(), EntryQuery().narrowed([spark.In(("time",), ())]))
     ] == []
 
 
@@ -223,7 +224,7 @@ async def test_ledger_of_a_broker(index_every: int, partition_bytes: int) -> Non
     every = [(3, entry, data) for entry, data in enumerate(held)]
     found = snapshot([segment])
     assert entries(await read_all(store, found, options(partition_bytes=partition_bytes))) == every
-    wish = options(wanted=Wanted(first=Position(3, 77), last=Position(3, 80)), partition_bytes=partition_bytes)
+    wish = options(query=EntryQuery(first=Position(3, 77), last=Position(3, 80)), partition_bytes=partition_bytes)
     assert entries(await read_all(store, found, wish)) == every[77:81]
 
 
@@ -269,9 +270,9 @@ async def test_loss_in_the_range() -> None:
     with pytest.raises(HoleInRange, match="gone before they were offloaded") as caught:
         await planned(store, found, options())
     assert "start=9:0" in caught.value.hint
-    behind = options(wanted=Wanted(first=Position(9, 0)))
+    behind = options(query=EntryQuery(first=Position(9, 0)))
     assert entries(await read_all(store, found, behind)) == [one for one in every if one[0] == 9]
-    elsewhere = Wanted().narrowed([spark.EqualTo(("ledger_id",), 5)])
+    elsewhere = EntryQuery().narrowed([spark.EqualTo(("ledger_id",), 5)])
     assert entries(await read_all(store, found, options(), elsewhere)) == [one for one in every if one[0] == 5]
     rows = await read_all(store, found, options(mode=Mode.SKIP))
     assert [row["skipped"] for row in rows if row["skipped"] is not None] == [17]
@@ -292,6 +293,6 @@ async def test_steps_of_streams_are_exact() -> None:
     places: dict[TopicName, tuple[Position | None, Position | None]] = {TOPIC: (Position(5, 93), Position(9, 4))}
     wish = options(partition_bytes=2000)
     async with segment_reader(store) as reader:
-        made = await shares([found], wish, wish.wanted, reader, places=places)
+        made = await shares([found], wish, wish.query, reader, places=places)
     rows = [row for share in made for row in await read_share(store, share, wish)]
     assert entries(rows) == [one for one in every if (5, 93) <= one[:2] <= (9, 4)]

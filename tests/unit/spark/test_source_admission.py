@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from offloaderd.core.model import Position, TopicName
 from offloaderd.spark.scan.positions import NOTHING, position
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source.admission import Step, advance, reach
 from offloaderd.spark.source.offsets import furthest
@@ -16,7 +16,7 @@ from tests.unit.spark.lake import snapshot
 from tests.unit.spark.test_source_offsets import FOUND, NAME, cut, segment
 
 MIB = 1024**2
-ALL = Wanted()
+ALL = EntryQuery()
 
 
 def topic(name: str, *, segments: int, segment_bytes: int, entries: int = 1000) -> Snapshot:
@@ -37,12 +37,12 @@ def test_a_step_ends_where_the_room_does() -> None:
     assert advance([FOUND], {NAME: "1:4"}, ALL, room=50).offset == {NAME: "1:9"}, "what is left of a segment"
     assert not advance([FOUND], {NAME: "3:8"}, ALL, room=1).object_bytes
     assert advance([FOUND], {NAME: "1:9"}, ALL, target={NAME: "1:12"}).offset == {NAME: "1:12"}, "the target"
-    assert advance([FOUND], {NAME: "1:9"}, Wanted(last=Position(1, 12))).offset == {NAME: "1:12"}, "the wanted end"
-    assert advance([FOUND], {NAME: "1:15"}, Wanted(last=Position(1, 12))).offset == {NAME: "1:15"}
+    assert advance([FOUND], {NAME: "1:9"}, EntryQuery(last=Position(1, 12))).offset == {NAME: "1:12"}, "the wanted end"
+    assert advance([FOUND], {NAME: "1:15"}, EntryQuery(last=Position(1, 12))).offset == {NAME: "1:15"}
     assert advance([FOUND], {}, ALL, target={}).offset == {}, "a topic that came after the target waits"
     assert advance([snapshot([])], {}, ALL) == Step({})
     assert furthest([FOUND, snapshot([])], ALL) == {NAME: "3:8"}
-    assert furthest([FOUND], Wanted(last=Position(2, 0))) == {NAME: "2:0"}
+    assert furthest([FOUND], EntryQuery(last=Position(2, 0))) == {NAME: "2:0"}
 
 
 def test_a_topic_begins_at_its_floor() -> None:

@@ -21,7 +21,7 @@ from offloaderd.spark.scan.columns import Columns
 from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.late import LateReader
 from offloaderd.spark.scan.plan import HoleInRange
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.read import record_batches
 from offloaderd.spark.scan.share import BrokenSegment, Condition
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of
@@ -99,7 +99,7 @@ async def test_merged_again_while_it_is_read() -> None:
     rows: list[dict[str, object]] = []
     async with segment_reader(store) as reader:
         late, columns = LateReader(reader, current), Columns(task.schema, skip=task.skip)
-        async for batch in record_batches(late, share, wish.wanted, columns, task):
+        async for batch in record_batches(late, share, wish.query, columns, task):
             rows += batch.to_pylist()
     assert [row["payload"] for row in rows] == held
 
@@ -169,7 +169,7 @@ async def test_what_nobody_knows_is_not_skipped() -> None:
     task = wish.task(wish.columns)
     async with segment_reader(store) as reader:
         with pytest.raises(Transient, match="is gone, and what holds its entries now cannot be asked: no server"):
-            async for _ in record_batches(LateReader(reader, away), share, wish.wanted, Columns(task.schema), task):
+            async for _ in record_batches(LateReader(reader, away), share, wish.query, Columns(task.schema), task):
                 pass
 
 
@@ -178,7 +178,7 @@ async def test_chunks_before_that_were_merged() -> None:
     store = CountingStore()
     held = [*(entry(b"other") for _ in range(4)), *cut("m", b"whole message", 4)]
     before = await segments_of(store, held, [0, 3, 6, 7, 8], number=1)
-    wish = options(messages=True, wanted=Wanted(first=Position(LEDGER, 7)))
+    wish = options(messages=True, query=EntryQuery(first=Position(LEDGER, 7)))
     (share,) = await planned(store, snapshot(before), wish)
     after = snapshot(await segments_of(store, held, [0, 7, 8], number=100))
     await delete(store, before)
@@ -196,6 +196,6 @@ async def test_a_loss_outside_of_the_times() -> None:
     loss = Loss(first.end, last.begin, entries=5)
     found = snapshot([first, replace(last, offloaded_ms=BASE_MS)], [loss])
     day_ms = 86_400_000
-    assert await planned(store, found, options(wanted=Wanted(since_ms=BASE_MS + day_ms)))
+    assert await planned(store, found, options(query=EntryQuery(since_ms=BASE_MS + day_ms)))
     with pytest.raises(HoleInRange, match=r"^\[OFFLOAD_LOSSES\]"):
-        await planned(store, found, options(wanted=Wanted(since_ms=BASE_MS)))
+        await planned(store, found, options(query=EntryQuery(since_ms=BASE_MS)))

@@ -13,7 +13,7 @@ from offloaderd.spark.scan import messages as source_messages
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan.columns import BrokenValue
 from offloaderd.spark.scan.options import Mode
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment
 from offloaderd.spark.values.schema import read_schema
 from tests.unit.broker_objects import BrokerLedger
@@ -135,8 +135,8 @@ async def test_a_message_is_whole_whatever_a_query_is_about() -> None:
     store = CountingStore()
     found, whole = await cut_topic(store)
     last = found.map.segments[-1].end
-    narrow = Wanted(first=last._replace(entry_id=last.entry_id - 1), last=last)
-    rows = await read_all(store, found, options(messages=True, wanted=narrow))
+    narrow = EntryQuery(first=last._replace(entry_id=last.entry_id - 1), last=last)
+    rows = await read_all(store, found, options(messages=True, query=narrow))
     assert [(row["entry_id"], row["value"]) for row in rows] == [(8, whole), (9, b"end")]
 
 
@@ -182,10 +182,10 @@ async def test_damage_before_a_chunk() -> None:
     found, _ = await cut_topic(store)
     first = found.map.segments[0]
     await store.delete([f"{PREFIX}{ONE}"])
-    wanted = Wanted(first=found.map.segments[1].begin)
+    query = EntryQuery(first=found.map.segments[1].begin)
     with pytest.raises(BrokenSegment, match=f"segment {first.segment_id} of .*, entries before 2:0, cannot be read"):
-        await read_all(store, found, options(messages=True, wanted=wanted))
-    rows = await read_all(store, found, options(messages=True, wanted=wanted, mode=Mode.SKIP))
+        await read_all(store, found, options(messages=True, query=query))
+    rows = await read_all(store, found, options(messages=True, query=query, mode=Mode.SKIP))
     assert seen(rows)[1] == (2, 1, "chunk", 1, 2)
     assert "those before it cannot be read" in rows[1]["reason"]
 

@@ -16,11 +16,11 @@ from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.positions import NOTHING, following, position
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of, holes_within
 from offloaderd.spark.scan.stores import Stores
 from offloaderd.spark.source.admission import advance
-from offloaderd.spark.source.offsets import begin, clipped, furthest, gone, in_history, plan_step, still_there
+from offloaderd.spark.source.offsets import begin, check_step, clipped, deleted_topics, furthest, in_history, plan_step
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
 
@@ -72,9 +72,9 @@ def test_history_that_is_to_come() -> None:
     assert holes_within(replace(nothing, holes=holes_of(nothing.map)), None, None)
 
 
-def bounded(first: str | None = None, last: str | None = None) -> Wanted:
+def bounded(first: str | None = None, last: str | None = None) -> EntryQuery:
     """Return a range of positions."""
-    return Wanted(
+    return EntryQuery(
         first=Position.parse(first) if first else None,
         last=Position.parse(last) if last else None,
     )
@@ -82,8 +82,8 @@ def bounded(first: str | None = None, last: str | None = None) -> Wanted:
 
 def test_where_a_topic_begins() -> None:
     """Behind what was deleted, or the last entry that is there before the range."""
-    assert begin(FOUND, Wanted()) == NOTHING
-    assert begin(cut(FOUND), Wanted()) == Position(1, 9)
+    assert begin(FOUND, EntryQuery()) == NOTHING
+    assert begin(cut(FOUND), EntryQuery()) == Position(1, 9)
     for first, behind in (("1:7", "1:6"), ("3:0", "1:19"), ("2:5", "1:19"), ("3:5", "3:4"), ("9:9", "3:8")):
         assert begin(FOUND, bounded(first)) == Position.parse(behind)
     assert begin(FOUND, bounded("1:0")) == NOTHING
@@ -95,7 +95,7 @@ def test_where_a_topic_begins() -> None:
 
 def test_the_range_of_a_step() -> None:
     """What lies outside of the wanted range is not read, whatever the offsets say."""
-    assert clipped(Wanted(), NOTHING, Position(3, 8)) == (None, Position(3, 8))
+    assert clipped(EntryQuery(), NOTHING, Position(3, 8)) == (None, Position(3, 8))
     assert clipped(bounded("1:5", "3:2"), NOTHING, Position(3, 8)) == (Position(1, 5), Position(3, 2))
     assert clipped(bounded("1:5"), Position(1, 8), Position(3, 8)) == (Position(1, 9), Position(3, 8))
     assert clipped(bounded("9:0"), Position(3, 8), Position(3, 9)) is None
@@ -111,19 +111,17 @@ def cut(found: Snapshot) -> Snapshot:
 def test_deleted_under_a_stream() -> None:
     """What retention deleted before the stream got to it ends the step, or is a hole of it; else nothing changes."""
     found = cut(FOUND)
-    assert still_there(found, "1:9", "3:8", skips=False) is found
+    assert check_step(found, "1:9", "3:8", skips=False) is found
     with pytest.raises(EntriesDeleted, match="up to 1:9 were deleted"):
-        still_there(found, "1:4", "3:8", skips=False)
+        check_step(found, "1:4", "3:8", skips=False)
     with pytest.raises(EntriesDeleted):
-        still_there(found, str(NOTHING), "3:8", skips=False)
-    skipped = still_there(found, "1:4", "3:8", skips=True)
+        check_step(found, str(NOTHING), "3:8", skips=False)
+    skipped = check_step(found, "1:4", "3:8", skips=True)
     assert [(hole.after, hole.before, hole.entries) for hole in skipped.holes] == [(Position(1, 4), Position(1, 10), 5)]
-    assert still_there(found, "1:4", "1:7", skips=True).holes[0].entries == 3, (
-        "of this step; the next tells of the rest"
-    )
-    assert still_there(found, "0:4", "3:8", skips=True).holes[0].entries is None, "where ledger 0 ended, nobody knows"
+    assert check_step(found, "1:4", "1:7", skips=True).holes[0].entries == 3, "of this step; the next tells of the rest"
+    assert check_step(found, "0:4", "3:8", skips=True).holes[0].entries is None, "where ledger 0 ended, nobody knows"
     with pytest.raises(InvalidInput, match="read up to 7:0"):
-        still_there(found, "3:8", "7:0", skips=True)
+        check_step(found, "3:8", "7:0", skips=True)
 
 
 def lived(*made: tuple[int, int]) -> Snapshot:
@@ -138,7 +136,7 @@ def lived(*made: tuple[int, int]) -> Snapshot:
 def test_a_topic_that_was_made_again_is_noticed() -> None:
     """Under lower ids, with nothing in it, under the same ids, and under higher ones; but not by a rebuild."""
     first = lived((7, 70), (8, 80))
-    offset = furthest([first], Wanted())
+    offset = furthest([first], EntryQuery())
     assert offset == {NAME: "8:9@80"}
     at = offset[NAME]
     assert in_history(lived((7, 70), (8, 80), (9, 90)), at) == Position(8, 9)
@@ -149,33 +147,33 @@ def test_a_topic_that_was_made_again_is_noticed() -> None:
         (lived((8, 99), (9, 100)), "ledger 8 is another one now"),
     ):
         with pytest.raises(InvalidInput, match=said) as told:
-            advance([again], offset, Wanted())
+            advance([again], offset, EntryQuery())
         assert "without=TOPIC" in (told.value.hint or "")
     later = lived((20, 200))
-    step = advance([later], offset, Wanted())
+    step = advance([later], offset, EntryQuery())
     with pytest.raises(EntriesDeleted, match="ledger 8 is not known any more, and 20:0 is the oldest"):
-        still_there(later, at, step.offset[NAME], skips=False)
-    (hole,) = still_there(later, at, step.offset[NAME], skips=True).holes
+        check_step(later, at, step.offset[NAME], skips=False)
+    (hole,) = check_step(later, at, step.offset[NAME], skips=True).holes
     assert (hole.after, hole.before) == (Position(8, 9), Position(20, 0))
     with pytest.raises(EntriesDeleted, match="retention has deleted it, or the topic was made again"):
-        still_there(replace(later, rebuilt=True), at, step.offset[NAME], skips=False)
-    assert still_there(replace(later, rebuilt=True), at, step.offset[NAME], skips=True).rebuilt
+        check_step(replace(later, rebuilt=True), at, step.offset[NAME], skips=False)
+    assert check_step(replace(later, rebuilt=True), at, step.offset[NAME], skips=True).rebuilt
     lost = replace(later.map, losses=(Loss(Position(8, 2), Position(20, 0), 5),))
-    assert not still_there(Snapshot(lost), at, "20:9", skips=False).holes, "a loss is on record, and told by itself"
+    assert not check_step(Snapshot(lost), at, "20:9", skips=False).holes, "a loss is on record, and told by itself"
 
 
 def test_a_topic_that_was_deleted_in_a_step() -> None:
     """It ends the step, by its name, is told in a row, or is left out; of others nothing changes."""
     start, end = {NAME: "1:9", OTHER: "4:1"}, {NAME: "3:8", OTHER: "5:0"}
     with pytest.raises(NotFound, match=rf"{OTHER}: .* deleted before it was read up to 5:0") as told:
-        gone([FOUND], start, end, options())
+        deleted_topics([FOUND], start, end, options())
     assert "without=TOPIC" in (told.value.hint or "")
-    assert gone([FOUND], end, end, options()) == [], "all of it was read"
-    (found,) = gone([FOUND], start, end, options(mode=Mode.SKIP))
+    assert deleted_topics([FOUND], end, end, options()) == [], "all of it was read"
+    (found,) = deleted_topics([FOUND], start, end, options(mode=Mode.SKIP))
     assert (str(found.topic), found.holes[0].after, found.holes[0].entries) == (OTHER, Position(4, 1), None)
-    (found,) = gone([FOUND], start, {**end, OTHER: "4:9"}, options(mode=Mode.SKIP))
+    (found,) = deleted_topics([FOUND], start, {**end, OTHER: "4:9"}, options(mode=Mode.SKIP))
     assert found.holes[0].entries == 8
-    assert gone([FOUND], start, end, options(without=(TopicPattern.parse(OTHER),))) == []
+    assert deleted_topics([FOUND], start, end, options(without=(TopicPattern.parse(OTHER),))) == []
 
 
 async def test_a_step_without_a_deleted_topic_has_the_others() -> None:

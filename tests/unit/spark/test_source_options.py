@@ -46,8 +46,8 @@ def test_options_are_read() -> None:
     )
     assert (found.settings.objects.bucket, found.settings.objects.prefix) == ("archive", "p/")
     assert found.topic.text == "acme/shop/orders"
-    assert (found.wanted.first, found.wanted.last) == (Position(3, 4), Position(5, 0))
-    assert (found.wanted.since_ms, found.wanted.until_ms) == (1795255200000, 1795255200001)
+    assert (found.query.first, found.query.last) == (Position(3, 4), Position(5, 0))
+    assert (found.query.since_ms, found.query.until_ms) == (1795255200000, 1795255200001)
     assert (found.messages, found.mode, found.metadata) == (True, Mode.SKIP, Metadata.BUCKET)
     assert found.columns["value"].dataType == LongType()
     assert found.partition_bytes == 2 * 1024 * 1024

@@ -20,7 +20,7 @@ from offloaderd.spark.scan import transactions as source_transactions
 from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.positions import following, position
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment
 from offloaderd.spark.scan.transactions import OutcomeUnknown, with_held
 from offloaderd.spark.source.admission import advance
@@ -57,8 +57,8 @@ async def rows_of(store: CountingStore, found: Snapshot, wish: SourceOptions) ->
     rows: list[Any] = []
     async with segment_reader(store) as reader:
         held = await with_held([found], reader) if wish.holds_back else [found]
-        places = None if wish.step is None else {TOPIC: (wish.wanted.first, wish.wanted.last)}
-        shares = await source_plan.shares(held, wish, wish.wanted, reader, places=places)
+        places = None if wish.step is None else {TOPIC: (wish.query.first, wish.query.last)}
+        shares = await source_plan.shares(held, wish, wish.query, reader, places=places)
     for share in shares:
         rows += await read_share(store, share, wish)
     return rows
@@ -75,12 +75,12 @@ def test_rows_are_what_a_consumer_is_given(
     ledgers = cut_at([op.payload(at) for at, op in enumerate(ops)], cuts)
     first = data.draw(st.integers(0, len(ops) - 1))
     last = data.draw(st.integers(first, len(ops) - 1))
-    wanted = Wanted(first=Position(*place(first, ledgers)), last=Position(*place(last, ledgers)))
+    query = EntryQuery(first=Position(*place(first, ledgers)), last=Position(*place(last, ledgers)))
 
     async def run() -> tuple[list[int], list[tuple[int, int]]]:
         store = CountingStore()
         found = await topic_of(store, ledgers)
-        wish = options(messages=True, wanted=wanted, partition_bytes=partition_bytes)
+        wish = options(messages=True, query=query, partition_bytes=partition_bytes)
         rows = await rows_of(store, found, wish)
         everything = await rows_of(store, found, replace(wish, transactions=Transactions.ALL))
         return [int(row["value"]) for row in rows], [(row["ledger_id"], row["entry_id"]) for row in everything]
@@ -107,13 +107,13 @@ def test_steps_of_a_stream_pass_over_no_message(ops: list[Op], cuts: set[int], r
             while True:
                 async with segment_reader(store) as reader:
                     (held,) = await with_held([found], reader, known)
-                step = advance([held], offset, Wanted(), room=room)
+                step = advance([held], offset, EntryQuery(), room=room)
                 if not step.object_bytes:
                     break
                 reached = step.offset
                 low = following(position(offset, str(TOPIC)))
-                wanted = Wanted(first=low, last=position(reached, str(TOPIC)))
-                wish = options(messages=True, wanted=wanted, step=(offset, reached))
+                query = EntryQuery(first=low, last=position(reached, str(TOPIC)))
+                wish = options(messages=True, query=query, step=(offset, reached))
                 values += [int(row["value"]) for row in await rows_of(store, found, wish)]
                 offset = reached
         return values
@@ -150,7 +150,7 @@ async def test_an_outcome_that_cannot_be_read_is_not_guessed() -> None:
     store = CountingStore()
     found = await topic_of(store, [[sent(IDS[0], b"1"), entry(b"2")], [commit(IDS[0])]])
     await store.delete([f"{PREFIX}{uuid.UUID(int=2)}"])
-    wish = options(messages=True, wanted=Wanted(last=Position(0, 1)))
+    wish = options(messages=True, query=EntryQuery(last=Position(0, 1)))
     with pytest.raises(BrokenSegment, match=str(uuid.UUID(int=2))):
         await rows_of(store, found, wish)
     rows = await rows_of(store, found, replace(wish, mode=Mode.SKIP))
@@ -167,7 +167,7 @@ async def test_a_step_never_leaves_out_what_is_open(monkeypatch: pytest.MonkeyPa
     found = await topic_of(store, [[sent(IDS[0], b"1"), entry(b"2")], [entry(b"3")]])
     wish = options(messages=True)
     assert [row["value"] for row in await rows_of(store, found, wish)] == [b"2", b"3"], "a query leaves it out"
-    step = replace(wish, wanted=Wanted(last=Position(1, 0)), step=({}, {str(TOPIC): "1:0"}))
+    step = replace(wish, query=EntryQuery(last=Position(1, 0)), step=({}, {str(TOPIC): "1:0"}))
     with pytest.raises(OutcomeUnknown, match=r"message 0:0: whether its transaction \(1,0\) was committed"):
         await rows_of(store, found, step)
 
@@ -198,7 +198,7 @@ async def test_a_message_that_came_too_late_is_aborted() -> None:
     """Its transaction's abort lies before it, in a segment of another task."""
     store = CountingStore()
     found = await topic_of(store, [[sent(IDS[0]), abort(IDS[0])], [sent(IDS[0]), entry(b"1")]])
-    wish = options(messages=True, wanted=Wanted(first=Position(1, 0)))
+    wish = options(messages=True, query=EntryQuery(first=Position(1, 0)))
     assert [row["value"] for row in await rows_of(store, found, wish)] == [b"1"]
     (late, _) = await rows_of(store, found, replace(wish, transactions=Transactions.ALL))
     assert late["transaction_state"] == "aborted"
@@ -216,6 +216,6 @@ async def test_what_lies_before_is_read_once_however_many_are_open(monkeypatch: 
     monkeypatch.setattr(source_transactions, "mention_of", counted)
     store = CountingStore()
     found = await topic_of(store, [[entry(b"0")], [sent(one) for one in IDS], [entry(b"1")]])
-    wish = options(messages=True, wanted=Wanted(first=Position(1, 0)))
+    wish = options(messages=True, query=EntryQuery(first=Position(1, 0)))
     assert [row["value"] for row in await rows_of(store, found, wish)] == [b"1"]
     assert looked.count(entry(b"0")) == 1

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from offloaderd.core.errors import CorruptData, InvalidConfig, NotFound, OffloaderError
 from offloaderd.spark.errors import brief, from_spark, gist
-from offloaderd.spark.scan.query import Wanted
+from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.read import rows
 from offloaderd.spark.source.source import SegmentSource
 from offloaderd.spark.source.stream import SegmentsStream
@@ -131,7 +131,7 @@ def test_a_task_writes_nothing_into_the_log_of_others(capfd: pytest.CaptureFixtu
     before = structlog.get_config()
     structlog.reset_defaults()
     try:
-        assert list(rows(options().task(options().columns), (), Wanted())) == []
+        assert list(rows(options().task(options().columns), (), EntryQuery())) == []
         structlog.get_logger().error("data.corrupt")
     finally:
         structlog.configure(**before)

@@ -17,8 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import Message
-from offloaderd.spark.values.decode import MalformedValue, ValueDecoder
-from offloaderd.spark.values.schema import Encoding, read_schema
+from offloaderd.spark.values.schema import Encoding, MalformedValue, ValueDecoder, read_schema
 from offloaderd.spark.values.types import kind_of
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ async def kept(ground: Ground, *flaws: Flaw, metadata: bool = True, dry_run: boo
     """Have the driver end a verification that found these; returns what became of which ledger."""
     topic_map = await ground.map()
     looked = [
-        verify.Looked(
+        verify.Inspected(
             verify.Segment(TOPIC, one), tuple(flaw for flaw in flaws if flaw.segment_id == one.segment_id), None, 0
         )
         for one in topic_map.segments
     ]
     stores = Stores(ground.objects, ground.metadata if metadata else None)
-    found = await verify._kept(stores, [Snapshot(topic_map)], looked, dry_run=dry_run)
+    found = await verify._revoke_grants(stores, [Snapshot(topic_map)], looked, dry_run=dry_run)
     return [(one.ledger_id, one.fate.value) for one in found]
 
 

@@ -9,7 +9,7 @@ from socket import socket
 
 import pytest
 
-from offloaderd.spark.workers import GONE, quiet
+from offloaderd.spark.workers import ENDED, quiet
 
 LOADED = """
 import json, sys, threading
@@ -38,7 +38,7 @@ def test_a_pipe_that_spark_has_closed_is_no_error(error: type[Exception]) -> Non
         raise ZeroDivisionError
 
     with socket() as sock:
-        assert quiet(work)(sock, True) == GONE
+        assert quiet(work)(sock, True) == ENDED
         with pytest.raises(ZeroDivisionError):
             quiet(work)(sock, False)
         assert quiet(lambda *_: 0)(sock, True) == 0

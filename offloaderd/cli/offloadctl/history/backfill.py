@@ -28,7 +28,7 @@ from offloaderd.spark.backfill.eligible import Origin
 from offloaderd.spark.backfill.handback import HandedBack, hand_back
 from offloaderd.spark.backfill.plan import TopicPlan
 from offloaderd.spark.backfill.topic import Progress
-from offloaderd.spark.jobs.job import Ended, Wanted
+from offloaderd.spark.jobs.job import Ended, JobTopics
 from offloaderd.spark.jobs.stores import Options, Stores, open_stores
 
 if TYPE_CHECKING:
@@ -125,7 +125,13 @@ def run(
 
 
 def _run(
-    session: Session, settings: Settings, wanted: Wanted, chosen: Options, *, master: str | None, conf: dict[str, str]
+    session: Session,
+    settings: Settings,
+    wanted: JobTopics,
+    chosen: Options,
+    *,
+    master: str | None,
+    conf: dict[str, str],
 ) -> int:
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 

@@ -27,7 +27,7 @@ from offloaderd.spark.convert import convert as work
 from offloaderd.spark.convert.convert import Options, Plan, Status
 from offloaderd.spark.convert.outlook import Target
 from offloaderd.spark.convert.topic import Progress
-from offloaderd.spark.jobs.job import Ended, Wanted
+from offloaderd.spark.jobs.job import Ended, JobTopics
 from offloaderd.spark.jobs.stores import open_context
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def plan(
     return _plan(session, settings_of(session, config), wanted, chosen)
 
 
-def _plan(session: Session, settings: Settings, wanted: Wanted, chosen: Options) -> int:
+def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Options) -> int:
     async def planned() -> Sequence[tuple[TopicName, Plan | OffloaderError]]:
         async with open_context(settings, SystemClock(), rewriting=True) as (context, book):
             topics = await work.named(context.metadata, wanted)
@@ -218,7 +218,7 @@ def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     )
 
 
-def _checked(said: Given, target: str) -> tuple[Wanted, Options]:
+def _checked(said: Given, target: str) -> tuple[JobTopics, Options]:
     """Return what is wanted and how. Raises InvalidConfig with all that is wrong."""
     wanted, common = said.checked()
     return wanted, Options(
