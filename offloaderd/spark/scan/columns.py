@@ -1,4 +1,4 @@
-"""Entries or messages turned into Arrow batches, with the columns that a query gave (`schema.py`)."""
+"""Arrow batches of entries or messages, with the columns that a query names (`schema.py`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from offloaderd.spark.scan.share import Condition, Unread
 from offloaderd.spark.values.schema import ValueDecoder, ValueSchema
 
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999: what brokers and producers say beyond it is no time for Spark, and left out."""
+"""The end of the year 9999; Spark has no later times, so those of brokers and producers are null."""
 LONG_MAX = 2**63 - 1
 
 MALFORMED = "malformed"
-"""The state of a message whose value does not fit the schema, where such are not the end of the query."""
+"""The state of a message whose value does not fit the schema, in a query that skips this condition."""
 
 
 class BrokenValue(Unread):
-    """A value of the query does not fit the schema that was given; the message names its position."""
+    """A value does not fit the query's schema; the error names its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Entries that could not be read: from which on, how many (None: nobody knows), and why."""
+    """Entries that could not be read: the first, their number (None: unknown), and the reason."""
 
     first: Position
     entries: int | None
@@ -40,7 +40,7 @@ class Skip:
 
 
 class Columns:
-    """Makes the batches of one query."""
+    """The batches of one query."""
 
     def __init__(
         self, schema: StructType, *, values: ValueSchema | None = None, skip: frozenset[Condition] = frozenset()
@@ -51,7 +51,7 @@ class Columns:
         self._malformed = Condition.MALFORMED in skip
 
     def entries(self, topic: TopicName, batch: EntryBatch, mask: Sequence[bool] | None) -> pa.RecordBatch | None:
-        """Return the rows of a batch's entries, of those alone that are `kept`; None for no row."""
+        """Return the rows of a batch's entries, or of those that the mask selects; None for no row."""
         ids: Sequence[int] = range(batch.first_entry_id, batch.last_entry_id + 1)
         payloads: Sequence[bytes] = batch.payloads
         if mask is not None:
@@ -67,7 +67,7 @@ class Columns:
         return self._batch(len(payloads), {"topic": str(topic), "ledger_id": batch.ledger_id}, makers)
 
     def skipped(self, topic: TopicName, skip: Skip) -> pa.RecordBatch:
-        """Return the row that stands for entries that were left out."""
+        """Return the row for entries that were skipped."""
         same = {
             "topic": str(topic),
             "ledger_id": skip.first.ledger_id,
@@ -78,7 +78,7 @@ class Columns:
         return self._batch(1, same, {})
 
     def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row | BatchRows]) -> pa.RecordBatch:
-        """Return rows of messages. Raises BrokenValue, unless it skips those; with values by a schema no BatchRows."""
+        """Return rows of messages; none as BatchRows if a schema is given. Raises BrokenValue unless it skips those."""
         makers: dict[str, Callable[[], Any]] = {
             name: partial(_listed, rows, of_row, of_batch) for name, (of_row, of_batch) in _OF_MESSAGES.items()
         }
@@ -91,7 +91,7 @@ class Columns:
     def _decoded(
         self, topic: TopicName, messages: Sequence[Message], decoder: ValueDecoder
     ) -> dict[str, Callable[[], Any]]:
-        """Return what makes the columns that depend on what values hold."""
+        """Return the makers of the columns that depend on values."""
         plain = [None if one.tombstone or one.state is not MessageState.PLAIN else one for one in messages]
         values, wrong = decoder.array(plain, self._arrow.field("value").type)
         if wrong and not self._malformed:
@@ -110,7 +110,7 @@ class Columns:
         }
 
     def _batch(self, count: int, same: dict[str, Any], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
-        """Put a batch together: columns with one value for all rows, those that are made, and the others empty."""
+        """Return a batch: columns with one value for all rows, those of makers, and the others as nulls."""
         arrays = []
         for field in self._arrow:
             if field.name in makers:
@@ -126,7 +126,7 @@ class Columns:
 def _listed(
     rows: Sequence[Row | BatchRows], of_row: Callable[[Row], Any], of_batch: Callable[[BatchRows], list[Any]]
 ) -> list[Any]:
-    """Return one column of rows, those of a batch together."""
+    """Return one column of rows; those of a plain batch are made together."""
     found: list[Any] = []
     for row in rows:
         if isinstance(row, BatchRows):
@@ -137,17 +137,17 @@ def _listed(
 
 
 def _same(of: Callable[[BatchRows], Any]) -> Callable[[BatchRows], list[Any]]:
-    """Return what gives the same value for all messages of a batch."""
+    """Return a maker of the same value for all messages of a batch."""
     return lambda rows: [of(rows)] * rows.messages
 
 
 def _sent(one: Message, value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
-    """Return what a producer said of a message; nothing is known of what is none."""
+    """Return a producer's value; null for an entry that is no message."""
     return None if one.state is MessageState.RAW else value
 
 
 def _nothing(_: object) -> None:
-    """Return what a plain message has of columns for others."""
+    """Return null, for columns that a plain message does not have."""
 
 
 _OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[Any]]]] = {
@@ -181,7 +181,7 @@ _OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[A
     "transaction_state": (lambda row: row.transaction_state, _same(_nothing)),
     "reason": (lambda row: row.message.reason or None, _same(_nothing)),
 }
-"""How a column is made of a message alone, and of the messages of a plain batch together."""
+"""The makers of each column, from a message alone, and from all messages of a plain batch."""
 
 
 def _masked(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
@@ -189,7 +189,7 @@ def _masked(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
 
 
 def _of_heads(payloads: Sequence[bytes]) -> dict[str, Callable[[], Any]]:
-    """Return what makes the columns that brokers' heads tell, which are read together where all are alike."""
+    """Return the makers of the columns from brokers' heads, which are read together where all are alike."""
     count = len(payloads)
     together = read_heads(payloads)
     if together is not None and len(together.times) == count and len(together.indexes) in {0, count}:

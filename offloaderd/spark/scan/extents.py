@@ -1,7 +1,7 @@
-"""Where the entries of a segment lie, whoever wrote it: blocks of the manifest, or places that a broker's index names.
+"""The extents of a segment: blocks of its manifest, or the entries between two places of a broker's index.
 
-A broker's index (PIP-17) says at which entries reading can begin, not how many bytes lie between them: that is taken
-in proportion, which shares an object out evenly enough, and each entry to exactly one share.
+A broker's index (PIP-17) has entries at which reading can begin, without all lengths between them. These are estimated
+in proportion: shares are even enough, and each entry is in exactly one.
 """
 
 from collections.abc import AsyncIterator
@@ -19,19 +19,19 @@ MIB = 1024 * 1024
 READ_AHEAD_BYTES = 8 * MIB
 CACHE_BYTES = 16 * MIB
 TABLES_BYTES = 16 * MIB
-"""What a task holds in memory, whatever the size of segments; one block of what comes next may come on top."""
+"""Memory of a task, whatever the size of segments; one block that is read ahead may come on top."""
 
 
 @asynccontextmanager
 async def segment_reader(objects: SegmentStore) -> AsyncIterator[SegmentReader]:
-    """Have a reader with the memory that one task may take."""
+    """Yield a reader with the memory that one task may take."""
     options = SegmentOptions(cache_bytes=CACHE_BYTES, tables_bytes=TABLES_BYTES, read_ahead_bytes=READ_AHEAD_BYTES)
     async with SegmentReader(objects, clock=SystemClock(), metrics=Metrics(), options=options) as reader:
         yield reader
 
 
 async def extents_of(reader: SegmentReader, topic: TopicName, segment: CommittedSegment) -> list[Extent]:
-    """Return what the map has of a segment, extent by extent in order. Raises what reading its tables raises."""
+    """Return the extents of a segment that the map has, in order. Raises as reading its tables does."""
     if segment.foreign:
         return await _places(reader, segment)
     kept = {one.ledger_id: one for one in segment.slices}

@@ -1,8 +1,8 @@
-"""What holds entries now whose segment is gone: asked by the task that meets the gap, of the map as it is by then.
+"""Reading of entries whose segment was deleted after the planning: the task reads the map again, and finds them.
 
-A segment that was merged, converted or rolled back is deleted a while after others have taken its place, and one that
-retention takes is deleted too. Neither is damage: the positions are what a query is about. Damage is what the map still
-names and the bucket lacks. A map that is not known is no answer either: then the query fails, whatever it leaves out.
+A segment that was merged, converted or rolled back is deleted a while after others have taken its place, and retention
+deletes segments too. Neither is damage, since a query is for positions. A segment that the map still names and the
+bucket lacks is damage. If the map cannot be read the query fails, whatever it skips.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import BucketMissing, MapUnknown, NotFound, OffloaderError
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from offloaderd.spark.scan.snapshot import Snapshot
 
     Current = Callable[[TopicName], Awaitable[Snapshot | None]]
-    """Returns what there is of a topic now, None for nothing. Raises what the stores raise."""
+    """Returns a topic as it is now, None if it does not exist. Raises as the stores do."""
 
 
 async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
-    """Take a new snapshot of one topic, from where the query has its own. Raises what the stores raise."""
-    from offloaderd.core.names.patterns import of_topic  # noqa: PLC0415 - for the few tasks that have to ask
+    """Take a new snapshot of one topic, from the source of the query's own. Raises as the stores do."""
+    from offloaderd.core.names.patterns import of_topic  # noqa: PLC0415 - few tasks need it
     from offloaderd.spark.scan import snapshot as source_snapshot  # noqa: PLC0415
     from offloaderd.spark.scan.stores import known_to  # noqa: PLC0415
 
@@ -47,9 +47,9 @@ async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicNam
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries from one position to another, both inclusive, and the segment that holds them.
+    """Entries from one position to another, both inclusive, and the segment that has them.
 
-    With a `problem` nothing holds them: `segment` is where they were looked for, `condition` is why.
+    With a `problem` they are nowhere: `segment` is the one that had them, `condition` the reason.
     """
 
     segment: CommittedSegment
@@ -60,8 +60,13 @@ class Run:
 
     @property
     def parts(self) -> list[Part]:
-        """Return the entries ledger by ledger."""
+        """The entries by ledger."""
         return parts_of(self.segment, self.first, self.last)
+
+    def continues(self, other: Run) -> bool:
+        """Return whether segment, condition and problem are those of another run."""
+        ours = self.segment, self.condition, str(self.problem)
+        return ours == (other.segment, other.condition, str(other.problem))
 
     def broken(self, topic: TopicName, where: object, error: OffloaderError) -> BrokenSegment:
         """Return the error for some of its entries."""
@@ -69,7 +74,7 @@ class Run:
 
 
 class LateReader:
-    """Reads entries by their positions, from the segment that had them at the planning, or what has them by now."""
+    """Reads entries by their positions, from the segment that had them at the planning or has them now."""
 
     def __init__(self, reader: SegmentReader, current: Current) -> None:
         self.segments = reader
@@ -102,10 +107,10 @@ class LateReader:
                 todo.extendleft(reversed(await self.locate(topic, Run(run.segment, at, run.last), error)))
 
     async def locate(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
-        """Return what holds the entries of a run whose segment was not found, in order.
+        """Return runs with the entries of a run whose segment was not found, in order.
 
-        What is left of an earlier answer is tried first, as one merged segment takes the place of many; that nothing
-        holds an entry is said by a new one alone. Raises what the stores raise.
+        The last snapshot is tried first, since one merged segment takes the place of many; only a new one can prove
+        that entries are nowhere. Raises as the stores do.
         """
         known = self._known.get(topic)
         if known is not None:
@@ -128,26 +133,21 @@ class LateReader:
 
 
 def _located(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
-    """Yield what holds the entries of a run in a snapshot, in order, and those that nothing holds."""
+    """Yield runs with the entries of a run in a snapshot, in order, and with those that are nowhere."""
     pending: Run | None = None
     for found in _steps(snapshot, run, error):
-        if pending is None:
-            pending = found
-        elif (found.segment, found.condition, str(found.problem)) == (
-            pending.segment,
-            pending.condition,
-            str(pending.problem),
-        ):
-            pending = Run(pending.segment, pending.first, found.last, pending.problem, pending.condition)
+        if pending is not None and found.continues(pending):
+            pending = replace(pending, last=found.last)
         else:
-            yield pending
+            if pending is not None:
+                yield pending
             pending = found
     if pending is not None:
         yield pending
 
 
 def _steps(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
-    """Yield the same, no step longer than a ledger."""
+    """Yield the same, no run longer than a ledger."""
     segments = snapshot.map.segments
     for part in run.parts:
         low = part.first_entry_id
@@ -170,7 +170,7 @@ def _steps(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
 
 
 def _nowhere(snapshot: Snapshot, run: Run, first: Position, last: Position) -> Iterator[Run]:
-    """Yield entries of one ledger that no segment has, by what became of them. Raises MapUnknown if nothing says it."""
+    """Yield entries of one ledger that no segment has, with the reason. Raises MapUnknown if none is recorded."""
     topic_map = snapshot.map
     floor = topic_map.floor
     if floor is None and snapshot.rebuilt and topic_map.segments:

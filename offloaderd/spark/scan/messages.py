@@ -1,10 +1,9 @@
-"""Messages out of the entries of a share, each in a row of its own; those in chunks are joined.
+"""Messages of the entries of a share, each in a row of its own, with chunks joined.
 
-Every entry has a row at least, in the task that reads it: a chunk comes as it is, in state `chunk`, except the last of
-a message, whose row has the whole of it. What came before the last chunk may lie in another share, or in blocks that a
-query leaves out; then it is looked for backwards, so a message is the same however the topic was shared out, and
-whatever a query is about. Chunks are joined as by the daemon's ReadMessages: all of one message, in their order, none
-missing and none twice.
+Every entry has at least one row, in the task that reads it: a chunk has its own row, in state `chunk`, except the last
+of a message, whose row has the whole message. Earlier chunks may be in another share, or in blocks that a query does
+not read; then the task searches backwards, so a message does not depend on shares and filters. Chunks are joined as by
+the daemon's ReadMessages: all of one message, in their order, none missing and none twice.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -36,14 +35,14 @@ from offloaderd.spark.scan.transactions import OutcomeUnknown, PieceOutcomes
 
 ROWS_MAX = 10_000
 BYTES_MAX = 4 * 1024 * 1024
-"""Messages are given out in batches of at most so many rows, and about so many bytes."""
+"""The limits of a batch of messages; that of bytes is approximate."""
 
 LOOK_BACK_BYTES = 128 * 1024 * 1024
-"""How much of a topic's objects is looked through for what comes before a chunk: as much as a message may be."""
+"""Bytes of a topic's objects to search for earlier chunks: as many as a message may have."""
 
 
 class Row(NamedTuple):
-    """A message, the entry if it is the first one of it, the entry's time in milliseconds, the transaction's state."""
+    """A message, its entry if it is the first there, the entry's time in milliseconds, the transaction's state."""
 
     message: Message
     payload: bytes | None
@@ -65,11 +64,10 @@ class BatchRows(NamedTuple):
 
 
 class Messages:
-    """Unpacks the entries of one share, given in their order. Close it when done with it.
+    """Unpacks the entries of one share, in their order. Close it in the end.
 
-    Of messages in transactions and of markers it gives what a consumer is given, or all of them. `step`: an open
-    transaction is no reason to leave a message out, since nobody comes back for it. `columns`: plain batches come in
-    columns.
+    Messages in transactions, and markers, are those that a consumer gets, or all. `step`: a message of an open
+    transaction is an error, since no later step reads it. `columns`: plain batches come in columns.
     """
 
     def __init__(
@@ -96,10 +94,10 @@ class Messages:
     async def rows(
         self, piece: Piece, batch: EntryBatch, mask: Sequence[bool] | None
     ) -> AsyncGenerator[list[Row | BatchRows], None]:
-        """Yield the rows of a batch's entries, of those alone that are `kept`.
+        """Yield the rows of a batch's entries, or of those that the mask selects.
 
-        Raises BrokenSegment when chunks or markers are looked for and cannot be read, and OutcomeUnknown, unless it
-        skips that; what the store raises.
+        Raises, unless it skips the condition, BrokenSegment when chunks or markers cannot be read, and OutcomeUnknown;
+        and as the store does.
         """
         rows: list[Row | BatchRows] = []
         count = size = 0
@@ -144,13 +142,13 @@ class Messages:
             yield rows
 
     def _is_given(self, first: Message, state: TransactionState | None) -> bool:
-        """Say whether there are rows of an entry, by its first message and what became of its transaction."""
+        """Return whether an entry has rows, by its first message and the state of its transaction."""
         return self._everything or (
             first.state is not MessageState.MARKER and state in {None, TransactionState.COMMITTED}
         )
 
     async def _state(self, piece: Piece, first: Message) -> TransactionState | None:
-        """Return what became of an entry's transaction. Raises OutcomeUnknown, BrokenSegment for one that matters."""
+        """Return the state of an entry's transaction. Raises OutcomeUnknown and BrokenSegment if it is needed."""
         if first.transaction is None:
             return None
         try:
@@ -172,7 +170,7 @@ class Messages:
 
     async def _joined(self, piece: Piece, last: Message, chunk: Chunk, *, included: bool) -> Message:
         """Return the message that a chunk completes, or the chunk."""
-        given = list(self._joiner.take([last]))  # with chunks that it gives up, which have had their rows
+        given = list(self._joiner.take([last]))  # with chunks that it gives up; they have had their rows
         if chunk.index != chunk.count - 1 or not included:
             return last
         if chunk.content_bytes > CONTENT_BYTES_MAX:
@@ -189,9 +187,9 @@ class Messages:
         return replace(found, chunk=chunk)
 
     async def _before(self, piece: Piece, at: Position, chunk: Chunk) -> list[Message]:
-        """Return the chunks of a message that lie before a position, from its first on where that is found.
+        """Return the chunks of a message before a position, as far back as its first, if that is found.
 
-        Raises BrokenSegment, and what the store raises.
+        Raises BrokenSegment, and as the store does.
         """
         found: list[Message] = []
         room = LOOK_BACK_BYTES
@@ -221,7 +219,7 @@ class Messages:
     async def _instead(
         self, topic: TopicName, segment: CommittedSegment, at: Position, error: NotFound
     ) -> list[CommittedSegment]:
-        """Return what holds by now what a segment that is gone had before a position. Raises BrokenSegment."""
+        """Return the segments that now have a deleted one's entries before a position. Raises BrokenSegment."""
         found = []
         for run in await self._reader.locate(topic, Run(segment, segment.begin, min(segment.end, at)), error):
             if run.problem is not None:
@@ -232,7 +230,7 @@ class Messages:
     async def _chunks(
         self, topic: TopicName, segment: CommittedSegment, extent: Extent, at: Position, name: str
     ) -> AsyncGenerator[Message, None]:
-        """Yield what an extent has of one message's chunks, before a position."""
+        """Yield the chunks of one message in an extent, before a position."""
         upto = extent.last_entry_id
         if extent.ledger_id == at.ledger_id:
             upto = min(upto, at.entry_id - 1)

@@ -1,9 +1,9 @@
-"""From a snapshot to shares of even size, each for one task. Costs no request to the bucket but where a query cuts.
+"""Shares of even size from a snapshot, each for one task. A query of whole segments costs no request to the bucket.
 
-A share is a row of pieces; a piece is entries of a segment by their positions, taken as if all were of one size, so
-where blocks lie need not be known to share them out, and whoever cannot read a piece knows what it leaves out. The
-tables of a segment are asked for only when a query wants a part of it, to leave out what lies before and behind that;
-of many such segments the tasks find out themselves.
+A share is a list of pieces; a piece is entries of a segment by their positions, taken as if all were of one size. So
+shares do not depend on blocks, and a task that cannot read a piece knows the entries that it skips. The tables of a
+segment are read only when a query is for a part of it, to cut off the rest; beyond a number of such segments the tasks
+do that themselves.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ from offloaderd.spark.scan.stores import Stores
 from offloaderd.spark.scan.transactions import with_held
 
 TABLES_MAX = 1024
-"""Segments that the planning looks into; each is two small requests."""
+"""Segments whose tables the planning reads, with two small requests each."""
 
 LOOK_BACK_SEGMENTS = 100
-"""How many segments before its own a task may look into for the chunks of a message."""
+"""Segments before its own that a task may search for the chunks of a message."""
 
 LOOK_AHEAD_BYTES = 1024 * 1024 * 1024
 LOOK_AHEAD_SEGMENTS = 100
-"""How much of a topic behind its own segment, and how many segments, a task may look into for a transaction's end."""
+"""Bytes and segments after its own that a task may search for the end of a transaction."""
 
 CLOCKS_APART_MS = 3_600_000
-"""How wrong the clocks of producers, brokers, daemons and stores may be where one is compared with another."""
+"""The tolerance when the clocks of two machines (producers, brokers, daemons, stores) are compared."""
 TIME_MS_MAX = 2**63 - 1
 
 
@@ -44,7 +44,7 @@ class HoleInRange(Unread):
 
 
 async def plan(options: SourceOptions, query: EntryQuery, stores: Stores) -> list[Share]:
-    """Take a snapshot and share out what a query wants of it. Raises NotFound, and as `shares` does."""
+    """Take a snapshot and return its shares. Raises NotFound, and as `shares` does."""
     async with segment_reader(stores.objects) as reader:
         found = await source_snapshot.take(options, stores)
         return await shares(await with_held(found, reader) if options.holds_back else found, options, query, reader)
@@ -58,10 +58,10 @@ async def shares(
     *,
     places: dict[TopicName, tuple[Position | None, Position | None]] | None = None,
 ) -> list[Share]:
-    """Return what is to be read, in the order of topics and positions, in shares of about `partition_bytes`.
+    """Return the shares of a query, of about `partition_bytes`, in the order of topics and positions.
 
-    `places` are the ranges of a stream's step, by topic. Raises HoleInRange and EntriesDeleted for what the
-    query wants and nobody has, unless it skips that; InvalidInput for a range beyond the end.
+    `places` are the ranges of a stream's step, by topic. Raises HoleInRange and EntriesDeleted for entries that no
+    segment has, unless the query skips them; InvalidInput for a range beyond the end.
     """
     rows: list[Piece | Missing] = []
     for snapshot in snapshots:
@@ -69,7 +69,7 @@ async def shares(
             continue
         first, last = places[snapshot.topic] if places is not None else (query.first, query.last)
         here = replace(query, first=first, last=last)
-        if places is None and len(snapshots) == 1:  # of several topics each has its own positions
+        if places is None and len(snapshots) == 1:  # several topics have positions of their own
             _check_range(snapshot, here)
         if snapshot.held is not None:
             before = snapshot.before(snapshot.held)
@@ -83,7 +83,7 @@ async def shares(
 
 
 def _check_range(snapshot: Snapshot, query: EntryQuery) -> None:
-    """Raise what a read over gRPC would raise for positions that are not there."""
+    """Raise the errors of a read over gRPC for positions that do not exist."""
     topic_map = snapshot.map
     if query.first is not None and topic_map.floor is not None and query.first <= topic_map.floor:
         oldest = topic_map.segments[0].begin if topic_map.segments else None
@@ -96,7 +96,7 @@ def _check_range(snapshot: Snapshot, query: EntryQuery) -> None:
 
 
 def _missing(snapshot: Snapshot, query: EntryQuery, skip: frozenset[Condition]) -> list[Missing]:
-    """Return the holes in the range. Raises HoleInRange for one that is not to be skipped."""
+    """Return the holes in the range. Raises HoleInRange for one that the query does not skip."""
     found = [one for one in holes_within(snapshot, query.first, query.last) if _may_concern(snapshot, query, one)]
     for hole in found:
         if hole.condition not in skip:
@@ -107,15 +107,16 @@ def _missing(snapshot: Snapshot, query: EntryQuery, skip: frozenset[Condition]) 
 
 
 def _may_concern(snapshot: Snapshot, query: EntryQuery, hole: Hole) -> bool:
-    """Say whether entries of a hole may be in ledgers, and of times, that a query is about."""
+    """Return whether a hole may have entries in the ledgers, and of the times, of a query."""
     last = LEDGER_ID_MAX if hole.before is None else hole.before.ledger_id
     return query.ledgers.meets(hole.after.ledger_id, last) and _may_be_then(snapshot, query.time_span, hole)
 
 
 def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
-    """Say whether entries of a hole may have times of a span.
+    """Return whether entries of a hole may have times of a span.
 
-    They were written after their ledger, or one before it, was made, and before what follows was offloaded.
+    They were written after the creation of their ledger, or of an earlier one, and before the next entries were
+    offloaded.
     """
     if times == Span():
         return True
@@ -127,7 +128,7 @@ def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
 
 
 async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) -> list[Piece]:
-    """Return a piece for each segment that has something of what is wanted, cut as far as that can be known."""
+    """Return a piece for each segment that may have entries of a query, cut by its tables if they are read."""
     topic = snapshot.topic
     found = [one for one in snapshot.map.segments if query.of(one)]
     cut = [one for one in found if not query.takes_all(one)][-TABLES_MAX:]
@@ -141,7 +142,7 @@ async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) 
 
 
 def _whole(topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece:
-    """Return what may be wanted of a segment as far as the map tells."""
+    """Return the piece of a segment by the map alone."""
     parts = query.of(segment)
     first = Position(parts[0].ledger_id, parts[0].first_entry_id)
     last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
@@ -150,7 +151,7 @@ def _whole(topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Pi
 
 
 def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
-    """Return the pieces, each with the segments in which chunks of its messages, and outcomes, are looked for."""
+    """Return the pieces, each with the segments to search for chunks of its messages and for outcomes."""
     numbers = {one.segment_id: number for number, one in enumerate(segments)}
     found = []
     for piece in pieces:
@@ -169,13 +170,13 @@ def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment
 
 
 async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece | None:
-    """Return what is wanted of a segment by its tables, None for nothing; all of it if they cannot be read."""
+    """Return the piece of a segment by its tables, None for nothing; by the map if they cannot be read."""
     try:
         extents = await extents_of(reader, topic, segment)
     except BucketMissing:
         raise
     except (CorruptData, NotFound):
-        return _whole(topic, segment, query)  # the task will find what holds it now, say so, or skip it
+        return _whole(topic, segment, query)  # the task finds the entries elsewhere, fails, or skips them
     ends = [*(one.at for one in extents[1:]), segment.object_bytes]
     kept = [(one, end) for one, end in zip(extents, ends, strict=True) if query.may_hold(one)]
     if not kept:
@@ -186,7 +187,7 @@ async def _cut(reader: SegmentReader, topic: TopicName, segment: CommittedSegmen
 
 
 def shared_out(rows: Sequence[Piece | Missing], partition_bytes: int) -> list[Share]:
-    """Cut the row of pieces into shares of about the same size, the nearest to `partition_bytes` not above it."""
+    """Cut the pieces into shares of about the same size, the nearest to `partition_bytes` not above it."""
     total = sum(one.object_bytes for one in rows if isinstance(one, Piece))
     count = max(1, -(-total // partition_bytes))
     size = max(1, -(-total // count))

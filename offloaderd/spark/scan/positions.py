@@ -1,6 +1,7 @@
-"""What an offset says of each topic: the last entry that was handed out, and when the ledger of that was made. Pure.
+"""The text of an offset for each topic: the last entry that was read, and the time its ledger was created. Pure.
 
-`7:41@1760000000000`, or `7:41` where nobody knows. By the time a topic that was made again is told from the one before.
+`7:41@1760000000000`, or `7:41` if the time is unknown. It distinguishes a topic that was created anew from the one
+before.
 """
 
 from collections.abc import Mapping
@@ -12,16 +13,16 @@ NOTHING = Position(-1, -1)
 """Before the first entry of a topic."""
 
 Offset = dict[str, str]
-"""What an offset says, by the topic's full name."""
+"""The texts of an offset, by the topic's full name."""
 
 
 def position(offset: Mapping[str, str], name: str) -> Position:
-    """Return up to where a topic was handed out. Raises InvalidInput."""
+    """Return the last position that was read of a topic. Raises InvalidInput."""
     return parsed(offset[name])[0] if name in offset else NOTHING
 
 
 def parsed(text: str) -> tuple[Position, int | None]:
-    """Read what an offset says of a topic: a position, and when its ledger was made (ms). Raises InvalidInput."""
+    """Read the text for a topic: a position, and the time its ledger was created (ms). Raises InvalidInput."""
     at, _, made = text.partition("@")
     if made and not (made.isascii() and made.isdecimal()):
         raise InvalidInput(f"not a position of an offset: {text!r}", hint="write LEDGER:ENTRY or LEDGER:ENTRY@TIME")
@@ -29,5 +30,5 @@ def parsed(text: str) -> tuple[Position, int | None]:
 
 
 def following(at: Position) -> Position | None:
-    """Return what comes after a position; None for everything that there is."""
+    """Return the next position; None for the oldest entry."""
     return None if at == NOTHING else Position(at.ledger_id, at.entry_id + 1)

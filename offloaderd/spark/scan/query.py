@@ -1,8 +1,7 @@
-"""Which entries a query is about, and which blocks may hold them: what is outside is never fetched. Pure.
+"""The entries of a query, and the blocks that may have them: no other block is fetched. Pure.
 
-Two kinds of bounds come together. Options are exact: an entry outside of them is no row. Filters of a query only say
-which blocks need not be read, since Spark evaluates them again; so every bound drawn from one may be too wide, never
-too narrow.
+There are two kinds of bounds. Options are exact: an entry outside of them is no row. Filters of a query only exclude
+blocks, since Spark evaluates them again; so a bound from a filter may be too wide, never too narrow.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,14 +19,13 @@ from offloaderd.spark.scan.share import Part, parts_of
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
 TIMES = ("time", "broker_timestamp")
-"""Columns whose bounds a block's survey can answer: a broker's timestamp, where there is one, is the entry's time."""
+"""Columns with bounds in a block's survey: a broker's timestamp, if there is one, is the entry's time."""
 
 
 class Extent(NamedTuple):
-    """Entries of one ledger that are read together: a block, or what lies between two places of a broker's index.
+    """Entries of one ledger that are read together: a block, or those between two places of a broker's index.
 
-    `at` is where they begin in the object, of which a broker's index does not tell more than about where; `number`
-    counts the extents of a segment.
+    `at` is their offset in the object, an estimate under a broker's index; `number` counts the extents of a segment.
     """
 
     ledger_id: int
@@ -40,7 +38,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Numbers from `low` to `high`, both inclusive, and, unless None, only those `among` some."""
+    """Numbers from `low` to `high`, both inclusive, and, unless None, only those in `among`."""
 
     low: int | None = None
     high: int | None = None
@@ -56,7 +54,7 @@ class Span:
         return Span(least, most, both)
 
     def meets(self, low: int, high: int) -> bool:
-        """Say whether it has one of low..high."""
+        """Return whether it has one of low..high."""
         if (self.low is not None and high < self.low) or (self.high is not None and low > self.high):
             return False
         return self.among is None or any(low <= one <= high for one in self.among)
@@ -64,7 +62,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryQuery:
-    """What is to be read.
+    """The entries to read.
 
     Exact: positions `first` to `last`, both inclusive; times from `since_ms` on and before `until_ms` (an entry
     without a time is not in such a range). For blocks alone: the other spans, and `topics`, names in full.
@@ -80,7 +78,7 @@ class EntryQuery:
     topics: frozenset[str] | None = None
 
     def narrowed(self, filters: Iterable[spark.Filter]) -> "EntryQuery":
-        """Return what is left when a query has these filters as well; those that tell nothing of blocks are passed."""
+        """Return the query with filters; those that exclude no block are ignored."""
         found = self
         for one in filters:
             found = _narrowed(found, one)
@@ -88,15 +86,15 @@ class EntryQuery:
 
     @property
     def time_span(self) -> Span:
-        """The times of blocks that matter, by options and filters."""
+        """The times to read, by options and filters."""
         return self.times.narrowed(self.since_ms, None if self.until_ms is None else self.until_ms - 1)
 
     def holds_topic(self, name: str) -> bool:
-        """Say whether a topic may have rows."""
+        """Return whether a topic may have rows."""
         return self.topics is None or name in self.topics
 
     def may_hold(self, extent: Extent) -> bool:
-        """Say whether an extent may have an entry that is wanted."""
+        """Return whether an extent may have entries of the query."""
         first, last = self.bounds(extent)
         if first > last or not self.ledgers.meets(extent.ledger_id, extent.ledger_id):
             return False
@@ -110,7 +108,7 @@ class EntryQuery:
         return times.meets(survey.time_min, survey.time_max)
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first and last entry id of an extent that lie between the positions; reversed when none does."""
+        """Return the first and last entry id of an extent between the positions; reversed when there is none."""
         first, last = extent.first_entry_id, extent.last_entry_id
         if self.first is not None:
             if extent.ledger_id < self.first.ledger_id:
@@ -125,12 +123,12 @@ class EntryQuery:
         return first, last
 
     def of(self, segment: CommittedSegment) -> list[Part]:
-        """Return what may be wanted of a segment as far as the map tells, ledger by ledger."""
+        """Return the entries of a segment that may be in the query, by ledger and by the map alone."""
         parts = parts_of(segment, self.first, self.last)
         return [one for one in parts if self.may_hold(Extent(*one, 0))]
 
     def takes_all(self, segment: CommittedSegment) -> bool:
-        """Say whether nothing of a segment is outside, without having seen its blocks."""
+        """Return whether all of a segment is in the query, by the map alone."""
         if self.time_span != Span() or self.entries != Span():
             return False
         if self.first is not None and segment.begin < self.first:
@@ -140,7 +138,7 @@ class EntryQuery:
         return all(self.ledgers.meets(one.ledger_id, one.ledger_id) for one in segment.slices)
 
     def in_time(self, batch: EntryBatch) -> Sequence[bool] | None:
-        """Say of each entry whether it lies in the range of times; None when there is no range."""
+        """Return for each entry whether it is in the range of times; None when there is no range."""
         since, until = self.since_ms, self.until_ms
         if since is None and until is None:
             return None
@@ -151,14 +149,14 @@ class EntryQuery:
 
 
 def to_ms(moment: datetime, *, up: bool = False) -> int:
-    """Return milliseconds since 1970, rounded down or up; what names no zone is UTC."""
+    """Return milliseconds since 1970, rounded down or up; a time without a zone is UTC."""
     passed = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - EPOCH
     return -(-passed // MILLISECOND) if up else passed // MILLISECOND
 
 
 def _narrowed(query: EntryQuery, one: spark.Filter) -> EntryQuery:
-    """Return what is left after one filter."""
-    column: tuple[str, ...] = getattr(one, "attribute", ())  # a negation has none, and tells nothing
+    """Return a query with one filter."""
+    column: tuple[str, ...] = getattr(one, "attribute", ())  # a negation has none, and excludes no block
     match ".".join(column):
         case "topic":
             names = _values(one)
@@ -177,7 +175,7 @@ def _narrowed(query: EntryQuery, one: spark.Filter) -> EntryQuery:
 
 
 def _values(one: spark.Filter) -> Sequence[Any] | None:
-    """Return the values of which a filter wants one, None for another kind of filter."""
+    """Return the values that a filter accepts, None for another kind of filter."""
     match one:
         case spark.EqualTo(_, value):
             return [value]

@@ -1,7 +1,7 @@
-"""Reading one share: block ranges fetched ahead, every block checked, what is damaged named or told as a row.
+"""Reading of one share: blocks are fetched ahead and checked; a damaged one is an error, or a row.
 
-Spark asks for batches by plain iteration; the store is read in an event loop that goes on while Spark waits for the
-next one. One task fills a short queue, so requests of what comes next are on their way meanwhile.
+Spark gets batches by plain iteration; the store is read in an event loop that runs while Spark waits for the next one.
+One asyncio task fills a short queue, so the next requests are in flight meanwhile.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ AHEAD = 2
 """Batches that wait for Spark."""
 
 UNCOUNTED = "how many entries it stands for is not known"
-"""What a row says whose `skipped` is null."""
+"""The addition to the reason of a row whose `skipped` is null."""
 
 
 class ShareReader:
-    """What tasks get of a reader: nothing that plans, so they import less and know no ZooKeeper."""
+    """A task's part of a reader: it does not plan, so it imports less and has no ZooKeeper."""
 
     def __init__(self, task: Task, query: EntryQuery) -> None:
         self._task = task
@@ -58,7 +58,7 @@ class ShareReader:
 def rows(task: Task, share: Share | None, query: EntryQuery) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a share; Spark gives None where there is none. Raises Unread, Transient, Denied."""
 
-    quieted(logging.CRITICAL)  # what is wrong is in the error, or in a row
+    quieted(logging.CRITICAL)  # problems are in the error, or in a row
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, values=task.values, skip=task.skip)
@@ -75,12 +75,12 @@ async def record_batches(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the rows of a share, in order.
 
-    Raises BrokenSegment, BrokenValue and OutcomeUnknown for what the task does not skip, and what the store raises.
+    Raises BrokenSegment, BrokenValue and OutcomeUnknown unless the task skips the condition, and as the store does.
     """
     async with AsyncExitStack() as stack:
         messages = None
         if task.messages:
-            given = task.values is None  # else each message is looked at by itself
+            given = task.values is None  # else each message is decoded by itself
             messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step, columns=given)
             stack.push_async_callback(messages.close)
         for one in share:
@@ -106,7 +106,7 @@ async def record_batches(
 async def _entries(
     reader: LateReader, piece: Piece, query: EntryQuery, skip: frozenset[Condition]
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
-    """Yield what is wanted of a piece, each entry as it is or in the Skip that counts it."""
+    """Yield the entries of a piece, each as it is or in the Skip that counts it."""
     todo = deque([Run(piece.segment, piece.first, piece.last)])
     pace = ReadAhead()
     while todo:
@@ -142,7 +142,7 @@ async def _row(
     pace: ReadAhead,
     skip: frozenset[Condition],
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
-    """Yield what is wanted of extents that lie next to each other; goes on behind one that is damaged."""
+    """Yield the entries of consecutive extents; continue after one that is damaged."""
     left = deque(row)
     while left:
         at = Position(left[0].ledger_id, query.bounds(left[0])[0])
@@ -166,14 +166,14 @@ async def _row(
 def _skips_of(
     piece: Piece, run: Run, query: EntryQuery, error: OffloaderError, skip: frozenset[Condition]
 ) -> Iterator[Skip]:
-    """Yield what cannot be read of a run, ledger by ledger. Raises BrokenSegment."""
+    """Yield the skips of a run that cannot be read, by ledger. Raises BrokenSegment."""
     for part in run.parts:
         if query.may_hold(Extent(*part, 0)):
             yield _skipped(piece, run, part, error, skip)
 
 
 def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
-    """Return what counts entries that cannot be read. Raises BrokenSegment where that ends the query."""
+    """Return the skip of entries that cannot be read. Raises BrokenSegment if that ends the query."""
     broken = run.broken(piece.topic, part, error)
     if broken.condition not in skip:
         raise broken from error
@@ -181,14 +181,14 @@ def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: fr
 
 
 def _following(batch: EntryBatch | Skip) -> Position:
-    """Return the position that comes next."""
+    """Return the next position."""
     if isinstance(batch, Skip):
         return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))
     return Position(batch.ledger_id, batch.last_entry_id + 1)
 
 
 def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    """Yield rows of extents that follow each other, which are read together."""
+    """Yield lists of consecutive extents, which are read together."""
     row: list[Extent] = []
     for one in extents:
         if row and one.number != row[-1].number + 1:
@@ -200,7 +200,7 @@ def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
 
 
 class _End:
-    """Nothing comes any more, because of an error perhaps."""
+    """The end of a stream, perhaps by an error."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -208,7 +208,7 @@ class _End:
 
 @brief
 def iterate(stream: AsyncGenerator[T, None]) -> Iterator[T]:
-    """Yield what an asynchronous stream yields, in a loop of its own, which ends with the iteration."""
+    """Yield the items of an asynchronous stream, in a loop of its own that ends with the iteration."""
     with asyncio.Runner() as runner:
         queue: asyncio.Queue[T | _End] = asyncio.Queue(AHEAD)
         filling = runner.get_loop().create_task(_fill(stream, queue), name="what Spark reads next")

@@ -1,13 +1,13 @@
-"""The columns of a row.
+"""The columns of rows.
 
 | column | of entries | of messages |
 |---|---|---|
 | `payload` | the entry as it is stored | the same, in the row of the entry's first message alone |
 | `time` | the broker's timestamp, else the producer's publish time | the same |
 | `index` | PIP-70's, of the entry's last message | of this message |
-| `value` | | as it was sent; by a schema, its type, and null where that cannot be had |
+| `value` | | as it was sent; by a schema, its type, and null where that is not possible |
 
-A table may be given fewer columns (`schema()`), which is cheaper: what nobody asked for is not decoded.
+A query may name fewer columns (`schema()`), which is cheaper: the others are not decoded.
 """
 
 from pyspark.sql.types import (
@@ -57,7 +57,7 @@ REASON: dict[str, DataType] = {"reason": StringType()}
 def full_schema(
     *, messages: bool, skips: bool, values: ValueSchema | None = None, transactions: bool = False
 ) -> StructType:
-    """Return all columns that a query with these options can have. Raises InvalidInput for a schema Spark has not."""
+    """Return all columns of a query with these options. Raises InvalidInput for values without a type in Spark."""
     columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
     columns |= SKIP_COLUMNS if skips else {}
     columns |= REASON if messages or skips else {}
@@ -66,7 +66,7 @@ def full_schema(
 
 
 def checked_schema(schema: StructType, full: StructType) -> StructType:
-    """Return the columns that a query gave, if they are among the full ones. Raises InvalidConfig with all mistakes."""
+    """Return the columns of a query, if they are among the full ones. Raises InvalidConfig with all mistakes."""
     known = {field.name: field.dataType for field in full}
     mistakes = []
     for field in schema:

@@ -1,7 +1,7 @@
-"""What is committed of the topics of a query at one moment: from ZooKeeper, or from the bucket alone.
+"""The committed segments of the topics of a query at one moment: from ZooKeeper, or from the bucket alone.
 
-Whatever is known to be missing is part of it: ranges that were lost, history that is not offloaded yet, and, of a
-bucket without its ZooKeeper, what its manifests say against each other.
+Known holes are part of a snapshot: lost ranges, history that is not offloaded yet, and, of a bucket without its
+ZooKeeper, contradictions between manifests.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from offloaderd.upkeep.stored import Site
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One topic: its map, the holes in it by position, and from where on consumers are given nothing yet.
+    """One topic: its map, the holes in it by position, and the position from which consumers get nothing yet.
 
-    `rebuilt`: the map was made from the bucket, which does not tell what retention has deleted.
+    `rebuilt`: the map was made from the bucket, which has no record of what retention has deleted.
     """
 
     map: TopicMap
@@ -41,14 +41,14 @@ class Snapshot:
 
     @property
     def topic(self) -> TopicName:
-        """Which topic."""
+        """The topic's name."""
         return self.map.topic
 
     @property
     def end(self) -> Position | None:
-        """The last entry before which nothing is still to come: the newest, or the last before unfinished history.
+        """The last entry before which all is offloaded: the newest, or the last before unfinished history.
 
-        Nor lies it behind what consumers are given; None when that is nothing.
+        It is not behind what consumers get; None when they get nothing.
         """
         plan = self.map.unfinished
         known = (self.map.history_end, self.map.floor) if plan is not None else (self.map.offloaded,)
@@ -58,7 +58,7 @@ class Snapshot:
         return min(end, before) if (before := self.before(self.held)) is not None else None
 
     def before(self, begin: Position) -> Position | None:
-        """Return the position before one: in its ledger, at the end of an earlier one, or of what was deleted."""
+        """Return the position before one: in its ledger, at the end of an earlier one, or the floor."""
         if begin.entry_id:
             return Position(begin.ledger_id, begin.entry_id - 1)
         slices = (part for segment in self.map.segments for part in segment.slices)
@@ -66,19 +66,19 @@ class Snapshot:
 
 
 async def take(options: SourceOptions, stores: Stores) -> list[Snapshot]:
-    """Look at every topic of the query. Raises NotFound when there is none, and what the stores raise."""
+    """Return a snapshot of every topic of the query. Raises NotFound for none, and as the stores do."""
     return await of(options.settings, stores, options.topic, lenient=Condition.DAMAGE in options.skipped)
 
 
 async def of(settings: Settings, stores: Stores, pattern: TopicPattern, *, lenient: bool) -> list[Snapshot]:
-    """Look at every topic of a pattern. Raises NotFound, and what the stores raise."""
+    """Return a snapshot of every topic of a pattern. Raises NotFound, and as the stores do."""
     if stores.metadata is None:
         return await from_buckets(stores.objects, sites_of(settings), pattern, lenient=lenient)
     return await from_metadata(stores.metadata, pattern)
 
 
 async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Snapshot]:
-    """Read the maps of all topics that the pattern takes in, each as it was at one moment. Raises NotFound."""
+    """Read the maps of all topics that match, each as it was at one moment. Raises NotFound."""
     topics = await known_topics(store, pattern)
 
     async def load(topic: TopicName) -> Snapshot:
@@ -98,14 +98,14 @@ async def from_metadata(store: MetadataStore, pattern: TopicPattern) -> list[Sna
 
 
 async def check_topics(options: SourceOptions) -> None:
-    """Raise NotFound if the metadata knows no topic of a query; of a bucket alone that is found out as it is read."""
+    """Raise NotFound if the metadata has no topic of a query; of a bucket alone only reading it shows that."""
     if options.metadata is Metadata.ZOOKEEPER:
         async with metadata_store(options.settings) as store:
             await known_topics(store, options.topic)
 
 
 async def known_topics(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
-    """Return what `topics_of` does. Raises NotFound for nothing."""
+    """Return the topics of `topics_of`. Raises NotFound for none."""
     topics = await topics_of(store, pattern)
     if not topics:
         raise NotFound(
@@ -116,7 +116,7 @@ async def known_topics(store: MetadataStore, pattern: TopicPattern) -> list[Topi
 
 
 async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
-    """Return the topics that the metadata knows and the pattern takes in, in order."""
+    """Return the topics in the metadata that match, in order."""
     folders = [paths.TOPICS]
     for scope in (pattern.scope.tenant, pattern.scope.namespace, None, None):
         names = await each(folders, store.children)
@@ -140,10 +140,9 @@ async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicNa
 async def from_buckets(
     objects: ObjectReader, sites: Sequence[Site], pattern: TopicPattern, *, lenient: bool = False
 ) -> list[Snapshot]:
-    """Make the maps from all manifests of all sites. Raises NotFound.
+    """Make the maps from all manifests of all sites.
 
-    Raises NotFound as well for what would have to be decided before a rebuild, unless `lenient`: then what cannot be
-    put in its place is a hole.
+    Raises NotFound for no topic, and for problems that block a rebuild; if `lenient`, these are holes instead.
     """
     found = await rebuild.read_buckets(objects, sites, lambda _: None)
     topics = sorted({one.topic for one in found.known if pattern.matches(one.topic)})
@@ -159,9 +158,9 @@ async def from_buckets(
     for one in plan.topics:
         problems = [*blocking, *(problem for problem in one.problems if problem.blocks)]
         if problems and not lenient:
-            said = "; ".join(problem.text for problem in problems[:5])
+            texts = "; ".join(problem.text for problem in problems[:5])
             hint = "repair it (`offloaderd verify` shows all), or read what there is with skip=damage"
-            raise NotFound(f"the bucket does not hold all of {one.topic}: {said}", hint=hint)
+            raise NotFound(f"the bucket does not hold all of {one.topic}: {texts}", hint=hint)
         end = one.map.segments[-1].end if one.map.segments else START
         unplaced = tuple(
             Hole(after=end, before=None, reason=problem.text, condition=Condition.DAMAGE) for problem in problems
@@ -171,7 +170,7 @@ async def from_buckets(
 
 
 def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
-    """Return what a map says is missing from it; everything else follows without a gap."""
+    """Return the holes that a map records; all other entries follow without a gap."""
     holes = [
         Hole(
             after=loss.after,
@@ -194,9 +193,9 @@ def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
 
 
 def holes_within(snapshot: Snapshot, first: Position | None, last: Position | None) -> list[Hole]:
-    """Return the holes that concern a range of positions, both inclusive.
+    """Return the holes in a range of positions, both inclusive.
 
-    A range without a begin is that from the oldest entry that is kept, and from before history that is still to come.
+    A range without a begin starts at the oldest entry, and before history that is not offloaded yet.
     """
     segments = snapshot.map.segments
     oldest = segments[0].begin if segments else None

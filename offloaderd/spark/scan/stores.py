@@ -1,7 +1,7 @@
-"""The stores that a driver plans with: opened by the first look, kept for all of a reader or an export, closed with it.
+"""The stores of a driver: opened by the first call, open for the life of a reader or an export.
 
-A session of ZooKeeper for each look would be three for each step of a stream. What fails is closed, so that what comes
-next does not go on with what may be broken.
+A session of ZooKeeper for each call would be three for each step of a stream. After an error they are closed, since a
+connection may be broken, and the next call opens them again.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Stores:
 
 @asynccontextmanager
 async def known_to(settings: Settings, metadata: Metadata, objects: SegmentStore) -> AsyncIterator[Stores]:
-    """Have a bucket together with what says what is committed in it. Raises what entering the metadata store raises."""
+    """Yield a bucket with its metadata, opened if the query reads them. Raises as opening the metadata does."""
     if metadata is Metadata.BUCKET:
         yield Stores(objects, None)
         return
@@ -42,7 +42,7 @@ async def known_to(settings: Settings, metadata: Metadata, objects: SegmentStore
 
 @asynccontextmanager
 async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
-    """Have the stores of a query. Raises as `known_to`."""
+    """Yield the stores of a query. Raises as `known_to`."""
     async with (
         bucket.bucket_store(options.settings.objects, SystemClock()) as objects,
         known_to(options.settings, options.metadata, objects) as found,
@@ -51,7 +51,7 @@ async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
 
 
 class HeldStores:
-    """Runs what asks the stores of a query, in a loop of its own; they stay open between two calls."""
+    """Runs work on the stores of a query, in a loop of its own; they stay open between two calls."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class HeldStores:
         self.close()
 
     def run(self, work: Callable[[Stores], Awaitable[T]]) -> T:
-        """Return what some work on the stores returns; blocks. Raises what it raises, and what opening them does."""
+        """Return the result of work on the stores; blocks. Raises as the work and `opened` do."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         try:
@@ -78,7 +78,7 @@ class HeldStores:
             raise
 
     def close(self) -> None:
-        """Close what is open; the next call opens it again."""
+        """Close the stores; the next call opens them again."""
         runner, self._runner, self._stores = self._runner, None, None
         if runner is not None:
             with runner:

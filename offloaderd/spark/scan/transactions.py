@@ -1,9 +1,9 @@
-"""Transactions of a topic in segments: where consumers are given nothing more, and what became of each message's.
+"""Transactions of a topic in segments: the end of what consumers get, and the outcome of each message's transaction.
 
-The driver looks through the newest `LOOK_BACK_BYTES` of a topic for transactions without an outcome: a query or a step
-of a stream ends before the first of them, so that no message is passed over whose outcome is still to come. A task
-looks ahead from each message in a transaction to its marker, over all segments that its piece names. What it does not
-find there is not guessed.
+The driver reads the newest `LOOK_BACK_BYTES` of a topic for transactions without an outcome: a query or a step of a
+stream ends before the first of them, so that no message is omitted whose outcome is still to come. A task reads ahead
+from each message in a transaction to its marker, over all segments that its piece names. An outcome that is not there
+is unknown.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from offloaderd.spark.scan.snapshot import Snapshot
 
 LOOK_BACK_BYTES = 32 * 1024 * 1024
-"""How much of each topic the driver reads. A transaction that is open for longer than that is found by the tasks."""
+"""Bytes of each topic that the driver reads. The tasks find a transaction that has been open for longer."""
 
 NOWHERE = Position(-1, -1)
 
 
 class OutcomeUnknown(Unread):
-    """Nobody can say, in what the query may read, whether a transaction was committed; the message names it."""
+    """The segments of a query do not have the outcome of a transaction; the error names it."""
 
 
 async def with_held(
     snapshots: Sequence[Snapshot], reader: SegmentReader, known: KnownOutcomes | None = None
 ) -> list[Snapshot]:
-    """Return snapshots that say where consumers are given nothing more. Raises what the store raises.
+    """Return the snapshots with the position from which consumers get nothing yet. Raises as the store does.
 
-    What is `known` of earlier snapshots is not read again, and what is found out is added to it.
+    Outcomes `known` from earlier snapshots are not read again, and new ones are added.
     """
     before = known if known is not None else KnownOutcomes()
 
@@ -54,7 +54,7 @@ async def with_held(
 
 
 async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOutcomes) -> Position | None:
-    """Return where the first open transaction begins in the newest entries; what cannot be read begins them anew."""
+    """Return the begin of the first open transaction in the newest entries, after the last one that is not readable."""
     end = snapshot.end
     if end is None:
         return None
@@ -80,7 +80,7 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOut
         except BucketMissing:
             raise
         except (CorruptData, NotFound):
-            origin, log = segment.end, TransactionLog()  # whoever reads this segment says so, or skips it
+            origin, log = segment.end, TransactionLog()  # its task fails or skips it
     known.keep(snapshot.topic, Known(origin, end, log))
     opened = log.first_open()
     return opened.position if opened is not None else None
@@ -93,7 +93,7 @@ def _take(log: TransactionLog, batch: EntryBatch) -> None:
 
 
 class PieceOutcomes:
-    """What became of the transactions in one share, piece by piece in their order; an async context manager's part."""
+    """The outcomes of the transactions in one share, whose pieces are read in order. Close it in the end."""
 
     def __init__(self, reader: LateReader) -> None:
         self._reader = reader
@@ -115,10 +115,10 @@ class PieceOutcomes:
         await self._outcomes.take(batch)
 
     async def state(self, position: Position, transaction: TransactionId) -> TransactionState:
-        """Return the state of a message in what was taken.
+        """Return the state of a message that was taken.
 
-        OPEN: there is no marker up to the newest entry. UNKNOWN: it may lie behind what the piece names. Raises
-        BrokenSegment when a segment on the way cannot be read, and what the store raises.
+        OPEN: there is no marker up to the newest entry. UNKNOWN: it may be behind the segments of the piece. Raises
+        BrokenSegment when a segment between cannot be read, and as the store does.
         """
         found = self._outcomes.log.state(position, transaction)
         while found is TransactionState.OPEN:
@@ -136,7 +136,7 @@ class PieceOutcomes:
         await self._outcomes.close()
 
     async def _without_marker(self, position: Position, transaction: TransactionId) -> TransactionState:
-        """Look before a message for the abort of its transaction: then it came too late, and no marker follows."""
+        """Search before a message for the abort of its transaction: then it came too late, and no marker follows."""
         piece = self._piece
         if piece is None:
             return TransactionState.UNKNOWN
@@ -147,7 +147,7 @@ class PieceOutcomes:
         return TransactionState.OPEN if piece.reaches_end else TransactionState.UNKNOWN
 
     async def _search(self, piece: Piece, upto: Position) -> None:
-        """Note aborts up to a position, from where it was searched for the message before."""
+        """Note aborts up to a position, from the end of the last search."""
         for segment in (*piece.before, piece.segment):
             begin = begin_in(segment, Position(self._searched.ledger_id, self._searched.entry_id + 1))
             if begin is None or begin > upto:
@@ -182,7 +182,7 @@ class PieceOutcomes:
 
 
 def begin_in(segment: CommittedSegment, first: Position) -> Position | None:
-    """Return the first entry of a segment from a position on, which may lie behind a ledger's end; None for none."""
+    """Return a segment's first entry from a position on, which may be behind a ledger's end; None for none."""
     for part in segment.slices:
         if part.range.end >= first:
             return max(first, part.range.begin)
