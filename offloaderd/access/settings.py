@@ -46,9 +46,9 @@ class AccessSettings(Section):
     grants: Grants = Field(
         default=(), examples=[("admin alice *", "offload broker public/*", "read spark public/default/clicks")]
     )
-    """Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); admin (both, and
-    change what holds). IDENTITY: cert:NAME (common name), uri:NAME or dns:NAME (alternative names of a certificate; a
-    SPIFFE id is a URI), token:NAME; a bare NAME, without a colon, means cert: and token: alike. WHERE: a topic,
+    """Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); admin (both, and all
+    changes). IDENTITY: cert:NAME (common name), uri:NAME or dns:NAME (alternative names of a certificate; a SPIFFE id
+    is a URI), token:NAME; a bare NAME, without a colon, is both cert:NAME and token:NAME. WHERE: a topic,
     TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, the daemon included. In the environment separated
     by semicolons."""
 
@@ -79,7 +79,7 @@ class AccessSettings(Section):
     """Pulsar's tokenAuthClaim: the claim that names the caller."""
 
     token_audience_claim: str = Field(default="aud", min_length=1)
-    """Pulsar's tokenAudienceClaim; looked at if token_audience is set."""
+    """Pulsar's tokenAudienceClaim: the claim that names the audience, if token_audience is set."""
 
     token_audience: OptionalText = Field(default=None, examples=["offloaderd"])
     """Pulsar's tokenAudience: the audience that a token must name. Not set: any."""

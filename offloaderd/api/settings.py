@@ -17,8 +17,8 @@ class GrpcSettings(Section):
     """Port to listen on; 0 takes any free one."""
 
     advertise: Address = Field(default=None, examples=["offloaderd-0.example:7650"])
-    """HOST:PORT under which others reach this daemon, told to clients of another daemon's topics. Not set: grpc.host
-    and the port in use."""
+    """HOST:PORT under which others reach this daemon; other daemons give it to their clients. Not set: grpc.host and
+    the port in use."""
 
     allow_unauthenticated: bool = False
     """Allow grpc.host to be other than loopback without authentication: whoever reaches the port may read and change

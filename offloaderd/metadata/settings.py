@@ -23,7 +23,7 @@ class MetadataSettings(Section):
     owner for longer."""
 
     connect_timeout_s: Seconds = Field(default=10.0, gt=0, le=600)
-    """How long one try to connect may take; tries go on until one succeeds."""
+    """How long one try to connect may take; tries are repeated until one succeeds."""
 
     tls: bool = False
     """Connect to the servers by TLS (their secureClientPort). This setting, the other tls settings here, and username
