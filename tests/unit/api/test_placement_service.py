@@ -85,15 +85,15 @@ class FakeRegistration:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
-        self.told_count = 0
+        self.announced_count = 0
 
-    def say(self, *, draining: bool) -> None:
+    def announce(self, *, draining: bool) -> None:
         """Note it."""
         self.engine.placement.me = node("a", draining=draining)
 
-    async def told(self) -> None:
+    async def announced(self) -> None:
         """Note that it was waited for."""
-        self.told_count += 1
+        self.announced_count += 1
 
 
 def served(*others: DaemonNode) -> tuple[PlacementService, FakeEngine, FakeRegistration]:
@@ -145,7 +145,7 @@ async def test_draining_tells_how_many_are_left_until_none_is() -> None:
     said = await reports(service)
     assert [one.left for one in said] == [3, 2, 1, 0]
     assert [one.done for one in said] == [False, False, False, True]
-    assert registration.told_count == 1
+    assert registration.announced_count == 1
 
 
 async def test_draining_can_be_planned_and_taken_back() -> None:
@@ -159,7 +159,7 @@ async def test_draining_can_be_planned_and_taken_back() -> None:
     (undone,) = await reports(service, undo=True)
     assert undone.done
     assert not engine.placement.me.draining
-    assert registration.told_count == 2
+    assert registration.announced_count == 2
 
 
 @pytest.mark.parametrize("others", [[], [node("b", draining=True)]])
