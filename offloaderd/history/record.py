@@ -73,7 +73,7 @@ class HistoryRecord:
     async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
         """Take in what the source has of history; returns it. Raises Transient, HistoryTorn, and as `ledgers` does."""
         old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
-        self.chain.look([*old, edge_at(self._boundary)])
+        self.chain.update([*old, edge_at(self._boundary)])
         return old
 
     def next_after(self, position: Position) -> Run | Loss | None:

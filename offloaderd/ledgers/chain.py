@@ -1,10 +1,10 @@
-"""The chain of a topic's ledgers, from one look at the source after the other: what follows a position, what is lost.
+"""The chain of a topic's ledgers, from successive lists of the source: what follows a position, and what is lost.
 
-Retention deletes ledgers from the front of the list, whether or not they were offloaded. A ledger that vanished is no
-loss if it is known to have ended where the offloading stands and what came next is known; a ledger that was seen with
-entries behind that is a certain loss; anything else is a possible one. Nothing is ever skipped in silence. What comes
-next is the word of whoever keeps the ledgers, where there is one: Pulsar's list has ledgers that cannot be read any
-more, and drops empty ones that a broker's crash has left behind. Pure.
+Retention deletes ledgers from the front of the list, whether or not they were offloaded. A missing ledger is no loss if
+it ended at the offloaded position and its successor is known; a ledger that had entries behind that is a certain loss;
+anything else is a possible one. Nothing is skipped in silence. The successor comes from the authority on the list,
+where there is one: Pulsar's list has ledgers that cannot be read any more, and drops empty ones after a broker's crash.
+Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,36 +29,36 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class _Missing:
-    """What is known to be gone between two positions."""
+    """The missing entries between two positions."""
 
     entries: int = 0
     doubt: bool = False
 
-    def gone(self, known: LedgerInfo | None, from_entry_id: int, *, settled: bool) -> None:
-        """Count a ledger of which the source has nothing any more; `settled`: nothing more than is known was in it."""
+    def add(self, known: LedgerInfo | None, from_entry_id: int, *, settled: bool) -> None:
+        """Count a ledger that the source no longer has; `settled`: it had no more entries than are known."""
         if known is not None:
             self.entries += max(0, known.entries - from_entry_id)
         self.doubt |= known is None or not (known.closed or settled)
 
 
 class LedgerChain:
-    """What has been seen of the ledgers of one topic.
+    """The known ledgers of one topic.
 
-    `resume` is where the offloading stands and `end` what was recorded of its ledger; `begin` is the entry with which
-    an earlier owner went on from there, as far as that is known. `losses` were reported before.
+    `resume` is the offloaded position, `end` the recorded end of its ledger; `begin` is the next entry that an earlier
+    owner found, if known. `losses` were reported before.
     """
 
     def __init__(
         self, resume: Position, *, end: LedgerEnd | None, begin: Position | None = None, losses: Iterable[Loss] = ()
     ) -> None:
         self.ledgers: dict[int, LedgerInfo] = {}
-        """What the source has now, in order; `entries` of an open ledger are those that may be read."""
-        self._known: dict[int, LedgerInfo] = {}  # also those that are gone
-        self._next: dict[int, int] = {}  # which ledger directly follows which; START's ledger id stands for the front
+        """The present list of the source, in order; `entries` of an open ledger are those that may be read."""
+        self._known: dict[int, LedgerInfo] = {}  # also deleted ones
+        self._next: dict[int, int] = {}  # the direct successor; START's ledger id is the front
         self._accepted = {loss.after: loss for loss in losses}
-        self._settled: set[int] = set()  # went with their topic, or empty as the list was changed once: as known
-        self._unsure: set[int] = set()  # may have held more than is known of them when they were last seen
-        self._unseen: set[int] = set()  # nobody could tell, when they were last listed, whether they had entries
+        self._settled: set[int] = set()  # final as known: deleted with their topic, or dropped as empty
+        self._unsure: set[int] = set()  # may have had more entries than are known
+        self._unseen: set[int] = set()  # unsure, and so perhaps with entries, in their last list
         self._listing: tuple[int, int] | None = None
         self._deleted_with: int | None = None
         if begin is not None and begin.ledger_id > resume.ledger_id:
@@ -71,16 +71,16 @@ class LedgerChain:
             self.ended(resume.ledger_id, end)
 
     def ended(self, ledger_id: int, end: LedgerEnd) -> None:
-        """Take in how a ledger ended that the source may have no more."""
+        """Record the end of a ledger that the source may no longer have."""
         self._known[ledger_id] = LedgerInfo(ledger_id=ledger_id, closed=True, entries=end.entries, size_bytes=0)
         if end.next_ledger_id is not None:
             self._next[ledger_id] = end.next_ledger_id
 
-    def look(self, ledgers: Sequence[LedgerInfo]) -> None:
-        """Take in the list as the source has it now."""
+    def update(self, ledgers: Sequence[LedgerInfo]) -> None:
+        """Take over the present list of the source."""
         self._compare(ledgers)
         self._unseen |= self._unsure & self.ledgers.keys()
-        if ledgers:  # an open one that is not there any more although its topic is may have got entries meanwhile
+        if ledgers:  # an open one that vanished, but not its topic, may have got entries
             self._unsure |= {one for one, info in self.ledgers.items() if not info.closed} - self._settled
         self.ledgers = {info.ledger_id: info for info in ledgers}
         self._known.update(self.ledgers)
@@ -100,23 +100,23 @@ class LedgerChain:
             before = info.ledger_id
 
     def doubt(self) -> None:
-        """Note that the open ledger may hold more than is known: entries are hidden, or nobody could tell its end."""
+        """Note that the open ledger may have more entries than are known: hidden ones, or its end is unknown."""
         self._unsure |= {one for one, info in self.ledgers.items() if not info.closed}
 
     def deleted(self) -> None:
-        """The topic was deleted, by whoever may: what was known of its ledgers is all that there was to offload.
+        """Note that the topic was deleted: the known entries of its ledgers are all that there were.
 
-        Not of those whose end was in doubt before: these stay possible losses.
+        Ledgers whose end was in doubt before stay possible losses.
         """
         self._settled |= self._known.keys() - self._unsure
         self._deleted_with = max(self._known, default=self._deleted_with)
         self.ledgers = {}
 
     def _compare(self, ledgers: Sequence[LedgerInfo]) -> None:
-        """Conclude from two looks at a list what became of ledgers that are in the first one only.
+        """Settle the ledgers that only the former of two lists has.
 
-        A list that was made anew is of a topic that was deleted meanwhile. One that was changed once lacks an empty
-        ledger because its broker dropped it: what had got entries would have been listed as closed by another change.
+        After the node was made again, the topic was deleted in between. After one change of the node, its broker
+        dropped an empty ledger: one with entries would have been listed as closed by another change.
         """
         before, now = self._listing, ledgers[-1].listing if ledgers else None
         if now is None:
@@ -132,10 +132,9 @@ class LedgerChain:
             self._settled |= empty - self._unsure
 
     def _join(self, previous: int, ledger_id: int) -> None:
-        """Note that the list has a ledger directly behind another one, which bridges what was empty between them.
+        """Note that a ledger directly follows another one in the list, without the empty ones between them.
 
-        One that was seen with entries, or whose end nobody could tell, stays between when it is not listed any more, so
-        that it is told of.
+        One that had entries, or an unknown end, stays between although it is not listed any more, and is reported.
         """
         between = self._next.get(previous)
         while between is not None and between < ledger_id:
@@ -147,7 +146,7 @@ class LedgerChain:
         self._next[previous] = ledger_id
 
     def forget_before(self, position: Position) -> None:
-        """Drop what lies before the ledger of `position`, which nobody will ask for again."""
+        """Drop all before the ledger of `position`, which is not needed again."""
         self._settled = {one for one in self._settled if one >= position.ledger_id}
         self._unsure = {one for one in self._unsure if one >= position.ledger_id}
         self._unseen = {one for one in self._unseen if one >= position.ledger_id}
@@ -157,20 +156,20 @@ class LedgerChain:
         self._accepted = {after: loss for after, loss in self._accepted.items() if loss.before > position}
 
     def end_of(self, ledger_id: int) -> LedgerEnd | None:
-        """Return how a ledger ended and what follows it, None while it is open or not known."""
+        """Return a ledger's end and successor; None while it is open or unknown."""
         known = self._known.get(ledger_id)
         return LedgerEnd(known.entries, self._next.get(ledger_id)) if known is not None and known.closed else None
 
     def accept(self, loss: Loss) -> None:
-        """Go on behind a loss, which has been reported."""
+        """Continue behind a reported loss."""
         self._accepted[loss.after] = loss
 
     def certainly_lost(self, after: Position) -> bool:
-        """Say whether a loss was reported behind a position, with the number of entries that are known to be lost."""
+        """Whether a certain loss was reported behind a position."""
         return after in self._accepted and self._accepted[after].certain
 
     def next_after(self, position: Position) -> Run | Loss | None:
-        """Return the entries that directly follow `position`, the loss that lies between, or None at the edge."""
+        """Return the entries that directly follow `position`, the loss in between, or None at the edge."""
         missing = _Missing()
         if position in self._accepted:
             following: int | None = self._accepted[position].before.ledger_id
@@ -199,9 +198,9 @@ class LedgerChain:
         return Run(following, 0, entries - 1) if entries else None
 
     def _count(self, missing: _Missing, ledger_id: int, from_entry_id: int) -> None:
-        missing.gone(self._known.get(ledger_id), from_entry_id, settled=ledger_id in self._settled)
+        missing.add(self._known.get(ledger_id), from_entry_id, settled=ledger_id in self._settled)
 
     def _holds(self, ledger_id: int) -> bool:
-        """Say whether the source has a ledger that has entries, or may get some."""
+        """Whether the source has the ledger with entries, or may get some."""
         info = self.ledgers.get(ledger_id)
         return info is not None and (info.entries > 0 or not info.closed)

@@ -1,11 +1,11 @@
-"""What a broker's configuration says of offloading, key by key: as what it is used here, or why it is not. Pure.
+"""Reading a broker's configuration of offloading: for each key its use here, or why it has none. Pure.
 
 The keys, their defaults and their traps are those of OffloadPoliciesImpl and TieredStorageConfiguration (Pulsar 4.0):
 - of the names that the file has besides the policies' own, the policy's name counts for threshold and lag, the file's
   for the read priority (`OffloadPoliciesImpl.create`);
 - driver aws-s3 reads the `s3...` key of a place before the universal one, and its block size alone; driver S3 reads the
   universal names alone, though its validation passes the `s3...` bucket (apache/pulsar#22839);
-- a lag that is not in the file is none: brokers never delete then, whatever the 4 hours of the documentation.
+- without a lag in the file brokers never delete, unlike the 4 hours of the documentation.
 Secrets are never copied and never shown.
 """
 
@@ -50,7 +50,7 @@ POLICIES: Mapping[str, str] = {
     "managedLedgerDataReadPriority": "read_priority",
     "managedLedgerOffloadedReadPriority": "read_priority",
 }
-"""Policies by their names in the file; of two names the first that is there counts."""
+"""Policies by their names in the file; of two names the first one counts."""
 
 PLACES: Mapping[str, str] = {
     "Bucket": "objects.bucket",
@@ -87,7 +87,7 @@ _URL = re.compile(r"https?://[^\s/]+/?")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one key. `used_as` is a policy or a setting, empty: it is ignored for the reason in `why`."""
+    """The use of one key: a policy or a setting in `used_as`; empty: it is ignored for the reason in `why`."""
 
     line: int
     key: str
@@ -98,7 +98,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Import:
-    """What a configuration comes to. `mistakes` name their lines; with one of them nothing should be applied."""
+    """The result for a configuration. `mistakes` name their lines; with any of them nothing should be applied."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     policies: OffloadPolicies = field(default_factory=OffloadPolicies)
@@ -123,7 +123,7 @@ class _Reader:
         self._verdicts: dict[str, Verdict] = {}
 
     def read(self) -> Import:
-        """Judge every key."""
+        """Return the use of every key."""
         driver = self._driver()
         for name in dict.fromkeys(POLICIES.values()):
             self._policy(name)
@@ -143,7 +143,7 @@ class _Reader:
         return out
 
     def _driver(self) -> Driver | None:
-        """Return the driver if this daemon can store where it does."""
+        """Return the driver if this daemon can store in the same place."""
         one = self._given.get("managedLedgerOffloadDriver")
         if one is None or not one.value:
             self._out.notes.append("no driver is set: brokers with this configuration offload nothing")
@@ -235,7 +235,7 @@ class _Reader:
             self._ignore(one, "the daemon writes to a mounted directory, file:///PATH, not to HDFS")
 
     def _as_pulsar_would(self) -> None:
-        """Say what is so in Pulsar without being in the file."""
+        """Add Pulsar's defaults that are not in the file."""
         self._values["method"] = OffloadMethod.LEDGER_BASED
         self._out.notes.append("method = ledger-based, as brokers offload; streaming is PIP-76's")
         if "deletion_lag_s" not in self._values:
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def _read(name: str, text: str) -> object:
-    """Read a policy's value as brokers do, numbers without a unit; None for what is none."""
+    """Read a policy's value as brokers do, numbers without a unit; None for an invalid one."""
     if name in UNITS and not _WHOLE.fullmatch(text):
         return None
     try:
@@ -291,7 +291,7 @@ def _read(name: str, text: str) -> object:
 
 
 def _line_of(mistake: str) -> int:
-    """Return the line that a mistake names; what names none comes last."""
+    """Return the line that a mistake names; the greatest number without one."""
     match = _LINE.match(mistake)
     return int(match[1]) if match is not None else sys.maxsize
 
@@ -312,7 +312,7 @@ def _escaped(text: str) -> str:
 
 
 class Property(NamedTuple):
-    """One key with its value; the line is where it begins, from 1 on."""
+    """One key with its value; `line` is its first one, from 1 on."""
 
     line: int
     key: str
@@ -320,9 +320,9 @@ class Property(NamedTuple):
 
 
 def properties(text: str, wanted: Callable[[str], bool]) -> tuple[list[Property], list[str]]:
-    """Return the keys that are `wanted`, and what is wrong with lines: no `=`, no key, a wanted key given twice.
+    """Return the `wanted` keys, and the mistakes: lines without `=` or key, and wanted keys given twice.
 
-    Java takes the last of two lines with one key, and any blank for a `=`; in a broker's file both are mistakes.
+    Java uses the last of two lines with one key, and any blank as `=`; in a broker's file both are mistakes.
     """
     found: dict[str, Property] = {}
     mistakes = []
@@ -344,7 +344,7 @@ def properties(text: str, wanted: Callable[[str], bool]) -> tuple[list[Property]
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield what is neither blank nor a comment, lines that end with a backslash joined with the next."""
+    """Yield lines but blank ones and comments; a line that ends with a backslash is joined with the next."""
     begun, whole = 0, ""
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()

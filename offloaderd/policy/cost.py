@@ -1,8 +1,8 @@
 """What offloading costs in requests and in what a store charges for them: a model of how segments are written. Pure.
 
 It follows the uploader step by step (`segment/upload.py`, `segment/complete.py`), and tests compare it with the
-requests that a real upload makes. Left out is what is rare (retries, a new owner that continues an upload) and what
-does not depend on how segments are cut (the listings of the collection of garbage).
+requests of a real upload. It leaves out rare requests (retries, a new owner that resumes an upload) and those that do
+not depend on the size of segments (the listings of garbage collection).
 """
 
 from collections.abc import Iterable
@@ -24,29 +24,29 @@ parts of one topic that come within 0.2 s share one."""
 
 
 class Requests(NamedTuple):
-    """Requests to the store by how they are charged: as PUT (and POST, LIST), as GET (and HEAD), deletions apart."""
+    """Requests to the store by price: PUT (and POST, LIST), GET (and HEAD), and deletions."""
 
     puts: float = 0.0
     gets: float = 0.0
     deletes: float = 0.0
 
     def times(self, factor: float) -> "Requests":
-        """Return so many times these."""
+        """Return a multiple of these."""
         return Requests(self.puts * factor, self.gets * factor, self.deletes * factor)
 
     def plus(self, other: "Requests") -> "Requests":
-        """Return both together."""
+        """Return the sum."""
         return Requests(self.puts + other.puts, self.gets + other.gets, self.deletes + other.deletes)
 
     @property
     def all(self) -> float:
-        """Their number, whatever they are charged as."""
+        """Their number."""
         return self.puts + self.gets + self.deletes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the store charges, in one currency: for a thousand requests, and for a GiB stored a month."""
+    """Prices of the store in one currency: for a thousand requests, and for a GiB stored a month."""
 
     put_1000: float
     get_1000: float
@@ -71,7 +71,7 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """So many topics, each of which gets `bytes_per_s` of payload in entries of `entry_bytes` (more than 0)."""
+    """A number of topics, each with `bytes_per_s` of payload in entries of `entry_bytes` (more than 0)."""
 
     topics: float
     bytes_per_s: float
@@ -80,7 +80,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What all loads together take: requests and writes by the hour, money by the month."""
+    """The cost of all loads: requests and writes by the hour, money by the month."""
 
     topics: float
     gib_per_hour: float
@@ -89,11 +89,11 @@ class Estimate:
     write: Requests
     scrub: Requests
     requests_month: float
-    """What the requests of a month cost."""
+    """Price of the requests of a month."""
     stored_month: float
-    """What it costs to keep what one month writes, each month that it is kept."""
+    """Price of storing for a month what one month writes."""
     durable_s_max: float
-    """How old an entry may get before its segment is sealed."""
+    """Greatest age of an entry when its segment is sealed."""
 
     @property
     def requests(self) -> float:
@@ -161,9 +161,9 @@ def segment_of(load: Load, cutting: Cutting) -> float:
 def estimate(
     loads: Iterable[Load], cutting: Cutting, prices: Prices, *, scrub_interval_s: float | None = None
 ) -> Estimate:
-    """Return what loads take when they are cut so. `scrub_interval_s` None: what is stored is not read again.
+    """Return the cost of loads. `scrub_interval_s` None: no scrub.
 
-    Reading again is counted for what one month writes: after its commit, and at every interval of one more month.
+    The scrub counts for the segments of one month: once after the commit, and at every interval of one more month.
     """
     again = 1 + MONTH_S / scrub_interval_s if scrub_interval_s else 0.0
     topics = segments = bytes_per_s = stored_bytes_per_s = durable_s = metadata_writes = 0.0

@@ -1,10 +1,9 @@
-"""Topics that come later: looks every few seconds what the source has, and gives new topics what was said of them.
+"""Discovery of new topics: lists the source every few seconds, and gives new topics the policies of the rules.
 
-Every daemon does so, and they agree without talking: what a topic should have follows from what is stored, and is
-written by compare-and-set. A pass that finds nothing new costs one listing for each namespace that matters: policies
-and selections are read again only when their counters moved, and a topic is looked at once in a while, not in every
-pass. An error ends a pass, not the task: the next one does what is left. That a topic is missing from a listing means
-nothing, so a source that answers in part or not at all takes nothing away.
+Every daemon does so, and they agree without messages: a topic's policy follows from what is stored, and is written by
+compare-and-set. A pass without new topics costs one listing for each namespace of a rule: policies and selections are
+read again only when their counters changed, and a topic that was left alone is checked again once in a while. An error
+ends a pass, not the task: the next one does the rest. A topic that is missing from a listing keeps its policy.
 """
 
 import asyncio
@@ -30,18 +29,18 @@ from offloaderd.policy.selector import Selector
 log = structlog.get_logger(__name__)
 
 DISCOVERY_S = 10.0
-"""A new topic is offloaded at most this long, and a listing, after the source shows it."""
+"""A new topic gets its policy at most this long, and a listing, after the source shows it."""
 JITTER_S = 1.0
-"""Most that daemons wait after a selection changed, so that the one that was asked is done before others look."""
+"""Longest wait of other daemons after a change of a selection, until the daemon that made it is done."""
 COMPARED_S = 300.0
-"""A topic that was left alone is looked at again after this long: it may no longer be compacted."""
+"""A topic that was left alone is checked again after this long: it may no longer be compacted."""
 HINT_UNAPPLIED = "new topics are not enabled by it: enable another pattern for them, then disable this one"
-FIRST_TOLD = 5
-"""How many topics a log line names."""
+FIRST_NAMED = 5
+"""Topics that a log line names."""
 
 
 class Discovery:
-    """The task of one daemon."""
+    """The discovery task of one daemon."""
 
     def __init__(self, selector: Selector, metrics: Metrics | None = None) -> None:
         self._selector = selector
@@ -49,29 +48,29 @@ class Discovery:
         self.unapplied: dict[str, str] = {}
         """Selections that select nothing, with the reasons."""
         self._store, self._clock = selector.metadata, selector.clock
-        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
         self._stale = True
         self._rules = Rules({}, {})
         self._policies: dict[TopicName, TopicPolicy | CorruptData] = {}
         self._compared: set[TopicName] = set()
         self._compared_at_s = 0.0
-        self._silent: set[Scope] = set()
+        self._unlisted: set[Scope] = set()
         self._not_covered: set[str] = set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Make passes until cancelled."""
         async with Group() as group:
             group.create_task(self._watch(paths.SELECTIONS, at_once=True), name="selections")
             group.create_task(self._watch(paths.POLICIES, at_once=True), name="policies of namespaces")
             group.create_task(self._watch(paths.TOPICS, at_once=False), name="policies")
             failing = False
             while True:
-                await race(self._told.wait(), self._clock.sleep(DISCOVERY_S))
-                if self._told.is_set():
-                    self._told.clear()
+                await race(self._changed.wait(), self._clock.sleep(DISCOVERY_S))
+                if self._changed.is_set():
+                    self._changed.clear()
                     await self._clock.sleep(self._clock.jitter(JITTER_S))
                 try:
-                    await self.look()
+                    await self.run_once()
                 except OffloaderError as error:
                     self._stale = True
                     if not failing:
@@ -80,7 +79,7 @@ class Discovery:
                 else:
                     failing = False
 
-    async def look(self) -> None:
+    async def run_once(self) -> None:
         """Make one pass. Raises what the metadata store raises."""
         compare = self._stale
         if compare:
@@ -90,7 +89,7 @@ class Discovery:
             self._compared.clear()
             self._compared_at_s = self._clock.monotonic()
         if compare or again:
-            await self._look_at_domains()
+            await self._count_other_domains()
         listed = await self._listed()
         fresh = sorted(listed.difference(self._policies).difference(self._compared))
         if not (fresh or compare):
@@ -98,23 +97,23 @@ class Discovery:
         before = list(self._policies) if compare else []
         changes = await self._selector.plan(self._rules, [*before, *fresh], self._policies)
         written = await self._selector.carry_out(self._rules, changes, self._policies)
-        self._tell([change for change in changes if change.topic in written])
+        self._log([change for change in changes if change.topic in written])
         written |= await self._selector.mark_partitioned(listed, self._policies)
         self._policies |= written
         self._compared.update(topic for topic in fresh if topic not in written)
 
     async def _watch(self, path: str, *, at_once: bool) -> None:
-        """Note when what was said may have changed; policies can wait for the next pass, selections cannot."""
+        """Note changes of policies, which wait for the next pass, and of selections (`at_once`)."""
         async with aclosing(self._store.watch(path)) as changes:
             async for _ in changes:
                 self._stale = True
                 if at_once:
-                    self._told.set()
+                    self._changed.set()
 
     async def _read(self) -> None:
-        """Read what was said again."""
+        """Read policies and selections again."""
         self._stale = False
-        said = await self._selector.said()
+        said = await self._selector.stored()
         self._policies, self._rules = dict(said.policies), said.rules
         self._compared.clear()
         unapplied = selection.unapplied(said.selections)
@@ -127,21 +126,21 @@ class Discovery:
             self._metrics.selection_expressions_highest.set(max(counts.values(), default=0))
 
     async def _listed(self) -> set[TopicName]:
-        """Return what the source shows; a part of it that does not answer is left out until it does."""
+        """Return the topics of the source; without the scopes that cannot be listed now."""
         found: set[TopicName] = set()
         for scope in self._rules.scopes:
             try:
                 found |= await self._selector.listed([scope])
             except OffloaderError as error:
-                if scope not in self._silent:
+                if scope not in self._unlisted:
                     log.warning("discovery.unlisted", scope=str(scope), error=str(error))
-                self._silent.add(scope)
+                self._unlisted.add(scope)
             else:
-                self._silent.discard(scope)
+                self._unlisted.discard(scope)
         return found
 
-    async def _look_at_domains(self) -> None:
-        """Count and name the topics that no rule can take; a source that does not say changes nothing."""
+    async def _count_other_domains(self) -> None:
+        """Count and log the topics of domains that are not offloaded; an error of the source changes nothing."""
         try:
             found = await self._selector.not_covered(self._rules.scopes)
         except OffloaderError as error:
@@ -154,9 +153,9 @@ class Discovery:
             for domain in domains.NOT_COVERED:
                 self._metrics.topics_not_covered.labels(domain=domain).set(counts[domain])
         if new:
-            log.warning("topics.not_covered", topics=len(new), first=new[:FIRST_TOLD], hint=domains.HINT_NOT_COVERED)
+            log.warning("topics.not_covered", topics=len(new), first=new[:FIRST_NAMED], hint=domains.HINT_NOT_COVERED)
 
-    def _tell(self, changes: Sequence[Change]) -> None:
+    def _log(self, changes: Sequence[Change]) -> None:
         counts = Counter(change.outcome.value for change in changes)
         if counts:
-            log.info("topics.discovered", **counts, first=[str(change.topic) for change in changes[:FIRST_TOLD]])
+            log.info("topics.discovered", **counts, first=[str(change.topic) for change in changes[:FIRST_NAMED]])

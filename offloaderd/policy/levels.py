@@ -1,7 +1,7 @@
-"""What is said above the topics, by an operator: stored, carried out, and shown beforehand topic by topic.
+"""Setting policies of topics, namespaces and the broker: stored, applied, and shown beforehand topic by topic.
 
-A policy of a namespace that names a method is a standing order for its topics, as in Pulsar; one of the broker is not.
-What is said takes effect on all daemons by the counter that every change raises.
+A namespace's policy that names a method offloads its topics, as in Pulsar; one of the broker does not. A change takes
+effect on all daemons by the counter that it raises.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from offloaderd.policy.selector import Selector
 
 
 class Effect(NamedTuple):
-    """What a change does to one topic: to whether it is offloaded, and to what holds for it."""
+    """The effect of a change on one topic: on whether it is offloaded, and on its effective values."""
 
     topic: TopicName
     outcome: Outcome
@@ -35,15 +35,15 @@ class Levels:
         self._selector = selector
         self.book = book
 
-    async def say(
+    async def set_policies(
         self, where: Namespace | None, policies: OffloadPolicies | None, *, dry_run: bool = False
     ) -> list[Effect]:
-        """Have a namespace, or the broker (None), say this and nothing else; with None nothing at all.
+        """Replace the policies of a namespace, or of the broker (None); with None remove them.
 
-        Returns the topics for which something changes. Raises NotFound when there is nothing to remove, Transient.
+        Returns the topics with a change. Raises NotFound when there is nothing to remove, Transient.
         """
         selector, store = self._selector, self._selector.metadata
-        said = await selector.said()
+        said = await selector.stored()
         before = said.above.copied()
         if policies is None and node_of(where) not in before.damaged and not before.said(where).said():
             what = "the broker level" if where is None else f"namespace {spelled(where)}"
@@ -63,24 +63,25 @@ class Levels:
         effects = [_effect(change, said.policies.get(change.topic), before, after) for change in changes]
         return [one for one in effects if one.outcome in _MOVES or one.differences]
 
-    async def say_of_topic(self, topic: TopicName, policies: OffloadPolicies, *, dry_run: bool = False) -> list[Effect]:
-        """Have a topic, with its partitions, say this and nothing else; it is enabled by that, if nobody disabled it.
+    async def set_topic_policies(
+        self, topic: TopicName, policies: OffloadPolicies, *, dry_run: bool = False
+    ) -> list[Effect]:
+        """Replace the policies of a topic and its partitions, and enable it unless it is disabled by name.
 
         Raises Transient.
         """
-        before = (await self._selector.said()).policies
+        before = (await self._selector.stored()).policies
         current = before.get(topic)
         enabled = not (isinstance(current, TopicPolicy) and not current.enabled and not current.selected_by)
         policy = replace(TopicPolicy(enabled=enabled), **policies.said())
-        return self._told(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), before)
+        return self._effects(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), before)
 
-    async def forget_topic(self, topic: TopicName, *, dry_run: bool = False) -> list[Effect]:
-        """Take back what was said of a topic by its name; it then follows from a pattern or its namespace, if any does.
+    async def remove_topic_policies(self, topic: TopicName, *, dry_run: bool = False) -> list[Effect]:
+        """Remove a topic's policies by name; it then follows from a pattern or its namespace, if any matches.
 
-        One that nothing else selects stays as it is, enabled or disabled, without a policy of its own. Raises NotFound
-        when nothing was said of it by name.
+        Otherwise it stays enabled or disabled, without values of its own. Raises NotFound without policies by name.
         """
-        said = await self._selector.said()
+        said = await self._selector.stored()
         current = said.policies.get(topic)
         if current is None or (isinstance(current, TopicPolicy) and (current.selected_by or not own(current).said())):
             raise NotFound(
@@ -92,9 +93,9 @@ class Levels:
         policy = TopicPolicy(enabled=enabled)
         if rule is not None and rule.policy.enabled:
             policy = replace(rule.policy, selected_by=rule.pattern, partitioned=False)
-        return self._told(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), said.policies)
+        return self._effects(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), said.policies)
 
-    def _told(self, changes: Sequence[Change], before: Policies) -> list[Effect]:
+    def _effects(self, changes: Sequence[Change], before: Policies) -> list[Effect]:
         return [_effect(change, before.get(change.topic), self.book, self.book) for change in changes]
 
 
@@ -104,7 +105,7 @@ _MOVES = {Outcome.ENABLED, Outcome.DISABLED}
 def _effect(
     change: Change, current: TopicPolicy | CorruptData | None, before: PolicyResolver, after: PolicyResolver
 ) -> Effect:
-    """Say what becomes of a topic with this policy of its own when the levels above it change as well."""
+    """Return the effect on a topic with this policy of its own, when the levels above it change as well."""
     known = current if isinstance(current, TopicPolicy) else None
     coming = change.policy or known
     if coming is None:

@@ -1,4 +1,4 @@
-"""What holds for a topic: the levels merged, the narrowest first, and for each value the level that said it. Pure."""
+"""The effective policy of a topic: its levels merged, the narrowest first, and the level of each value. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,31 +8,31 @@ from typing import Any, NamedTuple
 from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
 
 _TOGETHER = {"retention_age_s": "retention", "retention_bytes": "retention"}
-"""Values that hold only with another one, of the level that said that one."""
+"""Values that hold only with another one, of the same level."""
 
 
 class Origin(StrEnum):
-    """At which level a value was said."""
+    """The kinds of levels."""
 
     TOPIC = "topic"
     SELECTION = "selection"
-    """By a pattern that enabled the topic."""
+    """A pattern that enabled the topic."""
     NAMESPACE = "namespace"
     BROKER = "broker"
     SETTINGS = "settings"
-    """In the daemon's file, or its environment."""
+    """The daemon's file, or its environment."""
     DEFAULT = "default"
 
 
 class Level(NamedTuple):
-    """What was said at one place; `name` tells it from others of its kind (a topic, pattern or namespace)."""
+    """The policies of one level; `name` is of the topic, pattern or namespace."""
 
     origin: Origin
     policies: OffloadPolicies
     name: str = ""
 
     def __str__(self) -> str:
-        """The level in words."""
+        """Kind and name."""
         return f"{self.origin} {self.name}" if self.name else str(self.origin)
 
 
@@ -41,22 +41,19 @@ BUILT_IN = Level(Origin.DEFAULT, DEFAULTS)
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The merged policy. Every value is there, except limits that there are none of.
-
-    `known` says whether somebody ever spoke of the topic itself, by its name or by a pattern.
-    """
+    """The merged policy: every value but absent limits. `known`: the topic has a policy, by name or by a pattern."""
 
     values: OffloadPolicies
     levels: Mapping[str, Level]
     known: bool = True
 
-    def said_at(self, name: str) -> Level:
-        """Return the level that said a value, or that it is not limited."""
+    def level_of(self, name: str) -> Level:
+        """Return the level of a value, or of the missing limit."""
         return self.levels[name]
 
 
 def effective(levels: Iterable[Level], *, known: bool = True) -> Effective:
-    """Merge levels, the narrowest first; the built-in defaults stand behind them."""
+    """Merge levels, the narrowest first; the built-in defaults come last."""
     order = [*levels, BUILT_IN]
     found: dict[str, Level] = {}
     for name in NAMES:

@@ -1,8 +1,8 @@
-"""Pausing a topic, and having it go on: an operator's word that is part of the topic's own policy.
+"""Pausing and resuming a topic: a part of the topic's own policy.
 
-It lies in the metadata store, so it outlives restarts and moves with the topic; patterns and policies that are set
-meanwhile leave it alone. The owner seals and commits its open segment, and begins no other; reads, retention and
-grants go on. A topic that is only pushed commits all that it has accepted and takes no more.
+It is in the metadata store, so it survives restarts and moves with the topic; changes of patterns and policies leave it
+alone. The owner seals and commits its open segment, and begins no other; reads, retention and grants continue. A topic
+that is only pushed commits all accepted entries and accepts no more.
 """
 
 from dataclasses import dataclass, replace
@@ -18,18 +18,18 @@ from offloaderd.policy.store import topic_policies
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Whether one topic is paused, and whether it is so by what was said just now."""
+class PauseChange:
+    """The pause of one topic, and whether this call changed it."""
 
     topic: TopicName
     paused: Paused | None
     changed: bool
 
 
-async def say(
+async def set_paused(
     store: MetadataStore, clock: Clock, topic: TopicName, paused: Paused | None, *, dry_run: bool = False
-) -> list[Standing]:
-    """Pause a topic with its partitions, or (None) have them go on; one that is paused keeps who did it, and when.
+) -> list[PauseChange]:
+    """Pause a topic with its partitions, or (None) resume them; a paused one keeps its time and operator.
 
     Raises NotFound when neither is enabled, Transient.
     """
@@ -47,4 +47,6 @@ async def say(
 
     if not dry_run:
         await stored.write(store, clock, moving, decide, known=before)
-    return [Standing(one, paused if one in moving else policy.paused, one in moving) for one, policy in before.items()]
+    return [
+        PauseChange(one, paused if one in moving else policy.paused, one in moving) for one, policy in before.items()
+    ]

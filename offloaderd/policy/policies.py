@@ -1,8 +1,8 @@
-"""What may be said of how topics are offloaded, read and kept; whoever says nothing (None) leaves it to the next level.
+"""The values of a policy: how topics are offloaded, read and retained. None leaves a value to the next level.
 
-The names and meanings are those of PIP-76, PIP-17 and PIP-73 as Pulsar's code has them (`OffloadPoliciesImpl`). What
-says "off" is not what says nothing: a threshold or lag of OFF ends the search, None goes on with it. There is one table
-for every way in (the API, the command line, a broker's configuration), so that all say the same of a value. Pure.
+Names and meanings are those of PIP-76, PIP-17 and PIP-73 in Pulsar's code (`OffloadPoliciesImpl`). "off" is a value: a
+threshold or lag of OFF ends the search, None continues it. The API, the command line and the reader of a broker's
+configuration share one table of values. Pure.
 """
 
 import math
@@ -20,16 +20,16 @@ from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.units import parse_bytes, parse_seconds
 
 OFF = -1
-"""What any negative threshold or lag stands for: no threshold, never delete."""
+"""Any negative threshold or lag: no threshold, never delete."""
 KiB, MiB, TiB = 2**10, 2**20, 2**40
 MINUTE_S, DAY_S = 60, 86_400
 INT_MAX = 2**63 - 1
 TIME_MAX_S = 3650 * DAY_S
-"""Ten years; more is a forgotten unit."""
+"""Ten years; more is a mistake of the unit."""
 
 
 class Kind(StrEnum):
-    """What sort of value it is."""
+    """Kinds of values."""
 
     BYTES = "bytes"
     SECONDS = "seconds"
@@ -39,11 +39,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value: its names, its unit, its range, and how a person writes it.
+    """One value: its names, its unit, its range, and its text.
 
-    `pulsar` is its name there, `scale` how many bytes or seconds one of Pulsar's units is. `low` is allowed if not
-    `above`; with `off` any negative number is too, and means that there is none. A text matches `shape`, which `form`
-    says in words.
+    `pulsar` is its name there, `scale` the bytes or seconds of Pulsar's unit. `low` is allowed if not `above`; with
+    `off` any negative number is too, and means none. A text matches `shape`, which `form` describes.
     """
 
     name: str = ""
@@ -61,17 +60,17 @@ class Field:
 
     @property
     def label(self) -> str:
-        """Its name here, and in Pulsar if it has one there."""
+        """Its name here, and in Pulsar if there is one."""
         return f"{self.name} ({self.pulsar})" if self.pulsar else self.name
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it may be, in our spelling; none of what is no word."""
+        """The allowed words, in our spelling; empty for other kinds."""
         return tuple(self.words or ())
 
     @property
     def allowed(self) -> str:
-        """The range, with the unit, in words."""
+        """Its range and unit, as text."""
         if self.kind is Kind.WORD:
             return f"one of {', '.join(self.choices)}"
         if self.kind is Kind.TEXT:
@@ -81,7 +80,7 @@ class Field:
         return f"{low} to {self.high} {unit}" + (", or negative for none" if self.off else "")
 
     def flaw(self, value: object) -> str | None:
-        """Say what is wrong with a value that was given; None for nothing."""
+        """Return the flaw of a value; None without one."""
         return None if self._fits(value) else f"{self.label}: {value!r} is not {self.allowed}"
 
     def _fits(self, value: object) -> bool:
@@ -98,7 +97,7 @@ class Field:
         return (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def settled(self, value: object) -> object:
-        """Return a sound value in its one spelling: any negative number is OFF, a word the value that it names."""
+        """Return a valid value in its canonical form: OFF for a negative number, the member for a word."""
         if self.kind is Kind.WORD:
             return self._word(value)
         if self.off and isinstance(value, int | float) and value < 0:
@@ -106,7 +105,7 @@ class Field:
         return float(value) if self.kind is Kind.SECONDS and isinstance(value, int) else value
 
     def read(self, text: str, *, scale: Fraction = Fraction(1)) -> object:
-        """Read a value as a person writes it: `256M`, `2h`, a word. `scale` is the unit of a bare number.
+        """Read a value from a text: `256M`, `2h`, a word. `scale` is the unit of a bare number.
 
         Raises InvalidInput.
         """
@@ -116,7 +115,7 @@ class Field:
         return self.settled(value)
 
     def _word(self, value: object) -> StrEnum | None:
-        """Return what a word stands for, also one that Pulsar or a PIP spells otherwise; None for no such word."""
+        """Return the member for a word, also in the spelling of Pulsar or a PIP; None for an unknown word."""
         if self.words is None or not isinstance(value, str):
             return None
         parse: Callable[[str], StrEnum] = getattr(self.words, "parse", self.words)
@@ -139,7 +138,7 @@ class Field:
 
 
 def _value(kind: Kind, option: str, pulsar: str = "", scale: Fraction = Fraction(1), **more: Any) -> Any:  # noqa: ANN401 - of any type
-    """Return an attribute of OffloadPolicies that says nothing by default, with what is known of its values."""
+    """Return a field of OffloadPolicies, None by default, with its row of FIELDS."""
     return field(default=None, metadata={"row": Field(kind=kind, option=option, pulsar=pulsar, scale=scale, **more)})
 
 
@@ -155,11 +154,11 @@ _PREFIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPolicies:
-    """What one level says; sizes in bytes, times in seconds.
+    """The values of one level; sizes in bytes, times in seconds.
 
-    `threshold_bytes` and `threshold_s` are what the ledger-based method leaves in BookKeeper: 0 is nothing, so every
-    closed ledger goes. `deletion_lag_s` counts from the offloading. `retention` is taken over with its two limits, or
-    not at all; a limit of None is none.
+    The ledger-based method leaves `threshold_bytes` and `threshold_s` in BookKeeper: 0 offloads every closed ledger.
+    `deletion_lag_s` counts from the offload. `retention` and its two limits come from one level; a limit of None is
+    none.
     """
 
     method: OffloadMethod | None = _word("method", "offloadMethod", words=OffloadMethod)
@@ -185,18 +184,18 @@ class OffloadPolicies:
     retention_bytes: int | None = _bytes("retain-size", low=1)
 
     def said(self) -> Mapping[str, Any]:
-        """Return what it says, by name, in the order of the fields."""
+        """Return the values that are not None, by name, in the order of the fields."""
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def offloads(self) -> bool:
-        """Whether it asks for a way of offloading, so that a namespace's topics are to be offloaded."""
+        """Whether it names a method, and so offloads a namespace's topics."""
         return self.method is not None and self.method is not OffloadMethod.NONE
 
 
 FIELDS: Mapping[str, Field] = {one.name: replace(one.metadata["row"], name=one.name) for one in fields(OffloadPolicies)}
-"""What is known of each value, by name, in the order in which `OffloadPolicies` has them."""
+"""The values by name, in the order of `OffloadPolicies`."""
 NAMES = tuple(FIELDS)
 
 DEFAULTS = OffloadPolicies(
@@ -214,11 +213,11 @@ DEFAULTS = OffloadPolicies(
     outage=OutagePolicy.SOURCE,
     retention=TierRetention.KEEP,
 )
-"""What holds where nobody says anything. Thresholds are off as in Pulsar: closed ledgers go by hand alone."""
+"""Built-in defaults. Thresholds are off as in Pulsar: closed ledgers are offloaded by request alone."""
 
 
 def shown(name: str, value: object) -> str:
-    """Return a value as a person reads it, `off` for none."""
+    """Return a value as text, `off` for OFF."""
     if value is None or value == "":
         return "-"
     if FIELDS[name].off and isinstance(value, int | float) and value < 0:
@@ -245,6 +244,6 @@ def _size(value: int) -> str:
 
 
 def differences(before: OffloadPolicies, after: OffloadPolicies) -> list[str]:
-    """Say which values differ, each with the old and the new one."""
+    """Return the values that differ, each with the old and the new one."""
     changed = [name for name in FIELDS if getattr(before, name) != getattr(after, name)]
     return [f"{name}: {shown(name, getattr(before, name))} -> {shown(name, getattr(after, name))}" for name in changed]

@@ -1,10 +1,10 @@
-"""What holds for a topic, said in one place: the policies of broker and namespaces as stored, over the daemon's own.
+"""The effective policy of a topic: the stored policies of broker and namespaces over the daemon's own.
 
-The narrowest that says something counts: the topic by its name, the pattern of its namespace, its namespace's policy,
-another pattern that it was enabled by, the broker's policy, the daemon's settings, the built-in default. So a value
-that a pattern of the whole tenant gave a topic gives way to what is said of its namespace.
+The narrowest level with a value counts: the topic by name, the pattern of its namespace, its namespace's policy,
+another pattern that enabled it, the broker's policy, the daemon's settings, the built-in default. So a value of a
+tenant's pattern is below one of the namespace.
 
-The book is loaded by whoever follows its node, and asked without waiting; what cannot be read leaves what was known.
+The watcher of its node loads it, and its answers do not wait; a level that cannot be read keeps its last known value.
 """
 
 from collections.abc import Collection, Sequence
@@ -55,11 +55,11 @@ class PolicyResolver:
         """Paths of the nodes that cannot be read."""
 
     def follow(self, daemon: Sequence[Level]) -> None:
-        """Have other levels of the daemon's own below what is stored."""
+        """Replace the daemon's own levels."""
         self._daemon = tuple(daemon)
 
     async def load(self) -> None:
-        """Read what is stored at all levels. Raises Transient."""
+        """Read all stored levels. Raises Transient."""
         names = await namespaces(self._store)
         found = await each([None, *names], self._read)
         self.named = tuple(names)
@@ -81,7 +81,7 @@ class PolicyResolver:
             return error
 
     def _note(self, where: Namespace | None, said: OffloadPolicies | CorruptData | None) -> None:
-        """Take over what was read of a level; what cannot be read leaves what was known."""
+        """Take over a level; one that cannot be read keeps its last known value."""
         path = node_of(where)
         if isinstance(said, CorruptData):
             self.damaged.add(path)
@@ -95,14 +95,14 @@ class PolicyResolver:
             self.namespaces[where] = said
 
     def copied(self) -> "PolicyResolver":
-        """Return a book that says the same and stays as it is."""
+        """Return a copy."""
         book = PolicyResolver(self._store, self._daemon)
         book.broker, book.namespaces, book.loaded = self.broker, dict(self.namespaces), self.loaded
         book.named, book.damaged = self.named, set(self.damaged)
         return book
 
     def with_policies(self, where: Namespace | None, policies: OffloadPolicies | None) -> "PolicyResolver":
-        """Return a book like this in which a namespace, or the broker (None), says that; None: nothing."""
+        """Return a copy with these policies of a namespace, or of the broker (None); policies None: without."""
         book = self.copied()
         book.damaged.discard(node_of(where))
         if where is None:
@@ -114,11 +114,11 @@ class PolicyResolver:
         return book
 
     def said(self, where: Namespace | None) -> OffloadPolicies:
-        """Return what a namespace, or the broker (None), says."""
+        """Return the policies of a namespace, or of the broker (None)."""
         return self.broker if where is None else self.namespaces.get(where, OffloadPolicies())
 
     def effective(self, topic: TopicName, policy: TopicPolicy | None) -> Effective:
-        """Return what holds for a topic with this policy of its own (None: nobody spoke of it)."""
+        """Return the effective policy of a topic with this policy of its own (None: without)."""
         name = (topic.tenant, topic.namespace)
         between = Level(Origin.NAMESPACE, self.said(name), spelled(name))
         levels = [between, Level(Origin.BROKER, self.broker), *self._daemon]
@@ -128,22 +128,22 @@ class PolicyResolver:
         return effective(levels, known=policy is not None)
 
     def above(self, namespace: Namespace | None) -> list[Level]:
-        """Return what a namespace inherits from, or the broker (None), the narrowest first."""
+        """Return the levels above a namespace, or above the broker (None), the narrowest first."""
         broker = [] if namespace is None else [Level(Origin.BROKER, self.broker)]
         return [*broker, *self._daemon]
 
     @property
     def unread(self) -> Collection[Namespace]:
-        """The namespaces whose policy cannot be read, and was not before."""
+        """The namespaces whose policy could never be read."""
         return {name for name in self.named if node_of(name) in self.damaged and name not in self.namespaces}
 
     @property
     def offloading(self) -> Collection[Namespace]:
-        """The namespaces whose policy says that their topics are to be offloaded."""
+        """The namespaces whose policy offloads their topics."""
         return {name for name, one in self.namespaces.items() if one.offloads}
 
     async def of(self, topic: TopicName, *, fresh: bool = False) -> Effective:
-        """Return what holds for a topic, whoever works on it; `fresh` reads the levels above it again.
+        """Return the effective policy of a topic from its record; `fresh` reads the levels above it again.
 
         Raises Transient, CorruptData.
         """
@@ -168,7 +168,7 @@ async def namespaces(store: MetadataStore) -> list[Namespace]:
 
 
 def _level(topic: TopicName, policy: TopicPolicy) -> tuple[Level, bool]:
-    """Return what is said of a topic as a level, and whether that is narrower than its namespace's policy."""
+    """Return a topic's policy as a level, and whether that is narrower than its namespace's policy."""
     if not policy.selected_by or policy.selected_by == spelled((topic.tenant, topic.namespace)):
         return Level(Origin.TOPIC, policy, str(topic)), True
     try:

@@ -1,4 +1,4 @@
-"""What may not be said: values out of range, and values that contradict each other. All mistakes at once. Pure."""
+"""Checks of policies: values out of range, and contradictions between values. All mistakes at once. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from offloaderd.policy.policies import FIELDS, NAMES, OffloadPolicies, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Where a policy is to hold: what the daemon has, and what Pulsar keeps of the topics (None: not known, no limit).
+    """The surroundings of a policy: the daemon's, and Pulsar's retention of the topics (None: unknown, or no limit).
 
-    `places` are the buckets and prefixes that the daemon stores in, its own first. Without a source topics are only
-    pushed; without brokers nobody but the daemon deletes from the source.
+    `places` are the buckets and prefixes of the daemon, its own first. Without a source topics are only pushed; without
+    brokers only the daemon deletes from the source.
     """
 
     places: tuple[tuple[str, str], ...] = ()
@@ -26,11 +26,11 @@ class Surroundings:
 
 
 ANYWHERE = Surroundings()
-"""Where nothing is known of the around."""
+"""Unknown surroundings."""
 
 
 def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
-    """Return what was given as a policy, as far as each value is right, and what is wrong with the others."""
+    """Return the valid values as a policy, and the flaws of the others."""
     flaws: list[str] = []
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -44,15 +44,14 @@ def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
 
 
 def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings) -> list[str]:
-    """Say what does not go together: within what is said now, and with what it inherits.
+    """Return the contradictions between the new values, and between them and inherited ones.
 
-    A value that was inherited and stands in no relation to what is said now is nobody's mistake here.
+    One between inherited values alone is left out.
     """
     return [
         *_ages(own, merged),
         *_method(own, merged, around),
-        *_times(own, merged, around),
-        *_sizes(own, merged, around),
+        *_waits(own, merged, around),
         *_retention(own),
         *_location(own, merged, around),
     ]
@@ -75,8 +74,8 @@ def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, around: S
 
 
 def _said(name: str, value: object, merged: Effective) -> str:
-    """Name a value with its level, where it is another than the one that is being changed."""
-    return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.said_at(name)}"
+    """Return a value with its level."""
+    return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.level_of(name)}"
 
 
 def _ages(own: OffloadPolicies, merged: Effective) -> Iterator[str]:
@@ -105,37 +104,31 @@ def _method(own: OffloadPolicies, merged: Effective, around: Surroundings) -> It
 
 
 def waiting_time(own: OffloadPolicies, merged: Effective) -> str | None:
-    """Return the value that says how long entries wait to be offloaded, if it is said here: by the method, an age."""
+    """Return the name of the new value that sets how long entries wait to be offloaded; None without one."""
     by_method = {OffloadMethod.STREAMING: "segment_age_max_s", OffloadMethod.LEDGER_BASED: "threshold_s"}
     name = by_method.get(merged.values.method) if merged.values.method is not None else None
     value = getattr(own, name) if name is not None else None
     return name if value is not None and value >= 0 else None
 
 
-def _times(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
-    """Entries have to be offloaded before Pulsar deletes them (PIP-76, PIP-17)."""
-    name, kept_s = waiting_time(own, merged), around.retention_s
-    if name is not None and kept_s is not None and getattr(own, name) >= kept_s:
-        yield (
-            f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept_s)} that "
-            "Pulsar retains the topics for: entries would be deleted before they are offloaded"
-        )
-
-
 def waiting_size(own: OffloadPolicies, merged: Effective) -> str | None:
-    """Return the value that says how much waits to be offloaded, if it is said here."""
+    """Return the name of the new value that sets how many bytes wait to be offloaded; None without one."""
     ledgers = merged.values.method is OffloadMethod.LEDGER_BASED
     return "threshold_bytes" if ledgers and (own.threshold_bytes or 0) > 0 else None
 
 
-def _sizes(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
-    """What the tier leaves in BookKeeper has to be less than what Pulsar keeps there (PIP-17)."""
-    name, kept = waiting_size(own, merged), around.retention_bytes
-    if name is not None and kept is not None and getattr(own, name) >= kept:
-        yield (
-            f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, kept)} that "
-            "Pulsar retains of a topic: entries would be deleted before they are offloaded"
-        )
+def _waits(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
+    """Entries must be offloaded before Pulsar deletes them (PIP-76, PIP-17)."""
+    limits = (
+        (waiting_time(own, merged), around.retention_s, "the topics for"),
+        (waiting_size(own, merged), around.retention_bytes, "of a topic"),
+    )
+    for name, retained, what in limits:
+        if name is not None and retained is not None and getattr(own, name) >= retained:
+            yield (
+                f"{FIELDS[name].label}: {shown(name, getattr(own, name))} is not less than the {shown(name, retained)} "
+                f"that Pulsar retains {what}: entries would be deleted before they are offloaded"
+            )
 
 
 def _retention(own: OffloadPolicies) -> Iterator[str]:
@@ -147,7 +140,7 @@ def _retention(own: OffloadPolicies) -> Iterator[str]:
 
 
 def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
-    """A daemon stores where it looks after what it has stored; what lay elsewhere nobody would collect or rebuild."""
+    """A daemon stores in its own places alone: objects elsewhere would never be collected or rebuilt."""
     if not around.places or (own.bucket is None and own.prefix is None):
         return
     wanted = (merged.values.bucket, merged.values.prefix)

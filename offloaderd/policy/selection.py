@@ -1,15 +1,14 @@
-"""Which policy a topic should have, by what was said of it and of patterns that match it. Pure.
+"""The policy that a topic should have, by its own policy and those of patterns that match it. Pure.
 
-The first of these that there is counts:
-1. what was said of the topic by its name, enabled or disabled;
-2. for a partition, what was said of the partitioned topic by its name;
+The first existing one of these counts:
+1. the policy of the topic by name, enabled or disabled;
+2. for a partition, the policy of the partitioned topic by name;
 3. the narrowest selection that matches: a namespace's, a tenant's, an expression; of several expressions the oldest.
    A policy of the namespace that names a method comes right behind a selection of the namespace.
 
-So a topic never depends on the order in which daemons saw things, and what a crash left half done is found and
-completed by comparing again. A policy by rule 2 or 3 says so in `selected_by`, and ends when its rule does. What
-cannot be read ends nothing: topics that follow from a damaged record, or from an expression that this release does not
-take, keep the policy they have.
+So the result does not depend on the order in which daemons see changes, and another comparison completes what a crash
+interrupted. A policy by rule 2 or 3 names it in `selected_by`, and ends with it. Damage ends none: topics that follow
+from a damaged record, or from an expression that this release refuses, keep their policy.
 """
 
 from collections import Counter
@@ -42,7 +41,7 @@ class Outcome(StrEnum):
 
 
 class Change(NamedTuple):
-    """What happens to a topic, and why nothing does where that is so. `policy` None: nothing is written."""
+    """The change of a topic, or the reason for none. `policy` None: nothing is written."""
 
     topic: TopicName
     outcome: Outcome
@@ -51,14 +50,14 @@ class Change(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What governs a topic that nobody spoke of by name."""
+    """The rule for a topic without a policy by name."""
 
     pattern: str
     policy: TopicPolicy
 
 
 class Rules:
-    """All that was said, made ready to be asked about topics."""
+    """All policies and selections, prepared for look-ups by topic."""
 
     def __init__(self, selections: Selections, policies: Policies, above: PolicyResolver | None = None) -> None:
         """Take the selections, the topics' policies, and those above them (None: there are none)."""
@@ -80,10 +79,10 @@ class Rules:
         }
         expressions = [one for one in sound if one.pattern.breadth is Breadth.EXPRESSION]
         self._expressions = sorted(expressions, key=lambda one: (one.created_ms, one.pattern.text))
-        self.scopes = self._where_to_look()
-        """Where topics can be that are governed, and partitions of those that are named: as few as show all."""
+        self.scopes = self._fewest_scopes()
+        """The fewest scopes with all governed topics and all partitions of named ones."""
 
-    def _where_to_look(self) -> tuple[Scope, ...]:
+    def _fewest_scopes(self) -> tuple[Scope, ...]:
         whole = (topic for topic, policy in self._named.items() if policy.enabled and not partitioned_topic(topic))
         return fewest(
             [
@@ -95,7 +94,7 @@ class Rules:
         )
 
     def rule(self, topic: TopicName) -> Rule | None:
-        """Return what governs a topic of which nothing was said by name, None when nothing does."""
+        """Return the rule for a topic without a policy by name; None without a rule."""
         whole = partitioned_topic(topic)
         if whole is not None and whole in self._named:
             return Rule(of_topic(whole).text, self._named[whole])
@@ -110,7 +109,7 @@ class Rules:
         return None
 
     def wanted(self, topic: TopicName, current: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
-        """Return the policy that a topic should get, None when it is to be left as it is."""
+        """Return the policy that a topic should get; None for no change."""
         if isinstance(current, CorruptData):
             return None
         if current is not None and (not current.selected_by or current.selected_by in self._kept):
@@ -122,12 +121,12 @@ class Rules:
         return None if desired == current or (current is None and not desired.enabled) else desired
 
     def by_name(self, topic: TopicName) -> bool:
-        """Whether a topic without a policy would get one since somebody named it, reserved or not."""
+        """Whether a topic without a policy would get one by name, reserved or not."""
         whole = partitioned_topic(topic)
         return topic in self._named or (whole is not None and whole in self._named)
 
     def change(self, topic: TopicName, current: TopicPolicy | CorruptData | None, asked: str = "") -> Change:
-        """Return what the rules do to a topic, as it is told to whoever enabled or disabled the pattern `asked`."""
+        """Return the change of a topic by the rules, for the answer to a request about the pattern `asked`."""
         wanted = self.wanted(topic, current)
         if wanted is not None:
             before = current if isinstance(current, TopicPolicy) else None
@@ -145,7 +144,7 @@ class Rules:
 
 
 def unapplied(selections: Selections) -> dict[str, str]:
-    """Return the selections that select nothing, as their records or expressions cannot be read, with the reasons."""
+    """Return the selections whose records or expressions cannot be read, and so select nothing, with the reasons."""
     reasons = {
         text: str(found) if isinstance(found, CorruptData) else found.refused for text, found in selections.items()
     }
@@ -153,7 +152,7 @@ def unapplied(selections: Selections) -> dict[str, str]:
 
 
 def expressions(patterns: Iterable[str]) -> Counter[Scope]:
-    """Return how many of these patterns are expressions, by the place that they spell out."""
+    """Return the number of expressions among these patterns, by their scope."""
     found: Counter[Scope] = Counter()
     for text in patterns:
         with suppress(InvalidInput):
@@ -163,9 +162,9 @@ def expressions(patterns: Iterable[str]) -> Counter[Scope]:
 
 
 def check_room(known: Iterable[str], pattern: TopicPattern, most: int) -> None:
-    """Raise Conflict if a pattern that is not among those that are known would be one expression of its place too many.
+    """Raise Conflict if a pattern that is not `known` would be one expression of its scope too many.
 
-    Every daemon holds each against each topic. One that spells out no namespace counts for its tenant, or for all.
+    Every daemon compares each with each topic. One without a namespace counts for its tenant, or for all.
     """
     texts = set(known)
     count = expressions(texts)[pattern.scope]
@@ -180,7 +179,7 @@ def check_room(known: Iterable[str], pattern: TopicPattern, most: int) -> None:
 
 
 def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:
-    """Name the step from one policy to another."""
+    """Return the outcome of a change from one policy to another."""
     if before == after:
         return Outcome.UNCHANGED
     if before is not None and before.enabled == after.enabled:
@@ -189,7 +188,7 @@ def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:
 
 
 def partitioned_among(topics: Collection[TopicName]) -> set[TopicName]:
-    """Return the partitioned topics of which partitions are listed, and that are no topics of their own."""
+    """Return the partitioned topics with listed partitions that are not listed themselves."""
     listed = set(topics)
     found = {whole for topic in topics if (whole := partitioned_topic(topic)) is not None}
     return found - listed

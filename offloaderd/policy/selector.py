@@ -1,8 +1,8 @@
-"""Enabling and disabling by pattern: what is said is stored, and at once carried out on the topics that there are.
+"""Enabling and disabling by pattern: the selection is stored, and at once applied to the known topics.
 
-Topics that come later are Discovery's. What is said of one topic by its name is its policy, what is said of several a
-selection. Both are stored before the topics that follow from them are changed, so that discovery completes what a
-crash interrupts. A dry run takes the same way up to the first write.
+Discovery applies it to later topics. A topic by name gets a policy, several topics a selection. Both are stored before
+the policies that follow from them, so that discovery completes what a crash interrupts. A dry run takes the same path
+up to the first write.
 """
 
 import asyncio
@@ -38,15 +38,12 @@ log = structlog.get_logger(__name__)
 
 TURN_TOPICS = 1000
 TURN_S = 0.02
-"""So many topics are looked at before others have their turn, or for so long: who may store expressions may store many,
-and each is held against each topic."""
-
-
+"""Topics, or seconds, between two yields to the event loop: each of many expressions is compared with each topic."""
 EXPRESSIONS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StoredPolicies:
     """All selections and policies at one time."""
 
     selections: Selections
@@ -55,7 +52,7 @@ class Said:
 
     @property
     def rules(self) -> Rules:
-        """What follows for topics."""
+        """The rules that follow."""
         return Rules(self.selections, self.policies, self.above)
 
 
@@ -72,16 +69,16 @@ class Selector:
         self.expressions_max = EXPRESSIONS_MAX
 
     async def enable(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
-        """Enable what a pattern matches now and later, or change the policy; says what it did to each topic.
+        """Enable all topics of a pattern now and later, or change their policy; return the change of each topic.
 
-        Selected topics that a broker keeps for itself, or compacts, are left alone, as are those that somebody
-        enabled or disabled by name, or by a narrower pattern. With `dry_run` nothing is written. Raises Conflict for
-        an expression of a place that has `expressions_max`.
+        Selected topics that a broker reserves, or compacts, are left alone, as are those that were enabled or disabled
+        by name, or by a narrower pattern. With `dry_run` nothing is written. Raises Conflict for an expression of a
+        place that has `expressions_max`.
         """
         if pattern.topic is not None:
             return await self._enable_name(pattern.topic, policy, pattern, dry_run=dry_run)
         listed = await self.listed([pattern.scope])
-        said = await self.said()
+        said = await self.stored()
         check_room(said.selections, pattern, self.expressions_max)
         before = said.selections.get(pattern.text)
         created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
@@ -96,13 +93,13 @@ class Selector:
         return changes
 
     async def disable(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
-        """Take back what was said of a pattern; says what it did to each topic.
+        """Remove the policy of a pattern; return the change of each topic.
 
-        Of a selection, the topics that it selected are disabled, unless another one matches them. A topic that is
-        disabled by its name stays so whatever matches it, and so do its partitions. What was offloaded stays
-        readable. Raises NotFound when nothing was said.
+        The topics of a selection are disabled, unless another one matches them. A topic that is disabled by its name
+        stays disabled whatever matches it, and so do its partitions. Offloaded entries stay readable. Raises NotFound
+        without such a policy.
         """
-        said = await self.said()
+        said = await self.stored()
         if pattern.topic is not None:
             return await self._disable_name(pattern.topic, said, pattern, dry_run=dry_run)
         if pattern.text not in said.selections:
@@ -119,10 +116,10 @@ class Selector:
             await self.carry_out(rules, changes, said.policies)
         return changes
 
-    async def said(self) -> Said:
+    async def stored(self) -> StoredPolicies:
         """Read all selections and policies."""
         await self._book.load()
-        return Said(await stored.selections(self.metadata), await topic_policies(self.metadata), self._book)
+        return StoredPolicies(await stored.selections(self.metadata), await topic_policies(self.metadata), self._book)
 
     async def listed(self, scopes: Iterable[Scope]) -> set[TopicName]:
         """Return the topics that the source knows in these scopes. Raises what the source raises."""
@@ -133,7 +130,7 @@ class Selector:
         return found
 
     async def not_covered(self, scopes: Iterable[Scope]) -> set[str]:
-        """Return the topics of these scopes that the source has and does not take. Raises what the source raises."""
+        """Return the source's topics of other domains in these scopes. Raises what the source raises."""
         found: set[str] = set()
         if isinstance(self._source, OtherDomains):
             for scope in scopes:
@@ -141,18 +138,18 @@ class Selector:
         return found
 
     async def _in_turns(self, topics: Iterable[TopicName]) -> AsyncGenerator[TopicName, None]:
-        """Yield topics, and give others a turn now and then."""
+        """Yield topics, and to the event loop now and then."""
         begun_s = self.clock.monotonic()
         for number, topic in enumerate(topics, 1):
             yield topic
             if number % TURN_TOPICS == 0 or self.clock.monotonic() - begun_s >= TURN_S:
-                await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
+                await asyncio.sleep(0)  # noqa: TID251 - yields to the loop, measures no time
                 begun_s = self.clock.monotonic()
 
     async def plan(
         self, rules: Rules, topics: Sequence[TopicName], policies: Policies, asked: str = ""
     ) -> list[Change]:
-        """Say what the rules do to each of the topics; `asked` is the pattern that somebody gave."""
+        """Return what the rules change in each topic; `asked` is the pattern of the request."""
         turns = self._in_turns(topics)
         changes = [rules.change(topic, policies.get(topic), asked) async for topic in turns]
         unsure = [
@@ -169,12 +166,12 @@ class Selector:
     async def carry_out(
         self, rules: Rules, changes: Sequence[Change], policies: Policies
     ) -> dict[TopicName, TopicPolicy]:
-        """Write what was planned on these policies, and return it; what changed meanwhile is decided anew."""
+        """Write and return the planned policies; a topic that changed meanwhile is decided again."""
         topics = [change.topic for change in changes if change.policy is not None]
         return await stored.write(self.metadata, self.clock, topics, rules.wanted, known=policies)
 
     async def mark_partitioned(self, listed: Collection[TopicName], policies: Policies) -> dict[TopicName, TopicPolicy]:
-        """Note of topics that are enabled by name whether they turn out to be partitioned; returns what was written."""
+        """Mark topics that are enabled by name and partitioned; return the written policies."""
         whole = partitioned_among(listed)
 
         def marked(topic: TopicName, current: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
@@ -201,10 +198,10 @@ class Selector:
         partitions = sorted(one for one in listed if partitioned_topic(one) == topic)
         policies = await stored.read(self.metadata, [topic, *partitions])
         policy = replace(policy, partitioned=topic in partitioned_among(listed))
-        return await self._say(topic, policy, partitions, policies, pattern, dry_run=dry_run)
+        return await self._set_by_name(topic, policy, partitions, policies, pattern, dry_run=dry_run)
 
     async def _disable_name(
-        self, topic: TopicName, said: Said, pattern: TopicPattern, *, dry_run: bool
+        self, topic: TopicName, said: StoredPolicies, pattern: TopicPattern, *, dry_run: bool
     ) -> list[Change]:
         """Disable a topic by its name, with its partitions. Raises NotFound when neither has a policy."""
         partitions = sorted(one for one in said.policies if partitioned_topic(one) == topic)
@@ -212,9 +209,9 @@ class Selector:
         if current is None and not partitions:
             raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics")
         known = current if isinstance(current, TopicPolicy) else TopicPolicy(partitioned=current is None)
-        return await self._say(topic, disabled(known), partitions, said.policies, pattern, dry_run=dry_run)
+        return await self._set_by_name(topic, disabled(known), partitions, said.policies, pattern, dry_run=dry_run)
 
-    async def _say(
+    async def _set_by_name(
         self,
         topic: TopicName,
         policy: TopicPolicy,
@@ -224,7 +221,7 @@ class Selector:
         *,
         dry_run: bool,
     ) -> list[Change]:
-        """Store what is said of a topic by its name, and carry it out on its partitions."""
+        """Store the policy of a topic by name, and apply it to its partitions."""
         before = policies.get(topic)
         policy = standing(policy, before)
         rules = Rules({}, {**policies, topic: policy})

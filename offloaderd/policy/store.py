@@ -1,9 +1,8 @@
-"""What was said of topics and patterns, in the metadata store: read, decide, write.
+"""Policies and selections in the metadata store: read, decide, write.
 
-Rules: what is written was decided on what is stored at that moment (compare-and-set); what somebody else changed
-meanwhile is read and decided on again. Each transaction raises the counter on the folder's root, by which all daemons
-see that something changed, so that a crash leaves nothing written that nobody was told of. Policies of many topics are
-written in transactions of bounded size.
+Rules: each decision is written by compare-and-set; what another daemon changed meanwhile is read and decided again.
+Each transaction raises the counter on the folder's root, by which all daemons see the change, so that a crash hides
+none. Policies of many topics are written in transactions of bounded size.
 """
 
 from collections.abc import Awaitable, Callable, Container, Sequence
@@ -32,18 +31,18 @@ from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.selection import check_room
 
 Decide = Callable[[TopicName, TopicPolicy | CorruptData | None], TopicPolicy | None]
-"""Says what a topic's policy should become, given what it is (None: it has none); None: leave it as it is."""
+"""Returns a topic's new policy, given the present one (None: without); None: no change."""
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 BATCH_TOPICS = 100
-"""Topics in one transaction: with their folders some 100 kB, a tenth of what ZooKeeper takes."""
+"""Topics in one transaction: with their folders some 100 kB, a tenth of ZooKeeper's limit."""
 TRIES = 20
 
 
 class _Written(NamedTuple):
-    """What is stored of a topic, and the steps that make it what was decided."""
+    """The stored policy of a topic, the decided one, and the steps between them."""
 
     current: TopicPolicy | CorruptData | None
     wanted: TopicPolicy | None
@@ -53,11 +52,10 @@ class _Written(NamedTuple):
 async def write(
     store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, *, known: Container[TopicName]
 ) -> dict[TopicName, TopicPolicy]:
-    """Give topics the policies that `decide` says; return what was decided and is stored, by us or by who was faster.
+    """Give topics the policies of `decide`; return those that are stored now, by this call or another daemon's.
 
-    Those that are not `known` are taken to have nothing stored, and looked up only when that proves wrong. Raises
-    Transient when the store gives no chance to for long; what was written until then stays, and the same call again
-    does the rest.
+    Topics that are not `known` are assumed to have none, and read only when that proves wrong. Raises Transient when
+    the store does not accept them for long; written policies stay, and the same call again does the rest.
     """
     written: dict[TopicName, TopicPolicy] = {}
     for first in range(0, len(topics), BATCH_TOPICS):
@@ -83,7 +81,7 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
 
 
 async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
-    """Return every topic that has a policy, enabled or not; one that cannot be read is there with its error."""
+    """Return every topic with a policy, enabled or not; one that cannot be read is its error."""
     topics = []
     for folder in await nodes.topic_folders(store):
         try:
@@ -94,13 +92,13 @@ async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | 
 
 
 async def enabled_topics(store: MetadataStore) -> list[TopicName]:
-    """Return the topics whose policy says that they are offloaded, in order; damaged policies are left out."""
+    """Return the topics whose policy is active, in order; damaged policies are left out."""
     policies = await topic_policies(store)
     return sorted(topic for topic, found in policies.items() if isinstance(found, TopicPolicy) and found.active)
 
 
 async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]:
-    """Return all selections by their pattern; one that cannot be read is there with its error."""
+    """Return all selections by their pattern; one that cannot be read is its error."""
     names = await store.children(paths.SELECTIONS)
 
     async def read(name: str) -> Selection | CorruptData | None:
@@ -143,14 +141,14 @@ async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expre
 
 
 async def _replaced(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:
-    """Return the step that replaces a record, whatever it says. Raises NotFound, and NewerRecord to leave it alone."""
+    """Return the step that replaces a record. Raises NotFound, and NewerRecord for one of a later release."""
     found = await store.get(path)
     codec.unless_newer(decode, found.value, path)
     return Replace(path, value, found.version)
 
 
 async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> None:
-    """Remove a selection; one that is gone is no error. Raises Transient."""
+    """Remove a selection; a missing one is no error. Raises Transient."""
     path = paths.selection(pattern.text)
 
     async def attempt() -> None:
@@ -161,7 +159,7 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
 
 
 async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
-    """Store what a namespace, or the broker (None), says, in place of what it said. Raises Transient."""
+    """Replace the policies of a namespace, or of the broker (None). Raises Transient."""
     path = node_of(where)
     value = level_record.encode(LevelPolicy(policies, clock.wall_ms()))
 
@@ -178,7 +176,7 @@ async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None,
 
 
 async def remove_level(store: MetadataStore, clock: Clock, where: Namespace | None) -> None:
-    """Remove what a namespace, or the broker (None), says. Raises NotFound when it says nothing, Transient."""
+    """Remove the policies of a namespace, or of the broker (None). Raises NotFound without any, Transient."""
     path = node_of(where)
     await store.get(path)
 
@@ -187,7 +185,7 @@ async def remove_level(store: MetadataStore, clock: Clock, where: Namespace | No
         try:
             version = (await store.get(path)).version
         except NotFound:
-            return  # an earlier try has removed it, or somebody else
+            return  # an earlier try, or another daemon, has removed it
         await store.transact([Delete(path, version), Replace(paths.POLICIES, b"", counter.version)])
 
     await _until_written(clock, f"the removal of the policy of {_level_name(where)}", attempt)
@@ -222,7 +220,7 @@ async def _write_batch(
     store: MetadataStore, clock: Clock, topics: Sequence[TopicName], decide: Decide, new: set[TopicName]
 ) -> dict[TopicName, TopicPolicy]:
     asked: dict[TopicName, TopicPolicy] = {}
-    """What a transaction was to write whose outcome is not known, or of which somebody else was faster."""
+    """The content of transactions with an unknown outcome, or a conflict."""
 
     async def attempt() -> dict[TopicName, TopicPolicy]:
         await ensure(store, paths.TOPICS)
@@ -230,7 +228,7 @@ async def _write_batch(
         counter = await store.get(paths.TOPICS)
         looked_up = [topic for topic in topics if topic not in new]
         found = {topic: _decided_new(topic, decide) for topic in new}
-        new.clear()  # next time they are looked up
+        new.clear()  # next time they are read
         current = await each(looked_up, lambda topic: _decided(store, topic, decide))
         found.update(zip(looked_up, current, strict=True))
         done = {topic: policy for topic, policy in asked.items() if found[topic].current == policy}
@@ -248,7 +246,7 @@ async def _write_batch(
 
 
 async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _Written:
-    """Read a topic's policy and say by which steps it becomes what it should be."""
+    """Read a topic's policy and return the steps to the decided one."""
     path = paths.policy(topic)
     try:
         node = await store.get(path)
@@ -270,7 +268,7 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
 
 
 def _decided_new(topic: TopicName, decide: Decide) -> _Written:
-    """Say by which steps a topic of which nothing is stored gets what it should have."""
+    """Return the steps to the decided policy of a topic without one."""
     wanted = decide(topic, None)
     if wanted is None:
         return _Written(None, None, [])
@@ -279,7 +277,7 @@ def _decided_new(topic: TopicName, decide: Decide) -> _Written:
 
 
 async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:
-    """Return the steps that make a topic's folders, as far as they are not there."""
+    """Return the steps that make a topic's missing folders."""
     home, *below = paths.folders(topic)
     try:
         await store.get(home)

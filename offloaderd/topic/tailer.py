@@ -234,7 +234,7 @@ class Tailer:
         self.snapshot = snapshot if failure is None else None
         if failure is None:
             self.looked_s = self._clock.monotonic()
-        self.chain.look(infos)
+        self.chain.update(infos)
         if failure is not None or (self.edge is not None and self.edge.hidden):
             self.chain.doubt()
         self._tailed.looked()

@@ -115,5 +115,5 @@ def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
 def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
     """Return who said each value that there is."""
     said = effective.values.said()
-    levels = {name: effective.said_at(name) for name in NAMES if name in said}
+    levels = {name: effective.level_of(name) for name in NAMES if name in said}
     return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

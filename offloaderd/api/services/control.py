@@ -59,7 +59,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Have a topic stand still, or go on. Raises NotFound when it is not enabled."""
         topic = TopicName.parse(request.topic)
         paused = None if request.undo else Paused(self._clock.wall_ms(), context.peer())
-        found = await pausing.say(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
+        found = await pausing.set_paused(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
         return control_pb2.PauseTopicResponse(
             topics=[
                 control_pb2.PausedTopic(

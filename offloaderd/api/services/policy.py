@@ -88,15 +88,15 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         """Say nothing at a level any more. Raises InvalidInput, NotFound when nothing is said there, Transient."""
         where = level_of(request.level)
         if isinstance(where, TopicName):
-            effects = await self._levels.forget_topic(where, dry_run=request.dry_run)
+            effects = await self._levels.remove_topic_policies(where, dry_run=request.dry_run)
         else:
-            effects = await self._levels.say(where, None, dry_run=request.dry_run)
+            effects = await self._levels.set_policies(where, None, dry_run=request.dry_run)
         return _changed(effects, [])
 
     async def _said(self, where: Where, policies: OffloadPolicies, *, dry_run: bool) -> list[Effect]:
         if isinstance(where, TopicName):
-            return await self._levels.say_of_topic(where, policies, dry_run=dry_run)
-        return await self._levels.say(where, policies, dry_run=dry_run)
+            return await self._levels.set_topic_policies(where, policies, dry_run=dry_run)
+        return await self._levels.set_policies(where, policies, dry_run=dry_run)
 
     def _merged(self, where: Where, policies: OffloadPolicies) -> Effective:
         """Return what holds at a level that says this."""

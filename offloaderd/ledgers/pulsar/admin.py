@@ -1,12 +1,11 @@
-"""Questions to a broker's admin API: how far does the writer itself know its topic to be confirmed, and for how long
-are topics retained?
+"""The brokers' admin API: the last confirmed entry of a topic, and the retention of a namespace.
 
     async with PulsarAdmin("https://pulsar.example:8443", PulsarSettings(admin_token_file=path)) as admin:
         position = await admin.last_confirmed(topic)
 
-Rules: it reads, nothing else. The broker that answers may send us to the one that owns the topic; that is followed by
-hand, and the token goes along only over the scheme that it was meant for. A token file is read anew for every request,
-so that it may be rotated. Failing is no reason to stop: the source goes on without, and one line of log says so.
+Rules: it only reads. A broker may redirect to the owner of the topic: this class follows it itself, and sends the token
+only over the configured scheme. A token file is read for every request, so that it may be rotated. A failure does not
+stop the source, which works without the API; one line of log reports it.
 """
 
 import json
@@ -87,8 +86,8 @@ class PulsarAdmin:
     async def retained(self, tenant: str, namespace: str) -> Retained:
         """Return for how long, and how much, acknowledged entries of a namespace's topics are kept.
 
-        That are `retentionTimeInMinutes` and `retentionSizeInMB` of the namespace's retention (0: nothing, -1: without
-        limit); where it has none the brokers' own default holds, which this does not tell. Raises Denied, Transient.
+        That is `retentionTimeInMinutes` and `retentionSizeInMB` of the namespace's retention (0: nothing, -1: without
+        limit). The brokers' default, which holds without one, is not included. Raises Denied, Transient.
         """
         url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
         return _retained(*await self._followed(url))
@@ -99,7 +98,7 @@ class PulsarAdmin:
         return _position(*await self._followed(url))
 
     async def _followed(self, url: str) -> tuple[bytes | None, str]:
-        """Return what is at a URL, or where that redirects to, and the URL that answered; None does not exist."""
+        """Return the body at a URL, redirects followed (None: it does not exist), and the URL that answered."""
         for _ in range(REDIRECTS_MAX + 1):
             answer = await self._get(url)
             if not isinstance(answer, str):
@@ -108,7 +107,7 @@ class PulsarAdmin:
         raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
 
     async def _get(self, url: str) -> bytes | str | None:
-        """Return what is at a URL, where it is instead (a string), or None for what does not exist."""
+        """Return the body at a URL, the target of a redirect (a string), or None if it does not exist."""
         if self._session is None:
             raise Transient("the admin client is not open")
         try:
@@ -131,7 +130,7 @@ class PulsarAdmin:
             raise Transient(f"the admin API did not answer {url}: {error!r}") from None
 
     def _headers(self, url: str) -> dict[str, str]:
-        """Return the token's header, unless the URL's scheme is another one than the configured."""
+        """Return the token's header; none for another scheme than the configured one."""
         token = self._options.admin_token.get_secret_value() if self._options.admin_token else ""
         if self._options.admin_token_file:
             path = Path(self._options.admin_token_file)
@@ -147,7 +146,7 @@ class PulsarAdmin:
 
 
 async def _limited(answer: aiohttp.ClientResponse, url: str) -> bytes:
-    """Return an answer's body, as long as it is not endless."""
+    """Return an answer's body. Raises Transient above ANSWER_BYTES_MAX."""
     body = bytearray()
     async for data in answer.content.iter_any():
         body += data
@@ -157,7 +156,7 @@ async def _limited(answer: aiohttp.ClientResponse, url: str) -> bytes:
 
 
 def _target(url: str, location: str) -> str:
-    """Return where a redirect leads. Raises Transient for one that leads nowhere."""
+    """Return the target of a redirect. Raises Transient without a valid one."""
     if not location.startswith(("http://", "https://")) or not urlsplit(location).hostname:
         raise Transient(f"the admin API redirects {url} to {location!r}")
     return location
@@ -176,14 +175,14 @@ def _position(answer: bytes | None, url: str) -> Position | None:
 
 
 def _retained(answer: bytes | None, url: str) -> Retained:
-    """Read a namespace's retention. Raises Transient for what is none."""
+    """Return a namespace's retention. Raises Transient for an invalid one."""
     if not answer:
         return Retained()
     try:
         found = json.loads(answer)
         minutes, mib = found["retentionTimeInMinutes"], found["retentionSizeInMB"]
     except (ValueError, TypeError, KeyError):
-        raise Transient(f"the admin API's answer at {url} is no retention") from None
+        minutes = mib = None
     if not (type(minutes) is int and type(mib) is int):
         raise Transient(f"the admin API's answer at {url} is no retention")
     return Retained(None if minutes < 0 else 60.0 * minutes, None if mib < 0 else mib * MIB)

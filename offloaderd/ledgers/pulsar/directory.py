@@ -1,17 +1,17 @@
-"""What ZooKeeper knows of topics and ledgers, read and, while somebody follows it, remembered.
+"""Topics and ledgers in ZooKeeper, cached while they are followed.
 
-    nodes.follow(path, changed)               # its value is kept from now on, and `changed` called when it may differ
-    await nodes.get(path, decode)             # from memory while it is followed and nothing changed, else read
+    nodes.follow(path, changed)               # cache its value from now on, and call `changed` when it may differ
+    await nodes.get(path, decode)             # from the cache while it is followed and unchanged, else read
 
-Rules: a value is remembered only after its watch was set, and forgotten as soon as the watch says anything; without a
-session it stays what it was. Nothing is concluded from an absence before the server has caught up with its leader.
-Metadata of closed ledgers is remembered without a watch: only its bookies can change, which shows when they fail.
+Rules: a value is cached only after its watch was set, and dropped when the watch fires; without a session it stays.
+Absence counts only after the server has caught up with its leader. Metadata of closed ledgers is cached without a
+watch: only its bookies can change, which shows when they fail.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -39,40 +39,40 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 CLOSED_MAX = 4096
-"""Closed ledgers whose metadata is remembered: those read last."""
+"""Closed ledgers whose metadata is cached: those read last."""
 PATHS_MAX = 10_000
-"""Paths that are not spelt anew at every look."""
+"""Cached paths of topics, and of ledgers."""
 ODD_NAMES_MAX = 1000
-"""So many names that Pulsar would not write are warned of, each once."""
+"""Names that Pulsar would not write: a warning for each, up to this many."""
 REWATCH_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class _Followed:
-    """A node that is watched: what was read since its watch last fired."""
+    """A watched node: the value since its watch last fired."""
 
-    __slots__ = ("_watch", "changed", "changes", "fired", "known", "path", "task", "value")
+    path: str
+    changed: Callable[[], None]
+    watch: "Callable[[_Followed], asyncio.Task[None]]"
+    changes: int = 0
+    known: bool = False
+    value: Any = None
+    """None: the node is known not to exist."""
+    fired: bool = True
+    """Whether the watch has to be set, again."""
+    task: asyncio.Task[None] | None = field(init=False)
+    """The task that sets the watch; None while it is set."""
 
-    def __init__(
-        self, path: str, changed: Callable[[], None], watch: "Callable[[_Followed], asyncio.Task[None]]"
-    ) -> None:
-        self.path = path
-        self.changed = changed
-        self._watch = watch
-        self.changes = 0
-        self.known = False
-        self.value: Any = None
-        """None: the node is known not to exist."""
-        self.fired = True
-        """Whether the watch has to be set, again."""
-        self.task: asyncio.Task[None] | None = watch(self)
-        """What sets it; None while it is set."""
+    def __post_init__(self) -> None:
+        """Set the watch."""
+        self.task = self.watch(self)
 
     def fire(self) -> None:
-        """The node may have changed, and nothing else may be told of it: set the watch again."""
+        """Set the watch again, as the node may have changed."""
         self.fired = True
         if self.task is None:
             with suppress(Closed):
-                self.task = self._watch(self)
+                self.task = self.watch(self)
 
 
 class Nodes:
@@ -89,7 +89,7 @@ class Nodes:
         self._followed[path] = _Followed(path, changed, self._start)
 
     def unfollow(self, path: str) -> None:
-        """Watch a node no longer; one that is not followed is no error."""
+        """Stop watching a node; one that is not followed is no error."""
         followed = self._followed.pop(path, None)
         if followed is not None:
             if followed.task is not None:
@@ -97,7 +97,7 @@ class Nodes:
             self._znodes.disarm(path, followed.fire)
 
     async def get(self, path: str, decode: Callable[[Versioned], T], *, fresh: bool = False) -> T:
-        """Return a node's decoded content; `fresh`: as it is now, whatever is remembered.
+        """Return a node's decoded content; `fresh`: as it is now, not from the cache.
 
         Raises NotFound for certain, what `decode` raises, and what Znodes do.
         """
@@ -128,7 +128,7 @@ class Nodes:
         return self._background.start(self._watch(followed), name=f"watch {followed.path}")
 
     async def _watch(self, followed: _Followed) -> None:
-        """Set a node's watch, and again for as long as it fired meanwhile: there is no task while nothing happens."""
+        """Set a node's watch, and again while it fired meanwhile: there is no task while nothing happens."""
         failing = False
         while followed.fired:
             followed.fired = False
@@ -158,13 +158,13 @@ def _managed(node: Versioned, path: str) -> ManagedLedger:
 
 
 def _metadata(node: Versioned, path: str) -> LedgerMetadata:
-    """Read a ledger's node. Where its writer left out when it was made, the node's time stands in, as in BookKeeper."""
+    """Read a ledger's node. Without a creation time of the writer, the node's is used, as in BookKeeper."""
     metadata = ledger_metadata.decode(node.value, path=path)
     return metadata if metadata.ctime_ms is not None else replace(metadata, ctime_ms=node.created_ms or None)
 
 
 class Directory:
-    """Topics and ledgers as ZooKeeper has them."""
+    """Topics and ledgers in ZooKeeper."""
 
     def __init__(self, znodes: Znodes, nodes: Nodes, options: BookkeeperSettings) -> None:
         self.nodes = nodes
@@ -195,17 +195,17 @@ class Directory:
         return self._path(ledger_id)
 
     async def instance_id(self) -> str | None:
-        """Return the id of this BookKeeper, None where it has none. It is read again after each change of session."""
-        content = await self._kept(instance_path(self._ledgers_root))
+        """Return the id of this BookKeeper; None without one. It is read again after each change of session."""
+        content = await self._cached(instance_path(self._ledgers_root))
         return content.decode("utf-8", errors="replace").strip() or None if content is not None else None
 
     async def migration(self) -> str | None:
-        """Say why lists of ledgers may be out of date: the cluster moves its metadata, or has moved it."""
-        flag = await self._kept(self._flag_path)
+        """Return why lists of ledgers may be out of date, as the cluster moves its metadata; else None."""
+        flag = await self._cached(self._flag_path)
         return pulsar.moved_reason(flag, path=self._flag_path) if flag is not None else None
 
-    async def _kept(self, path: str) -> bytes | None:
-        """Return a node that rarely changes and is asked for often; None where there is none."""
+    async def _cached(self, path: str) -> bytes | None:
+        """Return a node that changes rarely and is read often; None without one."""
         if path not in self._following:
             self._following.add(path)
             self.nodes.follow(path, lambda: None)
@@ -257,7 +257,7 @@ class Directory:
         return metadata
 
     async def cursors(self, topic: TopicName) -> Sequence[str]:
-        """Return the names of the topic's cursors, as they are spelt in ZooKeeper."""
+        """Return the names of the topic's cursors, as written in ZooKeeper."""
         return await self._znodes.children(self.topic_path(topic))
 
     async def topics(self, tenant: str | None, namespace: str | None) -> list[TopicName]:
@@ -266,12 +266,12 @@ class Directory:
         return sorted((topic for topic in map(self._named, names) if topic is not None), key=str)
 
     async def not_covered(self, tenant: str | None, namespace: str | None) -> list[str]:
-        """Return the names of all topics of domains that are not taken, in order, or of those of a place."""
+        """Return the full names of topics of other domains, in order: all, or those of a tenant or namespace."""
         names = await self._managed_ledgers(tenant, namespace, domains.NOT_COVERED)
         return sorted(map(pulsar_names.full_name, names))
 
     async def _managed_ledgers(self, tenant: str | None, namespace: str | None, of_domains: Sequence[str]) -> list[str]:
-        """Return the names of managed ledgers as they are spelt in ZooKeeper."""
+        """Return the names of managed ledgers as written in ZooKeeper."""
         tenants = [tenant] if tenant is not None else await self._znodes.children(self._topics_root)
         found: list[str] = []
         for each_tenant in tenants:

@@ -1,10 +1,10 @@
 """Pulsar's list of the ledgers of a topic, as its broker keeps it in ZooKeeper. Pure parsing, nothing writes it.
 
 Rules: ledgers follow each other by their ids, and the last one is being written, listed with its id alone. The list
-itself is in any order: a broker that notes an offload writes it from a hash table (tryTransformLedgerInfo). What a
-roll-over adds (entries, size, time) reaches the node only with the next change of the list, and may be missing for a
-closed ledger after a crash: an entry that says nothing proves nothing. BookKeeper's own metadata has the truth about
-state, last entry and length; this list has which ledgers are the topic's, and what Pulsar has offloaded.
+is in any order: a broker that records an offload writes it from a hash table (tryTransformLedgerInfo). The fields of a
+roll-over (entries, size, time) reach the node only with the next change of the list, and may be missing for a closed
+ledger after a crash: a missing field proves nothing. BookKeeper's metadata decides about state, last entry and length;
+this list about the topic's ledgers, and Pulsar's offloads.
 """
 
 import json
@@ -35,10 +35,10 @@ CONTENT_BYTES_MAX = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarOffload:
-    """What the list says of a ledger's copy in tiered storage, made by Pulsar itself or by a segment of PIP-76.
+    """A ledger's copy in tiered storage according to the list, by Pulsar itself or by a segment of PIP-76.
 
-    `bookkeeper_deleted`: ledger and node are gone from BookKeeper, on purpose. `object_id` names the attempt to write
-    it as a whole (PIP-17), `driver` and `properties` where, `offloaded_ms` when that was complete.
+    `bookkeeper_deleted`: the broker deleted ledger and node from BookKeeper. `object_id` is of the attempt to write it
+    as a whole (PIP-17), `driver` and `properties` name its place, `offloaded_ms` the time of completion.
     """
 
     complete: bool
@@ -52,10 +52,10 @@ class PulsarOffload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLedger:
-    """One ledger of the list. None where the list does not say, which does not mean that the ledger is open.
+    """One ledger of the list. A field that the list leaves out is None, which does not mean that the ledger is open.
 
-    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock. `previous` is the one before it in the list,
-    which the list says and not the ledger: it does not count when two are compared.
+    `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock. `previous` is the ledger before it in the
+    list, and so does not count in comparisons.
     """
 
     ledger_id: int
@@ -68,7 +68,7 @@ class ListedLedger:
 
     @property
     def closed(self) -> bool:
-        """Whether the list says that it is closed; if not, ask BookKeeper."""
+        """Whether it is closed according to the list; if not, BookKeeper decides."""
         return self.closed_at_ms is not None
 
     @property
@@ -102,14 +102,14 @@ class ManagedLedger:
     listing: tuple[int, int] | None = field(default=None, compare=False)
 
     def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
-        """Return the ledgers that come after one, which need not be in the list any more."""
+        """Return the ledgers after one, which may be missing from the list."""
         return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
 
 
 def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:
     """Read the node of a managed ledger; `key` is its path. An empty node is an empty list.
 
-    Raises CorruptData, and InvalidConfig when it is compressed in a way for which the library is missing.
+    Raises CorruptData, and InvalidConfig without the library for its compression.
     """
     content = content_of(node, key=key, content_bytes_max=content_bytes_max)
     message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
@@ -167,7 +167,7 @@ def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def _corrupt(key: str, content: "Content", expected: object, found: object) -> NoReturn:
-    """A message is broken as a whole: the offset is where it begins."""
+    """Raise CorruptData for the whole message: the offset is its begin."""
     raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)
 
 
@@ -188,8 +188,7 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
     | 6 | n | ManagedLedgerInfoMetadata: type of compression, bytes of the content |
     | 6+n | rest | content, compressed |
 
-    No more memory is taken than the head declares, and never more than a cap; what comes out must be as long as
-    declared.
+    Memory is limited to the size in the head, and to `content_bytes_max`; the content must have the declared size.
     """
     if not node.startswith(MAGIC):
         return Content(node, 0)
@@ -214,22 +213,20 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
 
 FLAG: Final = "/pulsar/migration-coordinator/migration"
 _HERE: Final = {"NOT_STARTED", "FAILED"}
-"""Phases in which the cluster's metadata is where it was."""
+"""Phases in which the cluster's metadata is in its old place."""
 
 
 def flag_path(managed_ledgers_root: str) -> str:
-    """Return where the flag is, beside the topics: a cluster may live below a path of its own."""
+    """Return the path of the flag, beside the topics: a cluster may have a path of its own."""
     return managed_ledgers_root.rstrip("/").removesuffix(ROOT) + FLAG
 
 
 def moved_reason(flag: bytes, *, path: str) -> str | None:
-    """Say why lists of ledgers under the flag are not to be believed; None where they are.
+    """Return why lists of ledgers under the flag are not valid; None where they are.
 
-    By this flag a cluster moves its metadata to another store (PIP-454): JSON with a phase (`MigrationPhase`) and the
-    URL of the store to which all is copied. From PREPARATION on brokers write no metadata here, and from COMPLETED on
-    none ever again: lists of ledgers stand still. After FAILED it is as before.
-
-    A flag that cannot be read counts: somebody has begun something that this release does not know.
+    With this flag a cluster moves its metadata to another store (PIP-454): JSON with a phase (`MigrationPhase`) and the
+    URL of the new store. From PREPARATION on brokers write no metadata here, and from COMPLETED on never again: lists
+    of ledgers do not change. After FAILED they write as before. A flag that cannot be read counts as a move.
     """
     try:
         found = json.loads(flag)

@@ -1,4 +1,4 @@
-"""The ledger source of a running Pulsar cluster: its ZooKeeper says what there is, its bookies give the entries.
+"""The ledger source of a running Pulsar cluster: lists of ledgers from its ZooKeeper, entries from its bookies.
 
 It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is read up to what its writer confirmed.
 """
@@ -29,11 +29,11 @@ from offloaderd.ledgers.pulsar.topic import Topic
 from offloaderd.ledgers.pulsar.watcher import Follower, Pulse
 
 TOPICS_MAX = 10_000
-"""Topics that nobody watches and of which something is remembered all the same: those asked for last."""
+"""Topics in memory without watchers: those used last."""
 
 
 class BookKeeperLedgers:
-    """A LedgerSource over ZooKeeper and bookies. Async context manager: it owns what runs ahead and what watches."""
+    """A LedgerSource over ZooKeeper and bookies. Async context manager: it owns reads ahead and watches."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BookKeeperLedgers:
         admin: Broker | None = None,
         quiet_s: float = 1.0,
     ) -> None:
-        """Take whom to ask; `admin` is asked for what a ledger hides that has not moved for `quiet_s`."""
+        """`admin` shows the hidden entries of a ledger that has not moved for `quiet_s`."""
         options = options or BookkeeperSettings()
         order = BookieOrder(bookies, clock)
         self._clock = clock
@@ -82,7 +82,7 @@ class BookKeeperLedgers:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End watches and reads; what is asked for afterwards raises Closed."""
+        """End watches and reads; later calls raise Closed."""
         self._changes.close()
         await self._background.__aexit__(kind, error, trace)
 
@@ -91,11 +91,11 @@ class BookKeeperLedgers:
         return await self._directory.topics(tenant, namespace)
 
     async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
-        """Return the topics that Pulsar has and nobody takes; see OtherDomains."""
+        """Return the topics of other domains; see OtherDomains."""
         return await self._directory.not_covered(tenant, namespace)
 
     async def reserved(self, topic: TopicName) -> str | None:
-        """Say why a topic is not for offloading unless somebody names it; see LedgerSource."""
+        """Return why only a policy by name offloads a topic; see LedgerSource."""
         reason = pulsar_names.system_reason(topic)
         if reason is None and pulsar_names.is_compacted(await self._directory.cursors(topic)):
             return "it is compacted: readers expect the newest value of each key"
@@ -118,15 +118,15 @@ class BookKeeperLedgers:
         return pulsar_names.shadow_source(topic, (await self._directory.topic(topic)).properties)
 
     async def identity(self) -> str | None:
-        """Return the cluster's INSTANCEID, which its BookKeeper got when it was initialised; see LedgerOrigin."""
+        """Return the INSTANCEID that the cluster's BookKeeper got when it was initialised; see LedgerOrigin."""
         return await self._directory.instance_id()
 
     async def moved(self, topic: TopicName) -> str | None:
-        """Say that the cluster moves, or has moved, its metadata elsewhere; see LedgerOrigin."""
+        """Return why the cluster's metadata is elsewhere, now or soon; see LedgerOrigin."""
         return await self._directory.migration() or await self._topic(topic).standing_still()
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger as BookKeeper has it, read anew, whatever Pulsar's list says; see LedgerOrigin."""
+        """Return a ledger from fresh metadata of BookKeeper; see LedgerOrigin."""
         return await self._topic(topic).inspected(ledger_id)
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
@@ -163,8 +163,8 @@ class BookKeeperLedgers:
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the range in batches; see LedgerSource.
 
-        Raises InvalidInput for entries that are not confirmed, and what LedgerSource names. A read that fails left
-        nothing out: what it had yielded is right.
+        Raises InvalidInput for entries that are not confirmed, and what LedgerSource names. All entries before an error
+        are complete and right.
         """
         if batch_bytes < 1:
             raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
@@ -188,7 +188,7 @@ class BookKeeperLedgers:
         if ledger_id not in await self._directory.listed(topic):
             raise NotFound(f"{topic} has no ledger {ledger_id}")
         metadata = await self._directory.ledger(ledger_id, fresh=True)
-        return index_metadata(metadata, node_created_ms=0)  # the directory has put it in
+        return index_metadata(metadata, node_created_ms=0)  # the directory has set ctime_ms
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """Refuse: Pulsar's ledgers are deleted by its brokers. Raises Denied."""
@@ -200,7 +200,7 @@ class BookKeeperLedgers:
     async def _range(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
     ) -> RangeRead:
-        """Return a read of a range after checking that all of it is confirmed. Raises InvalidInput, NotFound."""
+        """Return a read of a confirmed range. Raises InvalidInput, NotFound."""
         if not 0 <= first_entry_id <= last_entry_id:
             raise InvalidInput(f"no range of entries: {first_entry_id} to {last_entry_id}")
         known = self._topic(topic)
@@ -224,7 +224,7 @@ class BookKeeperLedgers:
         )
 
     def _topic(self, name: TopicName) -> Topic:
-        """Return what is known of a topic, remembering those that were asked for last."""
+        """Return the state of a topic; those used last stay in memory."""
         topic = self._topics.pop(name, None) or Topic(name, self._directory, self._asker)
         self._topics[name] = topic
         if len(self._topics) > TOPICS_MAX:

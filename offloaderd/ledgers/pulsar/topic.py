@@ -1,8 +1,8 @@
-"""One topic as its readers see it: its ledgers in order, and the end of the open one.
+"""One topic for its readers: its ledgers in order, and the end of the open one.
 
-Rules: Pulsar's list has the order and what its closed ledgers hold; BookKeeper has the state of those that the list
-does not call closed. A ledger that is not closed ends the list, whatever comes behind it. A ledger that was found to
-be deleted is left out for good, since ids never come back.
+Rules: Pulsar's list has the order and the sizes of closed ledgers; BookKeeper has the state of those that the list
+does not show as closed. A ledger that is not closed ends the list, whatever follows it. A deleted ledger is left out
+for good, since ids are not reused.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
 log = structlog.get_logger(__name__)
 
 STILL_S = 60.0
-"""How long a broker may name a ledger that the list has not got yet."""
+"""How long a broker may name a ledger that is not in the list yet."""
 
 
 class Topic:
-    """What is known of one topic. Nothing is known twice: all who read or watch it share this."""
+    """The state of one topic, shared by its readers and watchers."""
 
     def __init__(self, name: TopicName, directory: Directory, asker: TailAsker) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Topic:
         self._tails: dict[int, LedgerTail] = {}
         self._edge = Edge.NEXT_WRITE
         self._placed: LedgerMetadata | None = None
-        self._gone: set[int] = set()
+        self._deleted: set[int] = set()
         self._closed_ms: dict[int, int] = {}
         self._created_ms: dict[int, int] = {}
         self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
@@ -56,7 +56,7 @@ class Topic:
         return infos
 
     async def offloaded(self) -> Sequence[LedgerInfo]:
-        """Return the ledgers that a broker has offloaded as a whole, also those that BookKeeper has no more."""
+        """Return the ledgers that a broker has offloaded as a whole, also those deleted from BookKeeper."""
         managed = await self._directory.topic(self.name)
         return [_info_of(listed) for listed in managed.ledgers if listed.offloaded is not None and _complete(listed)]
 
@@ -73,10 +73,10 @@ class Topic:
         return await self.tail(ledger_id).ask(metadata)
 
     async def readable(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
-        """Return a ledger's metadata and the last entry that was confirmed as far as is known without asking bookies.
+        """Return a ledger's metadata and the last entry that is known as confirmed without requests to bookies.
 
-        Raises NotFound, and CorruptData where list and BookKeeper disagree about a closed ledger: the list decides when
-        its readers go on to the next one, so that entries could go unread.
+        Raises NotFound, and CorruptData where list and BookKeeper differ in a closed ledger: readers pass to the next
+        ledger by the list, so entries could stay unread.
         """
         listed = await self._find(ledger_id)
         metadata = await self.metadata(ledger_id)
@@ -91,9 +91,9 @@ class Topic:
         return metadata, known if tail is None else max(known, tail.lac)
 
     async def metadata(self, ledger_id: int, *, fresh: bool = False) -> LedgerMetadata:
-        """Return what BookKeeper knows of one of the topic's ledgers.
+        """Return BookKeeper's metadata of one of the topic's ledgers.
 
-        Raises NotFound for a deleted one, CorruptData for one that cannot be the topic's, or lost what was confirmed.
+        Raises NotFound for a deleted one, CorruptData for one of another topic, or without all confirmed entries.
         """
         try:
             metadata = await self._directory.ledger(ledger_id, fresh=fresh)
@@ -126,7 +126,7 @@ class Topic:
         )
 
     async def standing_still(self) -> str | None:
-        """Say that the topic's broker has named a ledger for a while that the list, read anew, has not got."""
+        """Return that for STILL_S the broker has named a ledger that a fresh list lacks; None if not."""
         now_s = self._asker.clock.monotonic()
         named = [tail.overtaken for tail in self._tails.values() if tail.overtaken is not None]
         if not named or now_s - min(named)[1] < STILL_S:
@@ -140,16 +140,16 @@ class Topic:
         )
 
     def _note(self, ledger_id: int, metadata: LedgerMetadata) -> None:
-        """Remember when a ledger was made, for looks at the list that ask BookKeeper nothing."""
+        """Remember when a ledger was made, for lists that need nothing else from BookKeeper."""
         if metadata.ctime_ms is not None and self._created_ms.get(ledger_id) != metadata.ctime_ms:
             self._created_ms[ledger_id] = metadata.ctime_ms
             self._listed = None
 
     def vanished(self, ledger_id: int) -> None:
-        """Leave a deleted ledger out from now on."""
-        if ledger_id not in self._gone:
+        """Leave out a deleted ledger from now on."""
+        if ledger_id not in self._deleted:
             log.info("source.ledger_deleted", topic=str(self.name), ledger_id=ledger_id)
-        self._gone.add(ledger_id)
+        self._deleted.add(ledger_id)
         self._tails.pop(ledger_id, None)
 
     async def open_ledger(self) -> int | None:
@@ -158,7 +158,7 @@ class Topic:
         return infos[-1].ledger_id if infos and not infos[-1].closed else None
 
     def tail(self, ledger_id: int) -> LedgerTail:
-        """Return what is known of an open ledger's end; how it is known is taken over from the ledger before it."""
+        """Return the end of an open ledger; its `edge` begins as that of the ledger before."""
         tail = self._tails.get(ledger_id)
         if tail is None:
             tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self._asker, edge=self._edge)
@@ -167,30 +167,30 @@ class Topic:
     async def _find(self, ledger_id: int) -> ListedLedger:
         managed = await self._directory.topic(self.name)
         listed = next((listed for listed in reversed(managed.ledgers) if listed.ledger_id == ledger_id), None)
-        if listed is None or _gone_by_list(listed) or ledger_id in self._gone:
+        if listed is None or _deleted_by_list(listed) or ledger_id in self._deleted:
             raise NotFound(f"no ledger {ledger_id} in {self.name}", hint="it may have been deleted")
         return listed
 
     def _present(self, managed: ManagedLedger) -> list[ListedLedger]:
         """Return the ledgers of the list that are not known to be deleted."""
-        return [each for each in managed.ledgers if not _gone_by_list(each) and each.ledger_id not in self._gone]
+        return [each for each in managed.ledgers if not _deleted_by_list(each) and each.ledger_id not in self._deleted]
 
     def _closed_by_list(self, managed: ManagedLedger) -> list[LedgerInfo]:
-        """Return the ledgers at the beginning that the list itself calls closed; the list changes rarely."""
-        if self._listed is None or self._listed[0] is not managed or self._listed[1] != len(self._gone):
+        """Return the first ledgers of the list that it shows as closed, cached: it changes rarely."""
+        if self._listed is None or self._listed[0] is not managed or self._listed[1] != len(self._deleted):
             listed = {each.ledger_id for each in managed.ledgers}
-            self._gone &= listed
+            self._deleted &= listed
             self._created_ms = {one: at for one, at in self._created_ms.items() if one in listed}
             infos = []
             for each in self._present(managed):
                 if not _complete(each):
                     break
                 infos.append(_info_of(each, self._created_ms.get(each.ledger_id)))
-            self._listed = (managed, len(self._gone), infos)
+            self._listed = (managed, len(self._deleted), infos)
         return self._listed[2]
 
     async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
-        """Return a ledger as far as it is known, None for one that is gone."""
+        """Return a ledger; None for a deleted one."""
         if _complete(listed):
             return _info_of(listed, self._created_ms.get(listed.ledger_id))
         ledger_id, previous = listed.ledger_id, listed.previous
@@ -200,13 +200,11 @@ class Topic:
             return None
         if metadata.last_entry_id is None:
             tail = self._tails.get(ledger_id)
-            entries = max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1
-            size_bytes = tail.size_bytes if tail is not None else 0
             return LedgerInfo(
                 ledger_id=ledger_id,
                 closed=False,
-                entries=entries,
-                size_bytes=size_bytes,
+                entries=max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1,
+                size_bytes=tail.size_bytes if tail is not None else 0,
                 previous=previous,
                 created_ms=metadata.ctime_ms,
             )
@@ -223,11 +221,11 @@ class Topic:
 
 
 def _complete(listed: ListedLedger) -> bool:
-    """Whether the list alone says what a closed ledger holds."""
+    """Whether the list alone has the sizes of a closed ledger."""
     return listed.closed and listed.entries is not None and listed.size_bytes is not None
 
 
-def _gone_by_list(listed: ListedLedger) -> bool:
+def _deleted_by_list(listed: ListedLedger) -> bool:
     """Whether Pulsar offloaded the ledger itself and deleted it from BookKeeper."""
     return listed.offload is not None and listed.offload.bookkeeper_deleted
 

@@ -1,4 +1,4 @@
-"""`policies/broker`, `policies/namespaces/<tenant>/<namespace>`: what holds for topics that say nothing themselves."""
+"""`policies/broker`, `policies/namespaces/<tenant>/<namespace>`: defaults of topics without a value of their own."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from offloaderd.policy.records import topic as policy_record
 
 @dataclass(frozen=True, slots=True)
 class LevelPolicy:
-    """What is said at a level, and when that was changed last (wall clock)."""
+    """The policies of a level, and the time of their last change (wall clock)."""
 
     policies: OffloadPolicies
     changed_ms: int = 0

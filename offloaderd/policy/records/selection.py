@@ -1,4 +1,4 @@
-"""`selections/<pattern>`: a standing order to offload every topic that a pattern matches, now or later."""
+"""`selections/<pattern>`: the policy of every topic that a pattern matches, now or later."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from offloaderd.policy.records.topic import TopicPolicy
 class Selection:
     """A pattern with the policy of its topics. `created_ms` stays when the policy is changed.
 
-    `refused` says why the expression of an earlier release is not taken any more, empty: it is. One that is refused
-    selects nothing, and topics that it selected keep their policy until somebody disables it.
+    `refused` is the reason why the expression of an earlier release is no longer valid; empty: it is. A refused one
+    selects nothing, and topics that it selected keep their policy until it is disabled.
     """
 
     pattern: TopicPattern

@@ -1,6 +1,6 @@
-"""`policy`: how one topic is offloaded, and who said so. What is None is inherited from the daemon's settings.
+"""`policy`: the policy of one topic. A value of None is inherited.
 
-A policy is somebody's word on this very topic, or, with `selected_by`, follows from a pattern and goes where that goes.
+It was set for the topic by name, or, with `selected_by`, follows from a pattern and ends with it.
 """
 
 import math
@@ -21,7 +21,7 @@ W = TypeVar("W", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """An operator has the topic stand still: since when, in milliseconds, and who."""
+    """A pause of a topic by an operator: since when, in milliseconds, and by whom."""
 
     since_ms: int
     by: str = ""
@@ -40,30 +40,28 @@ class TopicPolicy(OffloadPolicies):
     selected_by: str = ""
     partitioned: bool = False
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
+    """Fields of a later release."""
 
     @property
     def active(self) -> bool:
-        """Whether entries are to be offloaded under this very name."""
+        """Whether entries are offloaded under this name."""
         return self.enabled and not self.partitioned
 
 
 def own(policy: OffloadPolicies) -> OffloadPolicies:
-    """Return what a policy says of the offloading alone."""
+    """Return the offload policies alone."""
     return OffloadPolicies(**{name: getattr(policy, name) for name in NAMES})
 
 
 def standing(wanted: TopicPolicy, current: object) -> TopicPolicy:
-    """Return what a topic should have, paused as it is, which pausing and resuming alone change, and with what a later
-    release has added.
-    """
+    """Return the policy of a topic with the present pause and fields of a later release, which stay."""
     return (
         replace(wanted, paused=current.paused, unknown=current.unknown) if isinstance(current, TopicPolicy) else wanted
     )
 
 
 def disabled(policy: TopicPolicy) -> TopicPolicy:
-    """Return the policy switched off by name, so that no pattern switches it on; its settings are kept."""
+    """Return the policy disabled by name, so that no pattern enables it; its values stay."""
     return replace(policy, enabled=False, selected_by="")
 
 

@@ -102,7 +102,7 @@ class TaskFacts:
         """Read the source's list of ledgers. Raises Transient, HistoryTorn, IdentityRefused."""
         task = self._task
         old = await ledgers_of(listing_of_job(self._context, self._map), task.claim.topic, task.last, task.boundary)
-        self.chain.look([*old, edge_at(task.boundary)])
+        self.chain.update([*old, edge_at(task.boundary)])
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
         """See SealFacts."""

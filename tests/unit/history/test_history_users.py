@@ -303,14 +303,14 @@ async def test_a_live_segment_that_begins_in_history_is_refused() -> None:
     owned = await Owned.claim(rig)
     record = owned.offloader.record
     assert rig.ledgers is not None
-    record.chain.look(await rig.ledgers.ledgers(TOPIC))
+    record.chain.update(await rig.ledgers.ledgers(TOPIC))
     for wrong in (segment(7, (2, 0, 3)), segment(7, (3, 4, 5))):
         with pytest.raises(HistoryGap):
             await record.commit(wrong, {})
     assert (await map_of(rig)).segments == ()
     await rig.ledgers.roll(TOPIC)
     await rig.ledgers.append(TOPIC, [b"x"])
-    record.chain.look(await rig.ledgers.ledgers(TOPIC))
+    record.chain.update(await rig.ledgers.ledgers(TOPIC))
     with pytest.raises(HistoryGap):
         await record.commit(segment(7, (4, 0, 0)), {})
     assert (await map_of(rig)).segments == ()

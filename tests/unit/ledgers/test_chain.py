@@ -25,7 +25,7 @@ def chain(
     """Make a chain that has seen some lists."""
     made = LedgerChain(resume, end=end, begin=begin, losses=losses)
     for look in looks:
-        made.look(look)
+        made.update(look)
     return made
 
 
@@ -56,7 +56,7 @@ def test_a_topic_begins_with_the_first_ledger_ever_seen() -> None:
     assert chain(START).next_after(START) is None
     seen = chain(START, [], [ledger(5, 3), ledger(6, 2)])
     assert seen.next_after(START) == Run(5, 0, 2)
-    seen.look([ledger(6, 2)])
+    seen.update([ledger(6, 2)])
     assert seen.next_after(START) == Loss(START, Position(6, 0), 3)
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_told_before_something_follows() -> None:
     """A topic that was deleted has no next entry; what comes after it is made again is behind a doubt."""
     seen = chain(Position(1, 2), [ledger(1, 5)], [])
     assert seen.next_after(Position(1, 2)) is None
-    seen.look([ledger(8, 1, closed=False)])
+    seen.update([ledger(8, 1, closed=False)])
     assert seen.next_after(Position(1, 2)) == Loss(Position(1, 2), Position(8, 0), 2)
 
 
@@ -159,7 +159,7 @@ def test_a_ledger_with_entries_that_drops_out_of_the_middle_of_the_list_is_told(
     seen = chain(here, [ledger(1, 3), *between], [ledger(1, 3), ledger(9, 2, previous=previous)])
     expected = Loss(here, Position(9, 0), entries) if entries else Run(9, 0, 1)
     assert seen.next_after(here) == expected
-    seen.look([ledger(1, 3), ledger(9, 2, previous=previous), ledger(10, 1, closed=False, previous=9)])
+    seen.update([ledger(1, 3), ledger(9, 2, previous=previous), ledger(10, 1, closed=False, previous=9)])
     assert seen.next_after(here) == expected
 
 
@@ -240,7 +240,7 @@ class Topic:
 
     def look(self) -> None:
         """Show the chain what there is."""
-        self.seen.look([ledger(one, entries, closed=closed) for one, (entries, closed) in self.now.items()])
+        self.seen.update([ledger(one, entries, closed=closed) for one, (entries, closed) in self.now.items()])
         self.first_seen = min(self.now) if self.first_seen is None else self.first_seen
 
     def take(self) -> None:
@@ -301,9 +301,9 @@ def test_an_open_ledger_is_taken_for_empty_only_if_somebody_said_so(between: lis
     ):
         seen = chain()
         for doubt in doubts:
-            seen.look(first)
+            seen.update(first)
             if doubt:
                 seen.doubt()
-        seen.look(between or later)
-        seen.look(later)
+        seen.update(between or later)
+        seen.update(later)
         assert seen.next_after(Position(1, 4)) == follows

@@ -31,7 +31,7 @@ def chain(resume: Position, *looks: list[LedgerInfo]) -> LedgerChain:
     """Make a chain that has seen some lists."""
     made = LedgerChain(resume, end=None)
     for one in looks:
-        made.look(one)
+        made.update(one)
     return made
 
 
@@ -41,9 +41,9 @@ def test_a_topic_that_was_offloaded_and_deleted_lost_nothing(seen_gone: bool) ->
     seen = chain(Position(4, 9), look((3, 5), (4, 10)))
     if seen_gone:
         seen.deleted()
-        seen.look([])
+        seen.update([])
         assert seen.next_after(Position(4, 9)) is None
-    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(4, 9)) == Run(7, 0, 1)
 
 
@@ -51,7 +51,7 @@ def test_a_topic_that_was_deleted_before_all_was_offloaded_lost_the_rest() -> No
     """What was known to be confirmed, that of the open ledger as well, is counted."""
     seen = chain(Position(3, 1), look((3, 5), (4, 10)))
     seen.deleted()
-    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(3, 1)) == Loss(Position(3, 1), Position(7, 0), 13)
 
 
@@ -71,8 +71,8 @@ def test_a_ledger_that_comes_back_is_checked_anew() -> None:
     """A deletion that was none, of a list that was away for a moment, excuses nothing later."""
     seen = chain(Position(4, 9), look((4, 10)))
     seen.deleted()
-    seen.look(look((4, 10), version=1))
-    seen.look([replace(one, previous=4) for one in look((7, 2), version=4)])
+    seen.update(look((4, 10), version=1))
+    seen.update([replace(one, previous=4) for one in look((7, 2), version=4)])
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
 
 
@@ -92,22 +92,22 @@ def test_what_was_hidden_when_its_topic_was_deleted_is_a_doubt() -> None:
     seen.doubt()
     seen.deleted()
     seen.deleted()
-    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
     seen = chain(Position(4, 9), look((4, 10)))
     seen.doubt()
-    seen.look(look((4, 10)))  # all that was hidden is confirmed
+    seen.update(look((4, 10)))  # all that was hidden is confirmed
     seen.deleted()
-    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(4, 9)) == Run(7, 0, 1)
 
 
 def test_an_earlier_doubt_does_not_go_with_the_topic() -> None:
     """A ledger that went while it was open stays a possible loss, also when its topic is deleted afterwards."""
     seen = chain(Position(4, 9), look((4, 10)))
-    seen.look([replace(one, previous=4) for one in look((7, 0), version=3)])
+    seen.update([replace(one, previous=4) for one in look((7, 0), version=3)])
     seen.deleted()
-    seen.look(look((9, 2), made_ms=MADE_MS + 50))
+    seen.update(look((9, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(9, 0), 0)
 
 
@@ -115,6 +115,6 @@ def test_what_an_earlier_owner_began_and_nobody_saw_again_is_a_doubt() -> None:
     """Of the ledger behind the resume only the entry is known with which an earlier owner went on."""
     seen = LedgerChain(Position(4, 9), end=LedgerEnd(10, 5), begin=Position(5, 0))
     seen.deleted()
-    seen.look(look((7, 2), made_ms=MADE_MS + 50))
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
     assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 1)
     assert seen.next_after(Position(5, 0)) == Loss(Position(5, 0), Position(7, 0), 0)

@@ -311,7 +311,7 @@ def test_whatever_happens_discovery_comes_to_rest_where_the_rules_say(steps: lis
                 else:
                     await attempt(room, what, name)
             await room.clock.advance(2 * DISCOVERY_S)
-            said = await room.selector.said()
+            said = await room.selector.stored()
             for topic in {*said.policies, *map(TopicName.parse, room.source.names)}:
                 assert said.rules.wanted(topic, said.policies.get(topic)) is None
             counter = await room.store.get(paths.TOPICS) if said.policies else None

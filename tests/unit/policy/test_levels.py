@@ -40,7 +40,7 @@ class Floor:
         self, policies: OffloadPolicies | None, where: tuple[str, str] | None = NAMESPACE, *, dry_run: bool = False
     ) -> dict[str, str]:
         """Say something of a namespace, and return what that does to topics."""
-        return told(await self.levels.say(where, policies, dry_run=dry_run))
+        return told(await self.levels.set_policies(where, policies, dry_run=dry_run))
 
 
 def told(effects: Sequence[Effect]) -> dict[str, str]:
@@ -76,7 +76,7 @@ async def test_topics_that_come_later_are_offloaded_as_well(monkeypatch: pytest.
     async with floor("orders") as one:
         await one.say(STREAM)
         one.room.source.names.add("public/default/new")
-        await Discovery(one.room.selector).look()
+        await Discovery(one.room.selector).run_once()
         assert await one.room.enabled() == dict.fromkeys(["orders", "new"], "public/default")
     assert discovery.DISCOVERY_S <= 10
 
@@ -152,9 +152,9 @@ async def test_a_damaged_policy_of_a_namespace_ends_nothing_and_can_be_replaced(
         await store.replace(path, b"\xff", (await store.get(path)).version)
         fresh = Levels(one.room.selector, PolicyResolver(store))
         one.room.selector._book = fresh.book
-        await Discovery(one.room.selector).look()
+        await Discovery(one.room.selector).run_once()
         assert await one.room.enabled() == {"orders": "public/default"}
-        assert told(await fresh.say(NAMESPACE, NOTHING)) == {"orders": "disabled method: streaming -> none"}
+        assert told(await fresh.set_policies(NAMESPACE, NOTHING)) == {"orders": "disabled method: streaming -> none"}
 
 
 async def test_every_change_raises_the_counter_that_daemons_watch() -> None:
@@ -174,21 +174,22 @@ async def test_a_topic_says_something_by_its_name_and_takes_it_back() -> None:
         levels = one.levels
         topic = TOPIC
         size = OffloadPolicies(segment_bytes_max=9)
-        assert told(await levels.say_of_topic(topic, size)) == {
+        assert told(await levels.set_topic_policies(topic, size)) == {
             "orders": "enabled segment_bytes_max: 1 KiB -> 9 B",
             "orders-partition-0": "enabled segment_bytes_max: 1 KiB -> 9 B",
         }
         assert await one.room.enabled() == {"orders": "", "orders-partition-0": "public/default/orders"}
         assert (
-            told(await levels.forget_topic(topic, dry_run=True))["orders"] == "changed segment_bytes_max: 9 B -> 1 KiB"
+            told(await levels.remove_topic_policies(topic, dry_run=True))["orders"]
+            == "changed segment_bytes_max: 9 B -> 1 KiB"
         )
-        await levels.forget_topic(topic)
+        await levels.remove_topic_policies(topic)
         assert (await one.room.policy("orders")).enabled
         with pytest.raises(NotFound, match="of its own"):
-            await levels.forget_topic(topic)
-        await levels.say_of_topic(topic, size)
+            await levels.remove_topic_policies(topic)
+        await levels.set_topic_policies(topic, size)
         await one.say(STREAM)
-        await levels.forget_topic(topic)
+        await levels.remove_topic_policies(topic)
         assert (await one.room.enabled())["orders"] == "public/default"
 
 
@@ -197,10 +198,10 @@ async def test_a_topic_that_is_disabled_by_name_stays_so() -> None:
     async with floor("orders") as one:
         await one.room.enable("orders")
         await one.room.disable("orders")
-        await one.levels.say_of_topic(TOPIC, OffloadPolicies(segment_bytes_max=9))
+        await one.levels.set_topic_policies(TOPIC, OffloadPolicies(segment_bytes_max=9))
         assert await one.room.enabled() == {}
         assert (await one.room.policy("orders")).segment_bytes_max == 9
-        await one.levels.forget_topic(TOPIC)
+        await one.levels.remove_topic_policies(TOPIC)
         assert await one.room.policy("orders") == TopicPolicy(enabled=False)
 
 
@@ -214,14 +215,14 @@ async def test_running_topics_follow_every_level_at_once() -> None:
         await until(lambda: topic.taken >= last)
         assert topic.offloaded is None
         said = OffloadPolicies(segment_age_max_s=0.01, outage=OutagePolicy.BLOCK, threshold_bytes=7)
-        await engine.levels.say(None, said)
+        await engine.levels.set_policies(None, said)
         await until_offloaded(topic, last)
         assert (topic.policy.segment_age_max_s, topic.policy.threshold_bytes) == (0.01, 7)
         assert topic.outage.policy is OutagePolicy.BLOCK
-        await engine.levels.say(NAMESPACE, OffloadPolicies(segment_age_max_s=4.0))
+        await engine.levels.set_policies(NAMESPACE, OffloadPolicies(segment_age_max_s=4.0))
         await until(lambda: topic.policy.segment_age_max_s == 4.0)
-        await engine.levels.say(NAMESPACE, None)
-        await engine.levels.say(None, None)
+        await engine.levels.set_policies(NAMESPACE, None)
+        await engine.levels.set_policies(None, None)
         await until(lambda: topic.policy.segment_age_max_s == rig.policy.segment_age_max_s)
         assert (topic.policy.threshold_bytes, topic.outage.policy) == (None, OutagePolicy.SOURCE)
 
@@ -235,5 +236,5 @@ async def test_another_daemons_topics_follow_as_well() -> None:
         await until(lambda: (one.find(TOPIC) or two.find(TOPIC)) is not None)
         owner, other = (one, two) if one.find(TOPIC) is not None else (two, one)
         topic = await offloader_of(owner)
-        await other.levels.say(NAMESPACE, OffloadPolicies(segment_bytes_max=123))
+        await other.levels.set_policies(NAMESPACE, OffloadPolicies(segment_bytes_max=123))
         await until(lambda: topic.policy.segment_bytes_max == 123)

@@ -30,9 +30,9 @@ def rig() -> Rig:
     return rig
 
 
-async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[pausing.Standing]:
+async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[pausing.PauseChange]:
     """Pause a topic, or have it go on."""
-    return await pausing.say(rig.tree.connect(), rig.clock, topic, paused)
+    return await pausing.set_paused(rig.tree.connect(), rig.clock, topic, paused)
 
 
 async def stored(rig: Rig, topic: TopicName = TOPIC) -> TopicPolicy:
@@ -48,7 +48,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         topic = await enabled(engine)
         before = await rig.ledgers.append(TOPIC, payloads(30))
         await until(lambda: topic.taken == before)
-        assert await say(rig, PAUSED) == [pausing.Standing(TOPIC, PAUSED, True)]
+        assert await say(rig, PAUSED) == [pausing.PauseChange(TOPIC, PAUSED, True)]
         await until_offloaded(topic, before)
         behind = await rig.ledgers.append(TOPIC, payloads(20, seed=1))
         await until(lambda: topic.newest == behind)
@@ -68,7 +68,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         await until(lambda: topic.newest == behind)
         assert topic.offloaded == before
         assert topic.progress is None
-        assert await say(rig, None) == [pausing.Standing(TOPIC, None, True)]
+        assert await say(rig, None) == [pausing.PauseChange(TOPIC, None, True)]
         await until(lambda: topic.taken == behind)
         await topic.request_roll()
         await until_offloaded(topic, behind)
@@ -97,7 +97,7 @@ async def test_only_resuming_resumes(rig: Rig) -> None:
         await say(rig, PAUSED)
         await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_bytes_max=77_777))
         assert await stored(rig) == TopicPolicy(enabled=True, segment_bytes_max=77_777, paused=PAUSED)
-        await engine.levels.say_of_topic(TOPIC, OffloadPolicies(segment_age_max_s=9.0))
+        await engine.levels.set_topic_policies(TOPIC, OffloadPolicies(segment_age_max_s=9.0))
         assert (await stored(rig)).paused == PAUSED
         await engine.disable(TOPIC)
         await engine.enable(TOPIC, TopicPolicy(enabled=True))
@@ -132,7 +132,7 @@ async def test_partitions_go_with_their_topic(rig: Rig) -> None:
     store = rig.tree.connect()
     async with rig.engine() as engine:
         await engine.enable(whole, TopicPolicy(enabled=True))
-        planned_ones = await pausing.say(store, rig.clock, whole, PAUSED, dry_run=True)
+        planned_ones = await pausing.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
         assert {one.topic for one in planned_ones if one.changed} == {whole, *parts}
         assert (await stored(rig, parts[0])).paused is None
         await say(rig, PAUSED, whole)

@@ -296,9 +296,9 @@ async def raised(work: Coroutine[Any, Any, object]) -> str:
 async def test_what_changes_meanwhile_is_decided_anew() -> None:
     """A topic that somebody disables between the plan and the write is not enabled after all."""
     async with running("orders", "clicks") as room:
-        said = await room.selector.said()
+        said = await room.selector.stored()
         await room.enable("public/default/*")
-        rules = (await room.selector.said()).rules
+        rules = (await room.selector.stored()).rules
         topics = sorted(map(TopicName.parse, ("orders", "clicks")))
         stale = await room.selector.plan(rules, topics, said.policies)
         assert [one.outcome for one in stale] == ["enabled", "enabled"]

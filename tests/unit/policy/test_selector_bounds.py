@@ -74,10 +74,10 @@ async def test_an_expression_is_compiled_once_and_counted(monkeypatch: pytest.Mo
         discovery = Discovery(one.selector, one.metrics)
         for text in ("re:public/default/a.*", "re:public/default/b.*", "re:public/.*"):
             await one.enable(text)
-        await discovery.look()
+        await discovery.run_once()
         first = compiled
         for _ in range(5):
             discovery._stale = True
-            await discovery.look()
+            await discovery.run_once()
         assert compiled == first
         assert one.metrics.registry.get_sample_value("offloaderd_selection_expressions_highest") == 2

@@ -60,9 +60,9 @@ class TestReadAhead(LossCases):
         self.budget = ByteBudget(1000)
         self.chain = LedgerChain(START, end=None, begin=Position(1, 0))
         self.listed = [info(1, 10), info(3, 5), info(5, 8), info(7, 2)]
-        self.chain.look(self.listed)
+        self.chain.update(self.listed)
         del self.listed[2]
-        self.chain.look(self.listed)
+        self.chain.update(self.listed)
         self.failing: list[OffloaderError | None] = []
         self.refreshed = 0
 
@@ -83,7 +83,7 @@ class TestReadAhead(LossCases):
     async def refresh(self) -> None:
         """Look at the source anew."""
         self.refreshed += 1
-        self.chain.look(self.listed)
+        self.chain.update(self.listed)
 
     def accept(self, loss: Loss) -> None:
         """See LossCases."""

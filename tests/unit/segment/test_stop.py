@@ -18,7 +18,7 @@ POLICY = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60, segment_age_mi
 NONE = replace(POLICY, method=OffloadMethod.NONE)
 WHOLE = replace(POLICY, method=OffloadMethod.LEDGER_BASED)
 CHAIN = LedgerChain(START, end=None)
-CHAIN.look([LedgerInfo(ledger_id=one, closed=one == 1, entries=10, size_bytes=1) for one in (1, 2)])
+CHAIN.update([LedgerInfo(ledger_id=one, closed=one == 1, entries=10, size_bytes=1) for one in (1, 2)])
 LAST = Position(1, 9)
 """The last entry of the closed ledger, behind which the open one follows."""
 NOTHING_DUE = TopicView(Requested(), policy=POLICY, chain=CHAIN, buffer_bytes=100)

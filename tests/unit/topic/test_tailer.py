@@ -342,7 +342,7 @@ async def test_a_topic_that_is_deleted_while_entries_are_hidden_leaves_a_doubt(m
     await tailing.tailer.refresh()
     monkeypatch.setattr(tailing.source, "ledgers", gone)
     await tailing.tailer.refresh()
-    tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
+    tailing.chain.update([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
     assert tailing.chain.next_after(LEFT) == Loss(LEFT, NEXT, 0)
 
 
@@ -360,5 +360,5 @@ async def test_a_topic_that_is_deleted_after_a_look_that_failed_leaves_a_doubt(m
         monkeypatch.setattr(tailing.source, "ledgers", answers)
         with suppress(Transient):
             await tailing.tailer.refresh()
-    tailing.chain.look([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
+    tailing.chain.update([LedgerInfo(ledger_id=3, closed=False, entries=2, size_bytes=2)])
     assert tailing.chain.next_after(LEFT) == Loss(LEFT, NEXT, 0)

@@ -124,7 +124,7 @@ def test_what_no_ledger_holds_any_more_is_lost() -> None:
     feed.restart(LAST)
     assert isinstance(feed.take(LAST, TAKE_BYTES, Position(3, 9)), Empty)
     for looked_s, closed, answer in ((None, True, Empty), (1.0, False, Empty), (1.0, True, Lost)):
-        chain.look([LedgerInfo(ledger_id=3, closed=closed, entries=5, size_bytes=5)])
+        chain.update([LedgerInfo(ledger_id=3, closed=closed, entries=5, size_bytes=5)])
         feed.source = SimpleNamespace(chain=chain, looked_s=looked_s)
         assert isinstance(feed.take(LAST, TAKE_BYTES, Position(3, 9)), answer)
 
