@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.daemon.settings.fields import all_settings
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES_MAX = 600
@@ -57,6 +60,51 @@ MACHINE_WORDS = {
         re.MULTILINE,
     ),
 }
+
+
+BANNED = {
+    "active": "awake",
+    "all": "everybody",
+    "answer": "heard",
+    "clear": "forgive",
+    "components": "crew household",
+    "context": "shop uplink workshop",
+    "cooldown": "shun shunned",
+    "demand": "hungry",
+    "error, failure": "met trouble",
+    "failed": "hindered",
+    "gap, incomplete": "torn",
+    "idle, suspended": "dormitory lay sleeper sleepers sleepy",
+    "long poll": "bell bells",
+    "notify, change": "news newsroom telling",
+    "preferred": "favourite",
+    "provisional": "guest guests",
+    "refresh": "heed",
+    "replica read": "hunt hunter hunts",
+    "reader": "looker",
+    "report, state": "saying",
+    "segment completion": "sealer",
+    "settings source, parsed": "harvest harvests",
+    "shared, root, rig": "house",
+    "snapshot": "sight",
+    "unlisted, other": "stranger",
+}
+"""Words that are no part of an identifier, an event, a metric or a setting, by what is used instead."""
+
+BANNED_FOR_USERS = {
+    "deleted": "gone",
+    "failed": "died",
+    "idle, suspended": "asleep sleep",
+    "inspected": "looked",
+    "notified": "told untold",
+    "possibly": "maybe",
+    "remaining": "left",
+    "requested": "asked",
+    "resumed": "continued",
+    "retried": "again",
+    "retained": "kept",
+}
+"""The same for events, metrics and settings alone."""
 
 
 @cache
@@ -305,6 +353,77 @@ def test_the_locked_versions_agree() -> None:
     assert pins["standalone"].items() <= pins["dev"].items() <= pins["fuzz"].items()
     assert pins["runtime"].items() <= pins["spark"].items() <= pins["standalone"].items()
     assert pins["build"].items() <= pins["standalone"].items()
+
+
+def words_of(name: str) -> set[str]:
+    """Return the parts of a name in lower case: those of snake_case, CamelCase and UPPER_CASE."""
+    return set(map(str.lower, re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)))
+
+
+def banned_words(lists: Mapping[str, str]) -> dict[str, str]:
+    """Return what is used instead, by each banned word."""
+    return {word: instead for instead, words in lists.items() for word in words.split()}
+
+
+def given_names(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield every name that a module gives, with its line: definitions, parameters, variables, attributes, aliases."""
+    for node in ast.walk(module):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def misnamed(module: ast.Module) -> list[str]:
+    """Return a line for each name of a module with a banned word in it."""
+    banned = banned_words(BANNED)
+    return [
+        f"{line}: {name}: say {banned[word]} for {word}"
+        for line, name in given_names(module)
+        for word in sorted(words_of(name) & banned.keys())
+    ]
+
+
+def test_names_are_words_of_the_field() -> None:
+    """No identifier and no module has a banned word as a part: docs/glossary.md has the words."""
+    banned = banned_words(BANNED)
+    assert not [f"{name}:{found}" for name in sources() for found in misnamed(tree(name))]
+    assert not [name for name in sources() if words_of(Path(name).stem) & banned.keys()]
+
+
+def test_names_that_users_see_are_words_of_the_field() -> None:
+    """No event, metric or setting has a banned word as a part."""
+    banned = banned_words(BANNED | BANNED_FOR_USERS)
+    names = {metric.name for metric in Metrics().documented()} | {setting.key for setting in all_settings()}
+    names |= {
+        event
+        for name in sources()
+        if name.startswith("offloaderd/")
+        for event in re.findall(r'\.(?:debug|info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)"', text(name))
+    }
+    assert len(names) > 400
+    assert not {name: found for name in sorted(names) if (found := words_of(name) & banned.keys())}
+
+
+@pytest.mark.parametrize("word", banned_words(BANNED))
+def test_a_banned_word_is_found_wherever_it_is_a_name(word: str) -> None:
+    """Of classes, functions, parameters, variables, attributes and imports, whatever their case; and only as a part."""
+    for source in (
+        f"class A{word.title()}B: ...",
+        f"async def open_{word}(): ...",
+        f"def f(*, last_{word}=0): ...",
+        f"{word.upper()}_MAX = 1",
+        f"self._{word} = 1",
+        f"for a{word.title()} in x: ...",
+        f"import a as _{word}",
+    ):
+        assert len(misnamed(ast.parse(source))) == 1, source
+    assert not misnamed(ast.parse(f"x{word}s = open_{word}er()"))
 
 
 def test_a_warning_leads_to_its_failure() -> None:

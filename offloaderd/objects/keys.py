@@ -155,14 +155,14 @@ def marker(prefix: str, cluster: str) -> str:
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}.marker"
 
 
-def guests(prefix: str, cluster: str) -> str:
-    """Return what the keys of all guest markers begin with."""
+def provisional_markers(prefix: str, cluster: str) -> str:
+    """Return what the keys of all provisional markers begin with."""
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}/"
 
 
 def provisional_marker(prefix: str, cluster: str, deployment_id: str) -> str:
     """Key of the marker of a deployment that works below a prefix which is marked as another's."""
-    return f"{guests(prefix, cluster)}{deployment_id}.marker"
+    return f"{provisional_markers(prefix, cluster)}{deployment_id}.marker"
 
 
 def is_beside(prefix: str, key: str) -> bool:

@@ -69,7 +69,7 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
                 raise  # else it was put just now, and damaged on its way: it is put again in its own place
         if found is not None:
             theirs = found.other_than(marker.deployment_id)
-            if theirs and marker.deployment_id not in await guests(store, prefix, marker.cluster):
+            if theirs and marker.deployment_id not in await provisional_deployments(store, prefix, marker.cluster):
                 await put(store, prefix, marker, provisional=True)
             return found
         try:
@@ -82,15 +82,15 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
 async def put(
     store: ObjectStore, prefix: str, marker: PlaceMarker, *, provisional: bool = False, if_etag: str | None = None
 ) -> ObjectInfo:
-    """Put a marker in place of the one that there is (or of that ETag alone), or a guest's beside it."""
+    """Put a marker in place of the one that there is (or of that ETag alone), or a provisional one beside it."""
     cluster, ours = marker.cluster, marker.deployment_id
     key = keys.provisional_marker(prefix, cluster, ours) if provisional else keys.marker(prefix, cluster)
     labels = keys.segment_metadata(cluster, ours)
     return await store.put(key, head_format.encode_marker(marker), metadata=labels, if_etag=if_etag)
 
 
-async def guests(store: ObjectReader, prefix: str, cluster: str) -> dict[str, str]:
+async def provisional_deployments(store: ObjectReader, prefix: str, cluster: str) -> dict[str, str]:
     """Return the deployments that work in a place which is marked as another's, and the keys of their markers."""
-    begin = keys.guests(prefix, cluster)
+    begin = keys.provisional_markers(prefix, cluster)
     async with aclosing(store.list(begin)) as found:
         return {info.key.removeprefix(begin).removesuffix(".marker"): info.key async for info in found}

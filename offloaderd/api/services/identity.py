@@ -107,7 +107,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
             except CorruptData:
                 theirs = "a deployment whose marker cannot be read"
             if not theirs:
-                gone = await marker.guests(store, place.prefix, cluster) if found is not None else {}
+                gone = await marker.provisional_deployments(store, place.prefix, cluster) if found is not None else {}
                 believed += [f"{place} is this deployment's alone: {one} works there no more" for one in gone]
                 if gone and not dry_run:
                     await store.delete(list(gone.values()))

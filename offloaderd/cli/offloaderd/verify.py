@@ -142,8 +142,8 @@ async def opened(
     clock = SystemClock()
     objects = bucket_store(settings.objects, clock)
     await stack.enter_async_context(objects)
-    looker = RetryingReader(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
-    return Verifier(objects, sites(settings), looker, clock=clock, metadata=metadata, progress=progress)
+    retrying_reader = RetryingReader(objects, clock=clock, throttle=TokenBucket(rate or 0, clock, burst_s=0))
+    return Verifier(objects, sites(settings), retrying_reader, clock=clock, metadata=metadata, progress=progress)
 
 
 async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:

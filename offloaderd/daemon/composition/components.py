@@ -215,9 +215,9 @@ def inspection(
 ) -> InspectService:
     """Return who says where entries are, and whether segments are as they were written."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
-    looker = partial(RetryingReader, objects, clock=clock, budget=budget)
-    explainer = Explainer(engine, partial(held, reader), metadata, looker(), found)
-    verifier = TopicVerifier(engine, looker, found, keeper.found)
+    retrying_reader = partial(RetryingReader, objects, clock=clock, budget=budget)
+    explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found)
+    verifier = TopicVerifier(engine, retrying_reader, found, keeper.found)
     return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
 
 

@@ -258,7 +258,7 @@ class Collection:
                     hint=marker.HINT,
                 )
             self._marked_ms[site.bucket, site.prefix] = found.stored_ms
-            others = await marker.guests(self._objects.at(site.bucket), site.prefix, site.cluster)
+            others = await marker.provisional_deployments(self._objects.at(site.bucket), site.prefix, site.cluster)
             if others.keys() - {self._deployment_id}:
                 self._shared.add((site.bucket, site.prefix))
 

@@ -109,7 +109,7 @@ async def test_a_provisional_marker_without_a_daemon_is_removed() -> None:
         await marker.put(store, "seg/", ours)
         await marker.put(store, "seg/", theirs, provisional=True)
         for dry_run in (True, False):
-            assert list(await marker.guests(store, "seg/", "test")) == [str(THERE)]
+            assert list(await marker.provisional_deployments(store, "seg/", "test")) == [str(THERE)]
             (said,) = (await stub.AcceptIdentity(accept(places=True, dry_run=dry_run))).believed
             assert str(THERE) in said
-        assert await marker.guests(store, "seg/", "test") == {}
+        assert await marker.provisional_deployments(store, "seg/", "test") == {}

@@ -133,11 +133,11 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
     """Offloadctl, talking to the service."""
     site, known = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX), Known(ground)
 
-    def looker() -> RetryingReader:
+    def retrying_reader() -> RetryingReader:
         return RetryingReader(ground.objects, clock=FastClock())
 
-    explainer = Explainer(known, known.held, ground.metadata, looker(), [site])
-    verifier = TopicVerifier(known, looker, [site])
+    explainer = Explainer(known, known.held, ground.metadata, retrying_reader(), [site])
+    verifier = TopicVerifier(known, retrying_reader, [site])
     service = InspectService(explainer, verifier, cast("Engine", known), ground.metadata, known=only_known)
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
         yield Ctl(address)

@@ -125,13 +125,13 @@ async def test_the_scrub_and_the_collector_find_everything_in_order() -> None:
             await work.order(to)
             await work.ended()
         topic_map = await map_of(rig)
-        looker = RetryingReader(rig.store, clock=rig.clock)
+        reader = RetryingReader(rig.store, clock=rig.clock)
         for segment in topic_map.segments:
             target = Target(bucket="b", keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
-            tables = await check_tables(looker, target)
+            tables = await check_tables(reader, target)
             assert tables.flaws == []
             assert tables.manifest is not None
-            async with aclosing(check_blocks(looker, target, tables.manifest)) as steps:
+            async with aclosing(check_blocks(reader, target, tables.manifest)) as steps:
                 assert [flaws async for _, flaws in steps if flaws] == []
         gc = Collector(rig.store, rig.tree.connect(), [SITE], clock=rig.clock, metrics=rig.metrics)
         async with aclosing(gc.collect(grace_s=0.0, apply=True)) as finds:
@@ -232,7 +232,7 @@ async def test_verifying_finds_nothing_wrong_in_the_middle(kept: bool) -> None:
 async def verified(rig: Rig, *, maps: bool) -> list[Flaw]:
     """Verify the bucket, with the maps or without."""
 
-    looker = RetryingReader(rig.store, clock=rig.clock)
-    verifier = Verifier(rig.store, [SITE], looker, clock=rig.clock, metadata=rig.tree.connect() if maps else None)
+    reader = RetryingReader(rig.store, clock=rig.clock)
+    verifier = Verifier(rig.store, [SITE], reader, clock=rig.clock, metadata=rig.tree.connect() if maps else None)
     async with aclosing(verifier.run(Wish())) as reports:
         return [flaw for one in [report async for report in reports] for flaw in one.flaws]

@@ -81,8 +81,8 @@ async def test_a_segment_asks_for_what_the_model_says(entries: int, entry_bytes:
         assert charged(asked.asked) == wanted._replace(deletes=0), asked.asked
     (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
     asked.asked.clear()
-    looker = RetryingReader(store, clock=clock)
-    flaws, _ = await check_committed(looker, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
+    retrying_reader = RetryingReader(store, clock=clock)
+    flaws, _ = await check_committed(retrying_reader, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
     assert not flaws
     assert charged(asked.asked) == per_scrub(entries * entry_bytes, entry_bytes, CUTTING), asked.asked
 

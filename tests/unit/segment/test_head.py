@@ -427,7 +427,7 @@ async def test_a_place_that_another_one_marks_in_the_same_moment_is_theirs() -> 
 
     store = Late(rig.clock)
     assert (await marker.ensure(store, "seg/", ours)).marker == theirs
-    assert set(await marker.guests(store, "seg/", "test")) == {ours.deployment_id}
+    assert set(await marker.provisional_deployments(store, "seg/", "test")) == {ours.deployment_id}
 
 
 async def test_what_is_written_says_of_which_deployment_it_is() -> None:

@@ -9,7 +9,7 @@ import pytest
 from offloaderd.testing import FakeClock
 
 
-async def test_sleepers_wake_in_order_at_their_own_time() -> None:
+async def test_waiting_tasks_wake_in_order_at_their_own_time() -> None:
     """Each sleeper sees the time of its deadline, whatever the step of the advance."""
     clock = FakeClock()
     seen: list[tuple[str, float]] = []

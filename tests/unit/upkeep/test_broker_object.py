@@ -46,7 +46,7 @@ async def store(ledger: BrokerLedger) -> MemoryStore:
 
 
 @pytest.fixture
-def looker(store: MemoryStore) -> RetryingReader:
+def reader(store: MemoryStore) -> RetryingReader:
     """Who looks."""
     return RetryingReader(store, clock=FastClock())
 
@@ -66,16 +66,16 @@ def committed(ledger: BrokerLedger) -> CommittedSegment:
     )
 
 
-async def test_sound(ledger: BrokerLedger, looker: RetryingReader) -> None:
+async def test_sound(ledger: BrokerLedger, reader: RetryingReader) -> None:
     """Tables and entries have no flaw, and every entry is found where it lies."""
     segment = committed(ledger)
     target = Target(bucket=segment.bucket, keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
-    tables = await check_tables(looker, target)
+    tables = await check_tables(reader, target)
     assert (tables.flaws, tables.manifest) == ([], None)
-    assert await broker_object.check_entries(looker, segment) == []
+    assert await broker_object.check_entries(reader, segment) == []
     data, _ = ledger.objects()
     for entry_id, payload in enumerate(ledger.payloads):
-        at, length = await broker_object.find_entry(looker, segment, entry_id)
+        at, length = await broker_object.find_entry(reader, segment, entry_id)
         assert data[at : at + length] == payload
         assert data[at - 8 : at] == entry_id.to_bytes(8, "big")
 
@@ -87,31 +87,31 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], Kind]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_damaged_data(ledger: BrokerLedger, looker: RetryingReader, store: MemoryStore, name: str) -> None:
+async def test_damaged_data(ledger: BrokerLedger, reader: RetryingReader, store: MemoryStore, name: str) -> None:
     """Each flaw names the object and what to do."""
     change, kind = CHANGES[name]
     segment = committed(ledger)
     await store.put(segment.keys.data, change(ledger.objects()[0]))
     flaws = [
-        *await broker_object.check_objects(looker, segment),
-        *await broker_object.check_entries(looker, segment),
+        *await broker_object.check_objects(reader, segment),
+        *await broker_object.check_entries(reader, segment),
     ]
     assert {flaw.key for flaw in flaws} == {segment.keys.data}
     assert kind in {flaw.kind for flaw in flaws}
     if kind is Kind.BLOCK:
         with pytest.raises(CorruptData):
-            await broker_object.find_entry(looker, segment, 1)
+            await broker_object.find_entry(reader, segment, 1)
 
 
-async def test_missing_and_foreign_index(ledger: BrokerLedger, looker: RetryingReader, store: MemoryStore) -> None:
+async def test_missing_and_foreign_index(ledger: BrokerLedger, reader: RetryingReader, store: MemoryStore) -> None:
     """An index of another ledger, and no objects at all."""
     segment = committed(ledger)
     other = BrokerLedger(topic=TOPIC, ledger_id=4, object_id=ledger.object_id, payloads=[b"x"])
     await store.put(segment.keys.index, other.objects()[1])
-    (flaw,) = await broker_object.check_objects(looker, segment)
+    (flaw,) = await broker_object.check_objects(reader, segment)
     assert (flaw.kind, flaw.key) == (Kind.INDEX, segment.keys.index)
     await store.delete([segment.keys.index, segment.keys.data])
-    flaws = await broker_object.check_objects(looker, segment)
+    flaws = await broker_object.check_objects(reader, segment)
     assert [(flaw.kind, flaw.key) for flaw in flaws] == [
         (Kind.MISSING, segment.keys.index),
         (Kind.MISSING, segment.keys.data),

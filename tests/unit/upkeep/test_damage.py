@@ -177,8 +177,8 @@ async def test_what_was_damaged_on_its_way_to_a_verification_is_no_damage() -> N
     rig.store.get = get  # type: ignore[method-assign]
     told: list[str] = []
     sites = [Site(cluster="test", bucket="b", prefix="seg/")]
-    looker = RetryingReader(rig.store, clock=rig.clock)
-    verifier = TopicVerifier(Maps(owned), lambda: looker, sites, lambda _t, _s, bad: told.append(bad))
+    retrying_reader = RetryingReader(rig.store, clock=rig.clock)
+    verifier = TopicVerifier(Maps(owned), lambda: retrying_reader, sites, lambda _t, _s, bad: told.append(bad))
     reports = [one async for one in verifier.run(TOPIC, Level.FULL)]
     assert flipped == 1
     assert [one.flaws for one in reports] == [[]] * 4

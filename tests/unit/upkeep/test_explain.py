@@ -69,9 +69,9 @@ async def ground() -> Ground:
 
 async def explained(ground: Ground, position: str, held: Held = NOWHERE, *, bucket: str = BUCKET) -> Explanation:
     """Explain a position."""
-    looker = RetryingReader(ground.objects, clock=FastClock())
+    retrying_reader = RetryingReader(ground.objects, clock=FastClock())
     site = Site(cluster=CLUSTER, bucket=bucket, prefix=PREFIX)
-    explainer = Explainer(Maps(ground), Tiers(held).held, ground.metadata, looker, [site])
+    explainer = Explainer(Maps(ground), Tiers(held).held, ground.metadata, retrying_reader, [site])
     return await explainer.explain(TOPIC, Position.parse(position))
 
 

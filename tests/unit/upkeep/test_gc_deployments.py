@@ -83,7 +83,7 @@ async def test_uploads_in_a_place_with_a_provisional_marker_stay(ground: Ground)
     await ground.age()
     finds, _ = await ground.collect()
     assert kinds(finds) == {data_key(9): (Kind.FOREIGN, Verdict.KEEP)}
-    assert list(await marker.guests(ground.objects.at(BUCKET), PREFIX, CLUSTER)) == [str(THERE)]
+    assert list(await marker.provisional_deployments(ground.objects.at(BUCKET), PREFIX, CLUSTER)) == [str(THERE)]
 
 
 async def test_an_upload_in_a_place_without_a_marker_stays(ground: Ground) -> None:
@@ -139,7 +139,7 @@ async def test_of_two_that_mark_a_place_at_a_time_the_first_one_has_it(ground: G
     await marker.ensure(store, PREFIX, ours)
     store.head = head  # type: ignore[method-assign]
     assert (await marker.ensure(store, PREFIX, theirs)).marker == ours
-    assert list(await marker.guests(store, PREFIX, CLUSTER)) == [str(THERE)]
+    assert list(await marker.provisional_deployments(store, PREFIX, CLUSTER)) == [str(THERE)]
 
 
 async def test_a_marker_that_was_damaged_on_its_way_is_put_again(ground: Ground) -> None:

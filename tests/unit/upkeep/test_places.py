@@ -349,14 +349,14 @@ async def test_every_place_is_verified(*, damaged: bool) -> None:
     away = next(one for one in (await map_of(rig)).segments if one.bucket == AWAY[0])
     if damaged:
         await buckets_of(rig).at(AWAY[0]).put(away.keys.data, bytes(away.object_bytes))
-    looker = RetryingReader(rig.store, clock=rig.clock)
-    verifier = Verifier(rig.store, SITES, looker, clock=rig.clock)
+    retrying_reader = RetryingReader(rig.store, clock=rig.clock)
+    verifier = Verifier(rig.store, SITES, retrying_reader, clock=rig.clock)
     reports = [one async for one in verifier.run(Wish())]
     assert [one.segments for one in reports] == [3]
     assert {flaw.key for one in reports for flaw in one.flaws if flaw.is_problem} == (
         {away.keys.data} if damaged else set()
     )
-    assert looker.read_bytes > 3 * 1000
+    assert retrying_reader.read_bytes > 3 * 1000
     async with rig.engine() as engine:
         daemons = TopicVerifier(engine, lambda: RetryingReader(rig.store, clock=rig.clock), SITES)
         seen = [one async for one in daemons.run(TOPIC, Level.FULL) if isinstance(one, SegmentReport)]

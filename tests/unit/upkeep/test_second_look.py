@@ -94,8 +94,8 @@ async def before_a_grant(owned: Owned, segment: CommittedSegment) -> object:
 
 async def explain(owned: Owned, segment: CommittedSegment) -> object:
     """Where an entry is."""
-    looker = RetryingReader(owned.rig.store, clock=owned.rig.clock)
-    explainer = Explainer(Maps(owned), Tiers().held, owned.rig.tree.connect(), looker, [SITE])
+    reader = RetryingReader(owned.rig.store, clock=owned.rig.clock)
+    explainer = Explainer(Maps(owned), Tiers().held, owned.rig.tree.connect(), reader, [SITE])
     found = await explainer.explain(TOPIC, segment.end)
     assert found.place is not None
     return found.place.flaw is None
@@ -103,8 +103,8 @@ async def explain(owned: Owned, segment: CommittedSegment) -> object:
 
 async def verified(owned: Owned, segment: CommittedSegment) -> object:
     """By whoever verifies."""
-    looker = RetryingReader(owned.rig.store, clock=owned.rig.clock)
-    flaws, _ = await check_committed(looker, TOPIC, segment, Level.FULL, cluster=SITE.cluster, buckets=[SITE.bucket])
+    reader = RetryingReader(owned.rig.store, clock=owned.rig.clock)
+    flaws, _ = await check_committed(reader, TOPIC, segment, Level.FULL, cluster=SITE.cluster, buckets=[SITE.bucket])
     return not flaws
 
 
