@@ -45,8 +45,8 @@ from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
 from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.objects.port import SegmentStore
-from offloaderd.segment.reachability import StoreReach
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.segment.failures import StoreReach
+from offloaderd.topic.buffer import BufferPool
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -51,14 +51,12 @@ from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.selection import Change
 from offloaderd.policy.selector import Selector
 from offloaderd.policy.store import topic_policies
-from offloaderd.topic.compact_map import KeptMap
+from offloaderd.topic import requests
 from offloaderd.topic.context import TopicContext
-from offloaderd.topic.idle import IdleOptions, IdleTopics
+from offloaderd.topic.idle import IdleOptions, IdleTopics, KeptMap
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.topic.report import Reporter
-from offloaderd.topic.requests import requests
-from offloaderd.topic.spill.files import HINT
-from offloaderd.topic.status import TopicStatus
+from offloaderd.topic.spill import HINT
+from offloaderd.topic.status import Reporter, TopicStatus
 from offloaderd.upkeep import deletion
 
 log = structlog.get_logger(__name__)

@@ -28,17 +28,16 @@ from offloaderd.policy.merge import Effective
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records.topic import Paused, TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.segment import resume
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.failures import Failure
-from offloaderd.segment.resume import resume
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing
-from offloaderd.topic.compact_map import KeptMap
 from offloaderd.topic.context import TopicContext
-from offloaderd.topic.idle import Cause, IdleTopic, State, state_of
+from offloaderd.topic.idle import Cause, IdleTopic, KeptMap, State, state_of
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.status import TopicStatus, bare, idle
 

@@ -28,18 +28,40 @@ from offloaderd.core.model import (
     TopicName,
 )
 from offloaderd.core.retry import Backoff, until_answered
-from offloaderd.format.v1.index import decode_index
-from offloaderd.history.broker_copy import read_copy
+from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
+from offloaderd.format.v1.scan import BlockScan, block_spans
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
+from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.port import ObjectReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.source_check import Listing
+
+
+async def read_copy(
+    objects: ObjectReader, where: SegmentKeys, index: LedgerObjectIndex, first: int, last: int, *, batch_bytes: int
+) -> AsyncGenerator[EntryBatch, None]:
+    """Yield the entries `first` to `last`, in order, in batches of about `batch_bytes`.
+
+    Blocks are read from their begin. Raises NotFound, CorruptData, Transient and Denied; what was yielded is right.
+    """
+    assert where.ledger_id is not None  # noqa: S101 - the object of a ledger
+    for span in block_spans(index):
+        if span.last_entry_id < first or span.first_entry_id > last:
+            continue
+        scan = BlockScan(span, ledger_id=where.ledger_id, key=where.data)
+        while scan.inside and scan.next_entry_id <= last:
+            length = min(batch_bytes, span.end - scan.wanted_at)
+            batch = scan.feed(await objects.get(where.data, scan.wanted_at, length)).between(first, last)
+            if batch.count:
+                yield batch.decoded()
+
 
 log = structlog.get_logger(__name__)
 

@@ -32,7 +32,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.resume.resume import LeftBehind
+from offloaderd.segment.resume import LeftBehind
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import Listing
 

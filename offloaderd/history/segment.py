@@ -14,7 +14,7 @@ from offloaderd.history.record import HistoryRecord
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.builders.ledger_layout import ledger_layout
+from offloaderd.segment.builders.ledger_builder import ledger_layout
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.committer import FindManifest, Surroundings, VerifiedSegment

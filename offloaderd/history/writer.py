@@ -23,12 +23,12 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.places import Place
+from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.feed import ReadAheadFeed
-from offloaderd.segment.resume import resume as recovery
-from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume import as_finished, unrecorded
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter

@@ -1,7 +1,7 @@
-"""What a topic's requests are failing with at the moment: why it stalls, and since when.
+"""What a topic's requests fail with, why and since when it stalls, and whether the store answers at all.
 
-A request that is tried again is one trouble for as long as it fails, whatever else works meanwhile: a part that cannot
-be stored holds up its segment, however well its neighbours fare.
+A request that is retried is one failure for as long as it fails, whatever else succeeds meanwhile: a part that cannot
+be stored delays its segment, even if the parts beside it are stored.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -153,3 +153,33 @@ class FailureTracker:
             self._told = False
             lasted_s = round(self._clock.monotonic() - ended.since_s, 3)
             log.info("topic.recovered", topic=str(self._topic), stalled_s=lasted_s)
+
+
+LATELY_S = 5.0
+"""A store that answered an upload within this time works, whatever a probe says that took as long to give up."""
+
+
+class StoreReach:
+    """What the last probe found; `failure` is None while the store answers, or nobody has asked."""
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self._worked_s: float | None = None
+
+    def probed(self, error: OffloaderError | None, clock: Clock) -> None:
+        """Note a probe, None: it was answered. A refusal tells nothing of other buckets of the same store.
+
+        A store that asks for fewer requests has answered; uploads that it never takes are troubles of their own.
+        """
+        now_s, known = clock.monotonic(), self.failure
+        lately = self._worked_s is not None and now_s - self._worked_s < LATELY_S
+        if lately or not isinstance(error, Transient) or isinstance(error, Throttled):
+            self.failure = None
+        elif known is None:
+            self.failure = Failure(error, clock.wall_ms(), now_s)
+        else:
+            known.error = error
+
+    def worked(self, clock: Clock) -> None:
+        """Note that a request of an upload was answered."""
+        self.failure, self._worked_s = None, clock.monotonic()

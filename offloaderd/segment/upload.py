@@ -37,9 +37,8 @@ from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
 from offloaderd.objects.whole import apart
 from offloaderd.segment.builders.builder import CutPart
-from offloaderd.segment.failures import FailureTracker, error_class
+from offloaderd.segment.failures import FailureTracker, StoreReach, error_class
 from offloaderd.segment.feed import Reservation
-from offloaderd.segment.reachability import StoreReach
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

@@ -1,15 +1,118 @@
-"""What an owner does next with its topic between two segments: decided by a look at it, without an await.
+"""What an owner does next with its topic between two segments, and how its entries go: pure, by a look at the topic.
 
 What an earlier owner left is resumed, or abandoned once the source has lost its first entry. Else ledgers that brokers
 have offloaded are adopted, and a segment begins with the next entry as soon as that is to be offloaded.
+
+Entries go by the method of the topic's policy as it is when their segment begins. Ledger-based offloading (PIP-17)
+takes closed ledgers from entry 0, one after the other, once they are due: by the size of the closed ledgers from there
+on, by the time since the close (`ManagedLedgerImpl.maybeOffload`), or because somebody asked for what they hold. What
+is left of a ledger that was offloaded in part goes by streaming whatever the method says: no object of PIP-17 can hold
+it. Under `none` nothing begins.
 """
 
 from typing import NamedTuple
 
-from offloaderd.core.model import LedgerInfo, OffloadMethod, Position
+from offloaderd.core.model import LedgerInfo, Loss, OffloadMethod, Position
+from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.segment.stop import SegmentProgress
 from offloaderd.segment.view import TopicView
-from offloaderd.topic.due import begins, method_at
+
+
+def begins(view: TopicView) -> bool:
+    """Say whether live segments may begin at all."""
+    return view.policy.method is not OffloadMethod.NONE and not view.history_waits
+
+
+def method_of(view: TopicView, run: Run) -> OffloadMethod:
+    """Say how the entries of a run go, NONE for not now. What an open segment needs is no question of this."""
+    attempt = view.attempt
+    begun = attempt is not None and attempt.begin.ledger_id == run.ledger_id
+    adopted = run.first_entry_id == 0 and not begun and run.ledger_id in view.adoptable
+    if adopted or not begins(view):
+        return OffloadMethod.NONE
+    whole = view.goes_by_ledgers and run.first_entry_id == 0 and not _has_vanished(view, run.ledger_id)
+    if whole:
+        return OffloadMethod.LEDGER_BASED if _is_due(view, run.ledger_id) else OffloadMethod.NONE
+    return OffloadMethod.STREAMING
+
+
+def method_at(view: TopicView, first: Position) -> OffloadMethod:
+    """Say how a segment goes that begins with an entry."""
+    return method_of(view, Run(*first, first.entry_id))
+
+
+def wants(view: TopicView, step: Run | Loss) -> bool:
+    """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
+    if not view.settled:
+        return False
+    end = view.attempt.end if view.attempt is not None else None
+    if end is not None and (not isinstance(step, Run) or step.first <= end):
+        return True
+    return method_of(view, step) is not OffloadMethod.NONE if isinstance(step, Run) else begins(view)
+
+
+def reachable(view: TopicView, target: Position | None) -> Position | None:
+    """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none.
+
+    Of a ledger that goes as a whole that is its last one.
+    """
+    taken = view.cursor
+    if target is None or not view.goes_by_ledgers or (target.ledger_id == taken.ledger_id and not _is_whole(view)):
+        return target
+    ledgers = view.chain.ledgers.values()
+    ends = [Position(one.ledger_id, one.entries - 1) for one in ledgers if one.closed and one.entries]
+    return max((end for end in ends if end <= target), default=view.offloaded)
+
+
+def _is_whole(view: TopicView) -> bool:
+    """Say whether the ledger that holds the entry at the cursor goes, or went, as a whole."""
+    going = view.attempt.ledger_id if view.attempt is not None else None
+    return view.cursor.ledger_id in {going, view.whole_before}
+
+
+def _has_vanished(view: TopicView, ledger_id: int) -> bool:
+    """Say whether a ledger was closed and is gone: what has been read of it is all that there is."""
+    return view.chain.end_of(ledger_id) is not None and ledger_id not in view.chain.ledgers
+
+
+def _is_due(view: TopicView, ledger_id: int) -> bool:
+    policy, ledgers, asked = view.policy, view.chain.ledgers, view.requested.seal_to
+    info = ledgers.get(ledger_id)
+    if info is None or not info.closed:
+        return False
+    if asked is not None and Position(ledger_id, info.entries - 1) <= asked:
+        return True
+    if policy.threshold_s is not None and view.wall_ms - info.closed_at_ms > policy.threshold_s * 1000:
+        return True
+    closed = [one.size_bytes for one in ledgers.values() if one.closed and one.ledger_id >= ledger_id]
+    return policy.threshold_bytes is not None and (sum(closed) > policy.threshold_bytes or not policy.threshold_bytes)
+
+
+def due_in_s(view: TopicView, step: Run | Loss) -> float | None:
+    """Return how many seconds are left until its age makes a ledger due; None when time alone does not."""
+    threshold_s = view.policy.threshold_s
+    info = view.chain.ledgers.get(step.ledger_id) if isinstance(step, Run) else None
+    if info is None or not info.closed or threshold_s is None:
+        return None
+    left_ms = info.closed_at_ms + threshold_s * 1000 - view.wall_ms
+    return (left_ms + 1) / 1000 if left_ms >= 0 else None
+
+
+def frees_on_seal(view: TopicView, progress: SegmentProgress | None) -> bool:
+    """Say whether a segment that is sealed soon, or is sealed already, frees memory; `progress` is of the open one.
+
+    One whose end is decided and that lacks entries frees none before they come, nor does what no segment takes yet.
+    """
+    end = view.attempt.end if view.attempt is not None else None
+    if end is not None and view.cursor < end:
+        return False
+    if progress is not None and progress.entries:
+        return True
+    if view.attempt is not None or view.first is None:
+        return view.first is not None
+    return method_at(view, view.first) is OffloadMethod.STREAMING
+
 
 LOOK_S = 1.0
 """How often to look whether what an earlier owner left has lost its entries, or a ledger has become due."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from offloaderd.core.model import OutagePolicy
 from offloaderd.segment.context import OffloadContext
-from offloaderd.topic.memory.pool import BufferPool
-from offloaderd.topic.spill.files import SpillArea
+from offloaderd.topic.buffer import BufferPool
+from offloaderd.topic.spill import SpillArea
 
 
 @dataclass(frozen=True, slots=True)

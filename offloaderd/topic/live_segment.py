@@ -11,7 +11,7 @@ from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.history.segment import MapCommitter, MapFacts
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.places import Place
-from offloaderd.segment.builders.ledger_layout import ledger_layout
+from offloaderd.segment.builders.ledger_builder import ledger_layout
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
@@ -19,8 +19,7 @@ from offloaderd.segment.committer import Assignment, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.prefix_totals import Pasts
-from offloaderd.segment.resume.resume import LeftBehind, abandon
-from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume import LeftBehind, abandon, as_finished, unrecorded
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.topic.chooser import Begin

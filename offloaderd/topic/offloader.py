@@ -18,29 +18,36 @@ from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.resume.resume import LeftBehind
+from offloaderd.segment.resume import LeftBehind
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import SourceCheck
 from offloaderd.segment.stop import LiveStop, SegmentProgress
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.topic.chooser import Abandon, Adopt, Begin, Leave, NoteEnd, Resume, Wait, choose
+from offloaderd.topic.buffer import TailingBuffer
+from offloaderd.topic.chooser import (
+    Abandon,
+    Adopt,
+    Begin,
+    Leave,
+    NoteEnd,
+    Resume,
+    Wait,
+    choose,
+    frees_on_seal,
+    reachable,
+)
 from offloaderd.topic.context import TopicContext
-from offloaderd.topic.due import frees_on_seal, reachable
 from offloaderd.topic.duties import Rest, Resting
-from offloaderd.topic.handle import OffloadHandle, SegmentResult
-from offloaderd.topic.lag.age import OldestEntry
-from offloaderd.topic.lag.lag import LagTracker
+from offloaderd.topic.handle import OffloadHandle, SegmentResult, check_ledger
+from offloaderd.topic.lag import LagTracker, OldestEntry
 from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts
 from offloaderd.topic.mailbox import Requests
-from offloaderd.topic.memory.buffer import TailingBuffer
-from offloaderd.topic.outage import pushed
-from offloaderd.topic.outage.outage import Outage
-from offloaderd.topic.requests.requests import ByHand
-from offloaderd.topic.source_reader import SourceReader
+from offloaderd.topic.outage import Outage
+from offloaderd.topic.requests import ByHand
 from offloaderd.topic.status import TopicStatus, describe
-from offloaderd.topic.tailer import Tailer
+from offloaderd.topic.tailer import SourceReader, Tailer
 from offloaderd.topic.tailing_feed import TailingFeed
 
 
@@ -196,7 +203,7 @@ class TopicOffloader:
 
         Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
         """
-        await pushed.check(self.tailer, self.buffer, batch, self._clock)
+        await check_ledger(self.tailer, self.buffer, batch, self._clock)
         while (result := self.offer(batch)) is OfferResult.FULL and self.tailer is None:
             if (kept := await self.outage.overflow(batch)) is not None:
                 if kept is OfferResult.ACCEPTED:

@@ -9,7 +9,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.model import Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.feed import Answer, Empty, Entries, Lost
-from offloaderd.topic.memory.buffer import TailingBuffer
+from offloaderd.topic.buffer import TailingBuffer
 
 OVERDRAW_S = 10.0
 """How long a segment may wait for its next entries before another one may exceed the memory in its place."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.topic.spill.files import SpillArea
+from offloaderd.topic.spill import SpillArea
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.squeeze import BUDGETS, KINDS, MIB, squeeze
 

@@ -28,11 +28,11 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.policy.merge import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.segment.builders.ledger_layout import WholeLedgers
+from offloaderd.segment.builders.ledger_builder import WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
-from offloaderd.topic.memory.pool import BufferPool
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary
 from offloaderd.upkeep.grants.grants import Grants

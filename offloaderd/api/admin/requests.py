@@ -18,10 +18,9 @@ from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
+from offloaderd.topic import requests
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.topic.requests import requests
-from offloaderd.topic.requests.plan import Plan, Take, Wanted
-from offloaderd.topic.requests.requests import Fate, Outcome, fate_of
+from offloaderd.topic.requests import Fate, Outcome, Plan, Take, Wanted, fate_of
 
 HEARTBEAT_S = 1.0
 """A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""

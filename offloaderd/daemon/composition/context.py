@@ -23,12 +23,12 @@ from offloaderd.objects.port import SegmentStore
 from offloaderd.policy.merge import Level, Origin
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.builders.builder import SegmentLayout
-from offloaderd.segment.builders.ledger_layout import LedgerCut, WholeLedgers
+from offloaderd.segment.builders.ledger_builder import LedgerCut, WholeLedgers
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.context import OutageRules, TopicContext
-from offloaderd.topic.memory.pool import BufferPool
-from offloaderd.topic.spill.files import SpillArea
+from offloaderd.topic.spill import SpillArea
 
 Context = TypeVar("Context", bound=OffloadContext)
 

@@ -21,7 +21,7 @@ from offloaderd.ledgers.book import plain_metadata
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal
-from offloaderd.segment.builders.ledger_layout import LedgerCut
+from offloaderd.segment.builders.ledger_builder import LedgerCut
 from offloaderd.segment.committer import Assignment, FindManifest, Surroundings
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker

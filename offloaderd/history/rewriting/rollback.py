@@ -33,10 +33,10 @@ from offloaderd.metadata.records.rollback import RollbackOrder
 from offloaderd.metadata.topic_map import conversion
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.segment import resume as recovery
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.resume import resume as recovery
-from offloaderd.segment.resume.roll_forward import as_finished
+from offloaderd.segment.resume import as_finished
 from offloaderd.segment.upload import SegmentFailed
 
 log = structlog.get_logger(__name__)

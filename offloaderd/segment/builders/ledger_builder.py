@@ -1,25 +1,82 @@
-"""A whole ledger on its way into one object as Pulsar writes it (PIP-17, V1): entries in, parts out; pure, no I/O.
+"""A closed ledger as one object in Pulsar's format (PIP-17, V1): how it is cut, and entries in, parts out.
 
-The object's blocks are large (64 MiB by default) and written as a row of runs, so that neither writer nor reader has to
-hold one: a part holds whole runs, the manifest has a checksum for each. Where a block ends follows from what is left of
-the ledger (`v1.block_length`), so entries and bytes of the ledger have to be known before its first byte is written;
-if they turn out to be others the object is refused, while Pulsar's writer would cut the ledger short.
+The object's blocks are large (64 MiB by default) and are written as a row of runs, so that neither writer nor reader
+has to hold a block: a part holds whole runs, and the manifest has a checksum for each. Where a block ends follows from
+the rest of the ledger (`v1.block_length`), so the ledger's entries and bytes have to be known before its first byte is
+written. If the ledger turns out to have others, the object is refused; Pulsar's writer would cut the ledger short.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import EntryBatch, LedgerInfo
+from offloaderd.core.model import EntryBatch, LedgerInfo, TopicName
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.v1 import blocks as v1
 from offloaderd.format.values import BlockInfo, LedgerPart
+from offloaderd.ledgers.port import LedgerDescriber, LedgerSource
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.segment.builders.builder import OpenBlock, SegmentBuilder
+from offloaderd.segment.builders.builder import PART_COUNT_MAX, OpenBlock, SegmentBuilder
+
+COUNT_BYTES = 1 << 20
+
+PARTS_MAX = PART_COUNT_MAX - 1000
+"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCut:
+    """How ledgers are written as a whole: settings in bytes."""
+
+    block_bytes: int
+    part_bytes: int
+    run_bytes: int
+    dense_index: bool = False
+
+    def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
+        """Say how a ledger is cut; a long one into longer parts."""
+        return LedgerLayout(
+            block_bytes=self.block_bytes,
+            part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
+            run_bytes=self.run_bytes,
+            dense_index=self.dense_index,
+            entries=entries,
+            payload_bytes=payload_bytes,
+            metadata=metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLedgers(LedgerCut):
+    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
+
+    describer: LedgerDescriber
+
+
+async def ledger_layout(
+    ledgers: WholeLedgers | None, source: LedgerSource | None, topic: TopicName, info: LedgerInfo, *, count: bool
+) -> LedgerLayout:
+    """Look a closed ledger up at the source. Raises NotFound, Transient, InvalidInput.
+
+    Its length is that of its last entry; where that once proved wrong (`count`) all entries are read.
+    """
+    assert ledgers is not None  # noqa: S101 - else no ledger is written as a whole
+    assert source is not None  # noqa: S101 - as above
+    if count:
+        payload_bytes = 0
+        entries = source.read(topic, info.ledger_id, 0, info.entries - 1, batch_bytes=COUNT_BYTES)
+        async with aclosing(entries) as batches:
+            async for batch in batches:
+                payload_bytes += batch.payload_bytes()
+    else:
+        payload_bytes = await source.length_at(topic, info.ledger_id, info.entries - 1)
+    metadata = await ledgers.describer.described(topic, info.ledger_id)
+    return ledgers.layout(entries=info.entries, payload_bytes=payload_bytes, metadata=metadata)
 
 
 @dataclass(slots=True)

@@ -32,8 +32,7 @@ from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.resume.resume import reason_to_give_up
-from offloaderd.segment.resume.roll_forward import as_finished, unrecorded
+from offloaderd.segment.resume import as_finished, reason_to_give_up, unrecorded
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.spark.backfill.eligible import Aim, BackfillFailed, plan_for_job
 from offloaderd.spark.backfill.plan import split_history

@@ -25,7 +25,7 @@ from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import head_of
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.resume.resume import reason_to_give_up
+from offloaderd.segment.resume import reason_to_give_up
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.spark.convert.outlook import ConversionFailed, Wish, outlook
 from offloaderd.spark.jobs.job import Driver, RewriteTask, Written

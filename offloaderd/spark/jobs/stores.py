@@ -24,7 +24,7 @@ from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.jobs.job import PATIENCE_S
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.buffer import BufferPool
 
 PARTS_HELD = 8
 """Parts for which an executor has memory: those in flight, and the one that is being read."""

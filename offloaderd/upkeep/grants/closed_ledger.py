@@ -15,7 +15,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.topic.requests.plan import Wanted
+from offloaderd.topic.requests import Wanted
 from offloaderd.upkeep.grants.copy_check import CopyChecker, holding_all, segments_of
 
 KNOWN_MAX = 1000

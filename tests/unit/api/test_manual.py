@@ -17,7 +17,7 @@ from offloaderd.metadata import paths
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.protocol.v1 import admin_pb2, common_pb2
-from offloaderd.topic.requests.plan import Why
+from offloaderd.topic.requests import Why
 from offloaderd.topic.status import TopicStatus
 from tests.unit.fleet.test_engine import appended
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded

@@ -20,9 +20,9 @@ from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.topic import handle
 from offloaderd.topic.context import OutageRules
-from offloaderd.topic.outage import pushed
-from offloaderd.topic.spill.files import SpillArea
+from offloaderd.topic.spill import SpillArea
 from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ async def test_what_the_source_does_not_know_is_refused_with_the_reason(
     listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken, it would wait in memory for good, and nobody would know: an unknown ledger, or more than a ledger has."""
-    monkeypatch.setattr(pushed, "APPEARS_S", 0.05)
+    monkeypatch.setattr(handle, "APPEARS_S", 0.05)
     rig = small()
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine() as engine, serving(rig, engine) as stub:

@@ -33,7 +33,7 @@ from offloaderd.spark.jobs import stores as backfill_stores
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.settings import SpillSettings
 from offloaderd.upkeep.retention.retention import Limits, limits_of
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings

@@ -25,7 +25,7 @@ from offloaderd.daemon.settings.change import LIVE
 from offloaderd.daemon.stores import Ledgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.buffer import BufferPool
 from tests.authority import Authority
 from tests.unit.daemon.test_log_levels import standard_levels
 

@@ -17,8 +17,8 @@ from offloaderd.policy import store as policies
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.topic.requests import requests as asked
-from offloaderd.topic.requests.plan import Wanted
+from offloaderd.topic import requests as asked
+from offloaderd.topic.requests import Wanted
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.stored import Site
 from tests.golden.records import VALUES, lines

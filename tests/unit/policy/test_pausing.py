@@ -15,8 +15,8 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import Paused, TopicPolicy
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.topic.report import Reporter
-from offloaderd.topic.requests.plan import Wanted, Why, planned
+from offloaderd.topic.requests import Wanted, Why, planned
+from offloaderd.topic.status import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 PAUSED = Paused(1_700_000_000_000, "ipv4:127.0.0.1:1")

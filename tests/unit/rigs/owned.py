@@ -14,7 +14,7 @@ from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.refusals import TopicIdentity
-from offloaderd.segment.resume.resume import LeftBehind
+from offloaderd.segment.resume import LeftBehind
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.deletion import empty_trash

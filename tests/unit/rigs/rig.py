@@ -27,15 +27,15 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.builders.builder import SegmentLayout
-from offloaderd.segment.builders.ledger_layout import WholeLedgers
+from offloaderd.segment.builders.ledger_builder import WholeLedgers
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.context import OutageRules, TopicContext
 from offloaderd.topic.idle import IdleOptions
-from offloaderd.topic.memory.pool import BufferPool
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.request import Asked
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.testing.memory.metadata import MemoryTree
-from offloaderd.topic.requests import requests as asked
-from offloaderd.topic.requests.plan import Why, reached
-from offloaderd.topic.requests.requests import Fate, Outcome, fate_of
+from offloaderd.topic import requests as asked
+from offloaderd.topic.requests import Fate, Outcome, Why, fate_of, reached
 from tests.unit.rigs.rig import TOPIC
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.topic.compact_map import KeptMap
+from offloaderd.topic.idle import KeptMap
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:

@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
-from offloaderd.topic.memory.buffer import ENTRY_OVERHEAD_BYTES, Missing, TailingBuffer
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES, BufferPool, Missing, TailingBuffer
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.topic.memory.pool import MemoryHolder
+    from offloaderd.topic.buffer import MemoryHolder
 
 COST = 10 * (10 + ENTRY_OVERHEAD_BYTES)
 """What a batch of ten entries takes."""

@@ -13,8 +13,19 @@ from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.view import Requested, TopicView
-from offloaderd.topic.chooser import LOOK_S, Abandon, Adopt, Begin, Choice, Leave, NoteEnd, Resume, Wait, choose
-from offloaderd.topic.due import frees_on_seal
+from offloaderd.topic.chooser import (
+    LOOK_S,
+    Abandon,
+    Adopt,
+    Begin,
+    Choice,
+    Leave,
+    NoteEnd,
+    Resume,
+    Wait,
+    choose,
+    frees_on_seal,
+)
 
 STREAMING = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60)
 WHOLE = replace(STREAMING, method=OffloadMethod.LEDGER_BASED, threshold_bytes=0)

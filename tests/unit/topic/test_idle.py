@@ -18,12 +18,12 @@ from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.segment.resume import resume
+from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep
 from offloaderd.topic.duties import Rest
 from offloaderd.topic.idle import IdleOptions
-from offloaderd.topic.report import Reporter
+from offloaderd.topic.status import Reporter
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.core.model import Position
-from offloaderd.topic.lag.lag import SAMPLES_MAX, LagTracker, Sample
+from offloaderd.topic.lag import SAMPLES_MAX, LagTracker, Sample
 
 
 def test_age_is_that_of_the_oldest_entry_that_is_not_durable() -> None:

@@ -15,12 +15,12 @@ from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Outage
 from offloaderd.core.pace import Pace
 from offloaderd.metadata import paths
 from offloaderd.policy.records.topic import Paused, TopicPolicy
-from offloaderd.segment import reachability as reach_module
+from offloaderd.segment import failures as reach_module
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.context import OutageRules
-from offloaderd.topic.report import Reporter
+from offloaderd.topic.status import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.segment.test_faults import QuickClock
 

@@ -15,7 +15,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.segment import writer
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.topic import tailing_feed
-from offloaderd.topic.memory.buffer import ENTRY_OVERHEAD_BYTES
+from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES
 from tests.unit.rigs.lives import life, until_found
 from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from offloaderd.core import humanize as words
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.core.model import EntryBatch
-from offloaderd.topic.spill import files as spill_files
-from offloaderd.topic.spill.files import HEADER, SpillArea, SpillQueue, decode, encode
+from offloaderd.topic import spill as spill_files
+from offloaderd.topic.spill import HEADER, SpillArea, SpillQueue, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,7 @@ async def test_the_limit_is_for_all_topics(tmp_path: Path) -> None:
             assert not await other.append(batch(1))
         assert area.refused == f"spill.bytes_max ({words.size(area.bytes_max)}) is used up"
         assert [(one["event"], one["error"]) for one in logged] == [("spill.refused", area.refused)]
+        assert "raise spill.bytes_max" in logged[0]["hint"]
         assert await drained(one) == [batch(0)]
         assert await other.append(batch(1))
         assert not area.refused

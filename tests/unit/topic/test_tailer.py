@@ -18,11 +18,9 @@ from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss,
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.view import Requested, TopicView
-from offloaderd.topic.lag.lag import LagTracker
-from offloaderd.topic.memory.buffer import TailingBuffer
-from offloaderd.topic.memory.pool import BufferPool
-from offloaderd.topic.source_reader import SourceReader
-from offloaderd.topic.tailer import EntriesMissing, Tailer
+from offloaderd.topic.buffer import BufferPool, TailingBuffer
+from offloaderd.topic.lag import LagTracker
+from offloaderd.topic.tailer import EntriesMissing, SourceReader, Tailer
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads, turn, until
 

@@ -8,8 +8,7 @@ from offloaderd.core.model import START, LedgerInfo, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.feed import Empty, Entries, Lost
 from offloaderd.testing.clock import FakeClock
-from offloaderd.topic.memory.buffer import Missing, TailingBuffer
-from offloaderd.topic.memory.pool import BufferPool
+from offloaderd.topic.buffer import BufferPool, Missing, TailingBuffer
 from offloaderd.topic.tailing_feed import OVERDRAW_S, TailingFeed
 from tests.unit.rigs.feed_cases import LAST, Cases, batch
 

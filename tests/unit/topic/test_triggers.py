@@ -14,9 +14,8 @@ from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.topic.requests import requests as asked
-from offloaderd.topic.requests.plan import Wanted, Why
-from offloaderd.topic.requests.requests import Outcome
+from offloaderd.topic import requests as asked
+from offloaderd.topic.requests import Outcome, Wanted, Why
 from tests.unit.fleet.test_engine import appended
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.core.model import LedgerInfo, Position
-from offloaderd.topic.requests.plan import beyond
+from offloaderd.topic.requests import beyond
 
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 

@@ -16,10 +16,10 @@ import structlog
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
 from offloaderd.segment.failures import FailureTracker, error_class
+from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.context import TopicContext
 from offloaderd.topic.mailbox import Requests
-from offloaderd.topic.memory.buffer import TailingBuffer
-from offloaderd.topic.spill.spill import Spill
+from offloaderd.topic.spill import Spill
 
 WAIT_S = 2.0
 """What waits for the end of an outage does what is to be done meanwhile this often."""

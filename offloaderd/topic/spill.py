@@ -27,21 +27,25 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import google_crc32c
 import structlog
 
 from offloaderd.core import humanize as words
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, InvalidConfig
-from offloaderd.core.model import EntryBatch
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.topic.buffer import BufferPool, TailingBuffer
 
 log = structlog.get_logger(__name__)
 
 HEADER = struct.Struct(">4sHHqqIII")
 MAGIC, VERSION = b"OSPL", 1
 HINT = "make room or raise spill.bytes_max; pushers are held back until then, and nothing is lost"
+DAMAGED = "the disk below spill.directory returns other bytes than it was given; the entries are pushed again"
 FILE_BYTES = 64 * 1024 * 1024
 """A file is deleted once all of it was taken back, so this is what may be held although it is no longer needed."""
 LOCK = "offloaderd-spill.lock"
@@ -67,21 +71,18 @@ def decode(data: bytes, at: int, *, where: str, offset: int) -> tuple[EntryBatch
     magic, version, reserved, ledger_id, first_entry_id, count, body_bytes, crc = HEADER.unpack_from(data, at)
     if (magic, version, reserved) != (MAGIC, VERSION, 0):
         found = (magic, version, reserved)
-        raise CorruptData(key=where, offset=offset + at, expected=(MAGIC, VERSION, 0), found=found, hint=HINT)
+        raise CorruptData(key=where, offset=offset + at, expected=(MAGIC, VERSION, 0), found=found, hint=DAMAGED)
     body, end = at + HEADER.size, at + HEADER.size + body_bytes
     if len(data) < end:
         return None
     actual = google_crc32c.extend(google_crc32c.value(data[at : body - 4]), data[body:end])
     if actual != crc:
-        raise CorruptData(key=where, offset=offset + at, expected=crc, found=actual, hint=HINT)
+        raise CorruptData(key=where, offset=offset + at, expected=crc, found=actual, hint=DAMAGED)
     payloads, start = [], body + 4 * count
     for length in struct.unpack_from(f">{count}I", data, body):
         payloads.append(data[start : start + length])
         start += length
     return EntryBatch(ledger_id, first_entry_id, payloads), end
-
-
-HINT = "the disk below spill.directory returns other bytes than it was given; the entries are pushed again"
 
 
 @dataclass(slots=True)
@@ -233,7 +234,11 @@ class SpillQueue:
                 batches, at = self._records(first, size := self._size_of_next(first))
                 if not batches:
                     raise CorruptData(
-                        key=str(first.path), offset=first.taken, expected=f"{size} bytes", found="fewer", hint=HINT
+                        key=str(first.path),
+                        offset=first.taken,
+                        expected=f"{size} bytes",
+                        found="fewer",
+                        hint=DAMAGED,
                     )
             first.taken += at
             freed = 0
@@ -256,7 +261,7 @@ class SpillQueue:
         size = HEADER.size + HEADER.unpack(head)[6] if len(head) == HEADER.size else 0
         left = file.written - file.taken
         if not 0 < size <= left:
-            raise CorruptData(key=str(file.path), offset=file.taken, expected=f"{left} bytes", found=size, hint=HINT)
+            raise CorruptData(key=str(file.path), offset=file.taken, expected=f"{left} bytes", found=size, hint=DAMAGED)
         return size
 
     @staticmethod
@@ -282,3 +287,133 @@ class SpillQueue:
             for file in self._files:
                 self._delete(file)
             self._files.clear()
+
+
+CHUNK_BYTES = 1 << 20
+"""Read back at a time."""
+
+LOOK_S = 1.0
+"""What waits for room looks again this often: a disk does not tell when it has some."""
+
+
+class _Offer(NamedTuple):
+    batch: EntryBatch
+    answer: asyncio.Future[OfferResult]
+
+
+class Spill:
+    """One topic's overflow."""
+
+    def __init__(
+        self, area: SpillArea, buffer: TailingBuffer, pool: BufferPool, *, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._area = area
+        self._buffer = buffer
+        self._pool = pool
+        self._clock = clock
+        self._metrics = metrics
+        self._queue = SpillQueue(area)
+        self._offers: deque[_Offer] = deque()
+        self._back: deque[EntryBatch] = deque()  # read from disk, not yet in the buffer
+        self._edge: Position | None = None  # what the oldest of them follows
+        self._wake = Signal()
+        self._over = False
+        self.entries = 0
+        self.payload_bytes = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits, on disk or on its way there or back."""
+        return not (self._queue.unread or self._back or self._offers)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether somebody who pushes waits for room."""
+        return bool(self._offers)
+
+    async def accept(self, batch: EntryBatch) -> OfferResult:
+        """Take a batch for which memory has no room; returns once it is on disk, or why it cannot be taken.
+
+        Never FULL: it waits for room. When cancelled, the batch may be taken all the same, which `last_offered` tells.
+        """
+        if self._over or self._buffer.refusing:
+            return OfferResult.CLOSED
+        offer = _Offer(batch, asyncio.get_running_loop().create_future())
+        self._offers.append(offer)
+        self._buffer.diverted = True
+        self._wake.notify()
+        return await offer.answer
+
+    async def run(self) -> None:
+        """Write what is offered and bring it back as there is room, until cancelled. Raises CorruptData."""
+        try:
+            while True:
+                if not await self._step():
+                    room = self._pool.freed.wait(), self._buffer.demand.wait()
+                    await race(self._wake.wait(), *room, self._clock.sleep(LOOK_S))
+                elif self.empty:
+                    self._buffer.diverted = False
+                    self._pool.freed.notify()
+                    await self._wake.wait()
+        finally:
+            self._over = True
+            for offer in self._offers:
+                if not offer.answer.done():
+                    offer.answer.set_result(OfferResult.CLOSED)
+            self._offers.clear()
+            await self._queue.drop()
+            self._account(-self.entries, -self.payload_bytes)
+
+    async def _step(self) -> bool:
+        """Do what can be done next; False when all of it waits for room."""
+        wrote = await self._write() if self._offers else False
+        if not self._back and self._queue.unread:
+            self._back.extend(await self._queue.take(CHUNK_BYTES))
+        return self._fill() or wrote or self.empty
+
+    async def _write(self) -> bool:
+        """Answer the first offer; False when it has to wait."""
+        offer = self._offers[0]
+        if offer.answer.cancelled():
+            self._offers.popleft()
+            return True
+        result = self._taken_directly(offer.batch)
+        if result is None and await self._queue.append(offer.batch):
+            follows = self._buffer.overflow(offer.batch)
+            if self.entries == 0:
+                self._edge = follows
+            self._account(len(offer.batch.payloads), offer.batch.payload_bytes())
+            self._metrics.spilled_entries.inc(len(offer.batch.payloads))
+            result = OfferResult.ACCEPTED
+        if result is None:
+            return False
+        self._offers.popleft()
+        if not offer.answer.done():
+            offer.answer.set_result(result)
+        return True
+
+    def _taken_directly(self, batch: EntryBatch) -> OfferResult | None:
+        """Offer to the buffer when nothing is before it on disk; None when it has to go there."""
+        if self._buffer.closed or self._buffer.refusing:
+            return OfferResult.CLOSED
+        if self._queue.unread or self._back:
+            return None if self._buffer.expects(batch) else OfferResult.NOT_CONSECUTIVE
+        self._buffer.diverted = False
+        result = self._buffer.offer(batch)
+        self._buffer.diverted = True
+        return None if result is OfferResult.FULL else result
+
+    def _fill(self) -> bool:
+        """Move what was read back into the buffer as far as there is room; says whether any was."""
+        moved = False
+        while self._back and self._edge is not None and self._buffer.fill(self._back[0], self._edge):
+            batch = self._back.popleft()
+            self._edge = batch.last
+            self._account(-len(batch.payloads), -batch.payload_bytes())
+            moved = True
+        return moved
+
+    def _account(self, entries: int, payload_bytes: int) -> None:
+        self.entries += entries
+        self.payload_bytes += payload_bytes
+        self._metrics.spill_bytes.set(self._area.used_bytes)

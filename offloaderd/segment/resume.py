@@ -1,22 +1,27 @@
-"""An attempt whose segment is finished although its record does not say so: metadata that went back, for one.
+"""What a new owner does with the attempt that it finds.
 
-Where a segment ends is recorded before anything under its key can be complete, so a readable manifest beside a record
-without a seal was written by an owner whose records are gone: by all that is known the segment was committed, reported
-durable, and perhaps deleted at its source. It is committed again, from what its manifest says and after all of it was
-read back. What cannot be proven so stops the topic; it is never given up, for that would delete it.
+An attempt that is still recorded was not committed: the commit deletes it in the same transaction. It is resumed if all
+that decides its bytes is known and its place is one of this daemon. Else it is given up: its objects go to the trash
+list (see `upkeep/deletion.py`), and its entries begin the next attempt.
 
-A record that is sealed is left to the usual way for as long as that needs no entries; if it needs some, the manifest
-spares reading them again from a source that may have them no more.
+A segment may be finished although its record does not say so, as after metadata were restored from a backup. The end is
+recorded before anything under the key can be complete. So a readable manifest beside a record without a seal was
+written by an owner whose records are lost: the segment may have been committed, reported durable, and deleted at its
+source. It is committed again from its manifest, after all of it was read back. What cannot be proven stops the topic;
+it is never given up, since that would delete it. For a sealed record whose parts lack entries, the manifest replaces
+reading these from a source that may no longer have them.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.model import Loss, OffloadMethod, TopicName
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
 from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.retry import until_answered
 from offloaderd.format.layout import LedgerLayout
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.values import SegmentManifest
@@ -24,12 +29,69 @@ from offloaderd.format.verify import check_block, check_index
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.whole import apart
+from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.states import state_of
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What earlier owners left: where their unfinished segment began, the attempt if it can be gone on with.
+
+    `failures` is how often the segment that begins there has failed, and why the last time.
+    """
+
+    begin: Position | None = None
+    attempt: Attempt | None = None
+    failures: tuple[int, str] = (0, "")
+
+
+async def take_over(attempts: AttemptLog, standing: Position | None, context: OffloadContext) -> LeftBehind:
+    """Return the attempt of an earlier owner, given up if it cannot be gone on with. Raises Fenced, CorruptData.
+
+    `standing` is up to where all is offloaded.
+    """
+    found = await until_answered(context.upload_context.clock, attempts.load)
+    if found is None:
+        return LeftBehind()
+    reason = reason_to_give_up(found, standing, context)
+    if not reason:
+        return LeftBehind(found.begin, found, (found.tries, found.last_error))
+    await abandon(attempts, found, reason, context.upload_context.metrics)
+    return LeftBehind(found.begin, None, (found.tries + 1, reason))
+
+
+async def abandon(attempts: AttemptLog, found: Attempt, reason: str, metrics: Metrics) -> None:
+    """Give up an attempt of an earlier owner. Raises Fenced."""
+    topic, epoch = str(attempts.fence.claim.topic), found.epoch
+    log.warning(
+        "attempt.abandoned",
+        topic=topic,
+        segment_id=str(found.segment_id),
+        state=state_of(found),
+        epoch=epoch,
+        reason=reason,
+    )
+    metrics.uploads_aborted.labels(reason="takeover").inc()
+    await attempts.give_up(found, reason)
+
+
+def reason_to_give_up(found: Attempt, end: Position | None, context: OffloadContext) -> str:
+    """Say why an attempt cannot be gone on with; empty: it can, as far as its record tells."""
+    if found.layout is None:
+        return "an earlier version began it, and did not record how it is cut"
+    if obstacle := context.places.obstacle(found.driver_properties):
+        return obstacle
+    if end is None:
+        return ""
+    if found.begin not in {(end.ledger_id, end.entry_id + 1), (max(found.begin.ledger_id, end.ledger_id + 1), 0)}:
+        return f"it begins at {found.begin}, and the topic is offloaded up to {end}"
+    return ""
 
 
 async def as_finished(

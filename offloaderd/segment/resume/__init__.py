@@ -1,1 +1,0 @@
-"""What a new owner does with the attempt that it finds."""

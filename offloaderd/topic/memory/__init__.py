@@ -1,1 +1,0 @@
-"""The memory that topics tail in: a buffer for each, one budget for all."""

@@ -1,1 +1,0 @@
-"""A topic while the object store does not take its entries."""

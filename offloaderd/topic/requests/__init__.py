@@ -1,1 +1,0 @@
-"""Offloads that were requested by hand."""
