@@ -1,7 +1,7 @@
-"""Verification as a Spark job: every committed segment looked at by some task, what lies between them by the driver.
+"""Verification as a Spark job: tasks verify the committed segments, the driver the joints between them.
 
-The same looks as `offloaderd verify --against-map`, over as many machines as there are. A report is a table with a row
-for each flaw, and one for each segment that has none. What is found damaged the driver has kept at its source.
+The checks are those of `offloaderd verify --against-map`, over any number of machines. The report is a table with a row
+for each flaw, and one for each segment without any. The driver has the source keep the ledgers of damaged segments.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment,
 from offloaderd.upkeep.verify.topic import check_committed
 
 TASKS_A_CORE = 8
-"""Tasks for each core, so that one with large segments holds up no others."""
+"""Tasks for each core, so that one with large segments does not delay the others."""
 
 SCHEMA = StructType(
     [
@@ -47,18 +47,11 @@ SCHEMA = StructType(
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """What one task looks at."""
+class Inspected:
+    """A segment with its flaws; `known` is from its manifest, None without one."""
 
     topic: TopicName
     segment: CommittedSegment
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """What it found; `known` is what the manifest says, None without one."""
-
-    one: Segment
     flaws: tuple[Flaw, ...]
     known: Known | None
     read_bytes: int
@@ -66,7 +59,7 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """How tasks look: where, and how closely. Called by Spark in each of them."""
+    """The work of each task: stores, and level of verification. Spark calls it."""
 
     objects: ObjectsSettings
     cluster: str
@@ -74,30 +67,30 @@ class Inspection:
     level: Level
 
     @brief
-    def __call__(self, segments: Iterable[Segment]) -> Iterator[Inspected]:
-        """Look at some segments."""
+    def __call__(self, segments: Iterable[tuple[TopicName, CommittedSegment]]) -> Iterator[Inspected]:
+        """Verify some segments."""
         return iter(asyncio.run(self._all(list(segments))))
 
-    async def _all(self, segments: Sequence[Segment]) -> list[Inspected]:
+    async def _all(self, segments: Sequence[tuple[TopicName, CommittedSegment]]) -> list[Inspected]:
         clock = SystemClock()
         async with bucket_store(self.objects, clock) as objects:
-            return [await self._one(RetryingReader(objects, clock=clock), one) for one in segments]
+            return [await self._one(RetryingReader(objects, clock=clock), *one) for one in segments]
 
-    async def _one(self, reader: RetryingReader, one: Segment) -> Inspected:
+    async def _one(self, reader: RetryingReader, topic: TopicName, segment: CommittedSegment) -> Inspected:
         try:
             flaws, known = await check_committed(
-                reader, one.topic, one.segment, self.level, cluster=self.cluster, buckets=self.buckets
+                reader, topic, segment, self.level, cluster=self.cluster, buckets=self.buckets
             )
         except BucketMissing:
             raise
         except OffloaderError as error:
-            flaws, known = [unreachable(error, one.segment.keys, topic=one.topic, committed=one.segment)], None
-        return Inspected(one, tuple(flaws), known, reader.read_bytes)
+            flaws, known = [unreachable(error, segment.keys, topic=topic, committed=segment)], None
+        return Inspected(topic, segment, tuple(flaws), known, reader.read_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The report as a table, its sum, and what became of the ledgers whose copies are damaged."""
+    """The report as a table, its totals, and the fate of the ledgers whose copies are damaged."""
 
     report: DataFrame
     topics: int
@@ -111,21 +104,21 @@ class Verified:
 
     @property
     def exit_code(self) -> int:
-        """0: sound. 1: problems were found. 3: none, but not everything could be looked at."""
+        """0: sound. 1: problems were found. 3: none, but something could not be read."""
         return 1 if self.problems else 3 if self.unreachable else 0
 
 
 def verify(
     spark: SparkSession, options: Mapping[str, str], level: Level = Level.FULL, *, dry_run: bool = False
 ) -> Verified:
-    """Look at all committed segments of the topics that `options`, those of the data source, name.
+    """Verify all committed segments of the topics that `options`, those of the data source, name.
 
-    The grants of ledgers whose copy is damaged are revoked, unless `dry_run`; `ledgers` says what became of each.
-    Raises InvalidConfig, NotFound for no topic, and what the metadata raises.
+    The grants of ledgers whose copy is damaged are revoked, unless `dry_run`. Raises InvalidConfig, NotFound for no
+    topic, and as the metadata does.
     """
     parsed = parse(options)
     snapshots = _snapshots(parsed)
-    segments = [Segment(one.topic, segment) for one in snapshots for segment in one.map.segments]
+    segments = [(one.topic, segment) for one in snapshots for segment in one.map.segments]
     settings = parsed.settings
     task = Inspection(settings.objects, settings.daemon.cluster, frozenset(settings.objects.all_places.buckets), level)
     found = _distributed(spark, segments, task)
@@ -140,8 +133,8 @@ def verify(
         report=spark.createDataFrame(rows, SCHEMA),
         topics=len(snapshots),
         segments=len(found),
-        entries=sum(one.one.segment.entries for one in found),
-        object_bytes=sum(one.one.segment.object_bytes for one in found),
+        entries=sum(one.segment.entries for one in found),
+        object_bytes=sum(one.segment.object_bytes for one in found),
         read_bytes=sum(one.read_bytes for one in found),
         problems=sum(flaw.is_problem for flaw in flaws),
         unreachable=sum(flaw.kind is Kind.UNREACHABLE for flaw in flaws),
@@ -157,7 +150,7 @@ def _snapshots(options: SourceOptions) -> list[Snapshot]:
 async def _revoke_grants(
     stores: Stores, snapshots: Sequence[Snapshot], found: Sequence[Inspected], *, dry_run: bool
 ) -> list[DamagedLedger]:
-    """Have the source keep the ledgers of damaged segments. A bucket without metadata has no grants to revoke here."""
+    """Revoke the grants of damaged segments' ledgers; a bucket without metadata has none."""
     damage = damage_by_segment(flaw for one in found for flaw in one.flaws)
     keeper = JobKeeper(stores.metadata, SystemClock(), job="a verification by Spark", dry_run=dry_run)
     ledgers: list[DamagedLedger] = []
@@ -169,44 +162,43 @@ async def _revoke_grants(
     return ledgers
 
 
-def _distributed(spark: SparkSession, segments: Sequence[Segment], task: Inspection) -> list[Inspected]:
-    """Have all segments looked at; the largest are begun first."""
+def _distributed(
+    spark: SparkSession, segments: Sequence[tuple[TopicName, CommittedSegment]], task: Inspection
+) -> list[Inspected]:
+    """Verify all segments in tasks, the largest first."""
     if not segments:
         return []
     context = spark.sparkContext
     count = min(len(segments), context.defaultParallelism * TASKS_A_CORE)
-    largest = sorted(segments, key=lambda one: one.segment.object_bytes, reverse=True)
+    largest = sorted(segments, key=lambda one: one[1].object_bytes, reverse=True)
     dealt = [one for number in range(count) for one in largest[number::count]]
     with from_spark():
         found: list[Inspected] = context.parallelize(dealt, count).mapPartitions(task).collect()
-    return sorted(found, key=lambda one: (one.one.topic, one.one.segment.begin))
+    return sorted(found, key=lambda one: (one.topic, one.segment.begin))
 
 
 def _without_deleted(found: Sequence[Inspected], options: SourceOptions) -> list[Inspected]:
-    """Leave out what lacks objects because it was deleted, or rewritten, meanwhile."""
+    """Drop segments with flaws that were deleted, or rewritten, meanwhile."""
     if not any(flaw.kind is Kind.MISSING for one in found for flaw in one.flaws):
         return list(found)
     still = {segment.segment_id for one in _snapshots(options) for segment in one.map.segments}
-    return [one for one in found if not one.flaws or one.one.segment.segment_id in still]
+    return [one for one in found if not one.flaws or one.segment.segment_id in still]
 
 
 def _between(snapshots: Sequence[Snapshot], found: Sequence[Inspected]) -> Mapping[TopicName, list[Flaw]]:
-    """Return what is wrong between the segments of each topic all of whose manifests could be read."""
+    """Return the flaws between the segments of each topic whose manifests were all read."""
     known: dict[TopicName, list[Known]] = defaultdict(list)
     for inspected in found:
         if inspected.known is not None:
-            known[inspected.one.topic].append(inspected.known)
-    flaws: dict[TopicName, list[Flaw]] = {}
-    for one in snapshots:
-        if len(known[one.topic]) == len(one.map.segments):
-            flaws[one.topic] = between(known[one.topic], one.map)
-    return flaws
+            known[inspected.topic].append(inspected.known)
+    whole = (one for one in snapshots if len(known[one.topic]) == len(one.map.segments))
+    return {one.topic: between(known[one.topic], one.map) for one in whole}
 
 
 def _rows(one: Inspected) -> Iterator[dict[str, object]]:
-    segment = one.one.segment
+    segment = one.segment
     about = {
-        "topic": str(one.one.topic),
+        "topic": str(one.topic),
         "segment_id": segment.segment_id,
         "begin": str(segment.begin),
         "end": str(segment.end),

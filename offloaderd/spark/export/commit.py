@@ -1,7 +1,7 @@
-"""What an export has committed: the positions up to which a target holds all, kept with the data itself.
+"""The record of an export's commits: the positions up to which a target has all, stored with the data itself.
 
-A target has one record of all positions, that of the newest commit. Where every commit is kept, as in a table, each has
-only the positions that it moved, from where and to where: from the newest record any of them can be found back.
+A target has one record of all positions, that of the newest commit. Where every commit is stored, as in a table, each
+has only the positions that it changed, before and after: with the newest record, all of any commit follow from them.
 """
 
 import json
@@ -19,12 +19,12 @@ VERSION = 2
 """Version 1 also had the files of the round."""
 DIGITS = 10
 VALUE = "value"
-"""What a source says of the type of its values, as Spark writes it in a table's definition."""
+"""The field of a source with the type of its values, as Spark writes it in a table's definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What a target holds. `source` says of what; `staging` is the folder to which the last round was written."""
+    """The state of a target: its source, and `staging`, the folder to which the last round was written."""
 
     number: int
     source: dict[str, str]
@@ -33,7 +33,7 @@ class Commit:
     rows: int = 0
 
     def is_same(self, other: "Commit") -> bool:
-        """Say whether it is the same commit, whatever its source has gained since."""
+        """Return whether it is the same commit, whatever its source has gained since."""
         return (self.number, self.staging) == (other.number, other.staging)
 
     def encode(self) -> str:
@@ -41,7 +41,7 @@ class Commit:
         return json.dumps({"version": VERSION, **{name: getattr(self, name) for name in self.__slots__}}, indent=1)
 
     def encode_move(self, last: "Commit") -> str:
-        """Return what a commit has changed since the one before it."""
+        """Return the record of the changes since the commit before."""
         moved = {
             name: [last.positions.get(name), at]
             for name, at in self.positions.items()
@@ -51,18 +51,18 @@ class Commit:
         return json.dumps(step)
 
     def checked(self, source: Mapping[str, str], target: str) -> "Commit":
-        """Return itself if it is of this source, which may have gained fields since. Raises InvalidConfig."""
+        """Return the commit if it is of this source, which may have gained fields. Raises InvalidConfig."""
         if self.source == source:
             return self
         old, new = self.source.get(VALUE), source.get(VALUE)
         if old is None or new is None or {**self.source, VALUE: ""} != {**source, VALUE: ""}:
-            told = ", ".join(f"{name} {value}" for name, value in self.source.items())
-            raise InvalidConfig(f"{target} is an export of something else: {told}", hint="name another target")
+            known = ", ".join(f"{name} {value}" for name, value in self.source.items())
+            raise InvalidConfig(f"{target} is an export of something else: {known}", hint="name another target")
         wide = widened(DataType.fromDDL(old), DataType.fromDDL(new)).simpleString()
         return replace(self, source={**self.source, VALUE: wide})
 
     def next_name(self) -> str:
-        """Return a new name for what is written of the round after this one."""
+        """Return a new name for the files of the next round."""
         return f"{self.number + 1:0{DIGITS}}-{SystemClock().uuid()}"
 
 
@@ -80,7 +80,7 @@ def decode(text: str, path: str) -> Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What one commit has changed: `moved` has the positions before (None: there was none) and after it."""
+    """The changes of one commit: `moved` has the positions before (None: there was none) and after it."""
 
     number: int
     staging: str
@@ -94,7 +94,7 @@ class Move:
 
 
 def decode_move(text: str, path: str) -> Move | Commit:
-    """Read what a commit has changed; one of an earlier release has all positions. Raises CorruptData."""
+    """Read the changes of a commit; a record of an earlier release has all positions. Raises CorruptData."""
     try:
         found = json.loads(text)
         if "moved" not in found:
@@ -108,24 +108,24 @@ def decode_move(text: str, path: str) -> Move | Commit:
 
 
 class ExportTarget(Protocol):
-    """Where an export goes: takes the files of a round together with the positions up to which they go."""
+    """The target of an export: it takes the files of a round together with the positions that they reach."""
 
     target: str
-    """What people call it."""
+    """Its name in messages."""
 
     def last(self, source: dict[str, str]) -> Commit:
         """Return the last commit, number 0 for none; changes nothing.
 
-        Raises InvalidConfig for what holds something else, CorruptData, and OffloaderError when it cannot be read.
+        Raises InvalidConfig for a target of something else, CorruptData, and OffloaderError when it cannot be read.
         """
         ...
 
     def recover(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, with all that a crash has left of it finished or cleared. Raises as `last`."""
+        """Complete the last commit after a crash, delete the rest of others, and return it. Raises as `last`."""
         ...
 
     def named(self, columns: StructType) -> StructType:
-        """Return the columns of the next round by what they are called in the target, in the same order."""
+        """Return the columns of the next round with their names in the target, in the same order."""
         ...
 
     def staging(self, last: Commit) -> str:
@@ -133,8 +133,8 @@ class ExportTarget(Protocol):
         ...
 
     def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
-        """Make what is in staging part of the target, with the positions up to which it goes.
+        """Add the files in staging to the target, with the positions that they reach.
 
-        Raises Conflict when another export has committed since.
+        Raises Conflict when another export has committed since, OffloaderError when it fails.
         """
         ...

@@ -1,12 +1,12 @@
-"""Committed segments as Parquet or an Iceberg table, by day, each entry once: run again, it goes on where it ended.
+"""Export of committed segments to Parquet or an Iceberg table, by day, each entry once; a later run continues.
 
     with spark_session("export") as spark:
         export(spark, {"topic": "orders", "config": "offloaderd.toml"}, "/archive/orders")
         export(spark, {"topic": "orders", ...}, IcebergTable(folder="/archive/tables", name="shop.orders"))
 
-Rows are those of `format("offload")`, in a folder or partition for each day (UTC) in which they were written; those
-without a time are in `day=__HIVE_DEFAULT_PARTITION__`, of a table in the partition without a day. A round is what fits
-into `round_bytes` of segments, and is committed with the positions up to which it goes.
+Rows are those of `format("offload")`, in a folder or partition for each day (UTC) of their time; those without a time
+are in `day=__HIVE_DEFAULT_PARTITION__`, in a table in the partition without a day. A round has up to `round_bytes` of
+segments, and is committed with the positions that it reaches.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from offloaderd.spark.source.source import FORMAT, register
 
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB
-"""What is written, or to be repeated after a crash, at a time."""
+"""Bytes of segments that are written, or repeated after a crash, at a time."""
 
 DAY = "date_from_unix_date(int(unix_millis(time) div 86400000))"
 """The day in UTC, whatever the session's time zone is."""
@@ -49,14 +49,14 @@ TIMES = "spark.sql.parquet.outputTimestampType"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round that was committed: rows, bytes of segments, and up to which positions all is exported now."""
+    """A committed round: rows, bytes of segments, and the positions up to which all is exported now."""
 
     number: int
     rows: int
     segment_bytes: int
     positions: Mapping[str, str]
     undated: int = 0
-    """Rows without a time: of no day."""
+    """Rows without a time, and so without a day."""
 
 
 def export(
@@ -67,11 +67,11 @@ def export(
     round_bytes: int = ROUND_BYTES,
     progress: Callable[[Round], None] = lambda _: None,
 ) -> list[Round]:
-    """Export what is committed now and not exported yet; returns the rounds, none when there is nothing new.
+    """Export what is committed now and not exported yet; return the rounds, none when there is nothing new.
 
     `options` are those of the data source, `target` a folder for Parquet files or a table of Iceberg. Raises
-    InvalidConfig, Conflict when another export of the target runs, what the data source raises, and OffloaderError with
-    what Spark says of a failed round, of which nothing is left.
+    InvalidConfig, Conflict when another export of the target runs, as the data source does, and OffloaderError with
+    Spark's message for a failed round, which adds nothing.
     """
     parsed = _parsed(options)
     own = _own_session(spark)
@@ -101,9 +101,9 @@ def export(
 
 
 def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
-    """Raise what is wrong with an export as far as that can be said without Spark, which takes its time to start.
+    """Check an export without Spark, which is slow to start.
 
-    Raises InvalidConfig, NotFound when there is no such topic, and what the metadata store raises.
+    Raises InvalidConfig, NotFound when there is no such topic, and as the metadata store does.
     """
     parsed = _parsed(options)
     if not isinstance(target, str):
@@ -114,7 +114,7 @@ def check(options: Mapping[str, str], target: str | IcebergTable) -> None:
 
 
 def pending(spark: SparkSession, options: Mapping[str, str], target: str | IcebergTable) -> int:
-    """Return how many bytes of segments an export would read now; nothing is changed. Raises as `export`."""
+    """Return the bytes of segments that an export would read now; change nothing. Raises as `export`."""
     parsed = _parsed(options)
     with _opened(spark, target, parsed) as opened:
         last = opened.last(_source(parsed))
@@ -147,7 +147,7 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
 
 
 def _own_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings of another and some of its own: what runs beside it does not notice them."""
+    """Return a session with the settings of another and some of its own, which the other does not get."""
     java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
     own = type(spark)(spark.sparkContext, java.cloneSession())
     own.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
@@ -156,9 +156,9 @@ def _own_session(spark: SparkSession) -> SparkSession:
 
 
 def _source(options: SourceOptions) -> dict[str, str]:
-    """Return what a target is an export of: it takes nothing else.
+    """Return the identity of an export's source; a target accepts no other.
 
-    So bounds belong to it that what is exported later could not make up for; the end is none of them.
+    It includes the bounds that a later export could not extend, so not the end.
     """
     query = options.query
     bounds = {"start": query.first, "start_time": query.since_ms, "end_time": query.until_ms}
@@ -175,7 +175,7 @@ def _source(options: SourceOptions) -> dict[str, str]:
 def _one_round(
     spark: SparkSession, options: Mapping[str, str], target: ExportTarget, last: Commit, made: Step
 ) -> tuple[Commit, int]:
-    """Write and commit what the next step has; returns that, and how many rows have no time."""
+    """Write and commit a step; return the commit, and the number of rows without a time."""
     moved = [name for name, at in made.offset.items() if made.start.get(name) != at]
     start = {name: made.start[name] for name in moved if name in made.start}
     step = json.dumps({"start": start, "end": {name: made.offset[name] for name in moved}})

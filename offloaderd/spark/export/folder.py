@@ -1,16 +1,15 @@
-"""The target of an export: a folder of Parquet files by round and day, and a log of commits that says how far they go.
+"""An export's target: a folder of Parquet files by round and day, and a log of commits with their positions.
 
-    TARGET/round=0000000007/day=2026-11-21/<file>.parquet    what every reader of Parquet sees, a round at a time
+    TARGET/round=0000000007/day=2026-11-21/<file>.parquet    visible to readers of Parquet, a round at a time
     TARGET/_offloaderd/commits/<number>.json                 source and positions
-    TARGET/_offloaderd/staging/<number>-<id>/...             what is being written; readers pass over such names
+    TARGET/_offloaderd/staging/<number>-<id>/...             in progress; readers ignore such names
 
-A round is written to staging, and committed by giving its record the next number, which nothing has yet: in one step
-of the file system, a hard link or a rename of HDFS, so of two exports one is told that the other was first. Then its
-folder is moved to its place in one step. Whoever comes next moves what a crash has left unmoved. Once it is moved it
-is not looked at again: what others delete or rewrite there holds up nothing.
+A round is written to staging, and committed when its record gets the next free number, in one step of the file system:
+a hard link or a rename of HDFS. So of two exports one gets an error. Then its folder is moved to its place in one step;
+after a crash the next export does that. A folder in its place is not read again: others may delete or rewrite it.
 
-Earlier releases had `TARGET/day=...` for all rounds. Those folders are moved into round 0, so readers see them further;
-a record without a round, of a version that those releases do not know, is committed first.
+Earlier releases had `TARGET/day=...` for all rounds. Those folders are moved into round 0, where readers find them;
+before, a record without a round is committed, of a version that those releases do not know.
 """
 
 from __future__ import annotations
@@ -30,20 +29,16 @@ COMMITS = f"{OURS}/commits"
 
 
 class ExportFolder:
-    """A target, by its path or URL."""
+    """A target by its path or URL; see ExportTarget."""
 
     def __init__(self, spark: SparkSession, target: str) -> None:
-        """Find the file system. Raises InvalidConfig for one without the steps that a commit needs."""
+        """Find the file system. Raises InvalidConfig for one without the steps of a commit."""
         self._files = SparkFiles(spark, target)
         self.target = self._files.root
         check_scheme(self._files.scheme, self.target)
 
     def last(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, number 0 for none.
-
-        Raises InvalidConfig for a folder that holds something else, CorruptData, and OffloaderError when it cannot be
-        read.
-        """
+        """See ExportTarget."""
         names = sorted(name for name in self._files.names(COMMITS) if name.endswith(".json"))
         if not names:
             others = [name for name in self._files.names("") if name != OURS]
@@ -53,7 +48,7 @@ class ExportFolder:
         return self._record(names[-1]).checked(source, self.target)
 
     def recover(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, with its round in its place and nothing of it in staging. Raises as `last`."""
+        """See ExportTarget; the round is moved to its place."""
         last = self.last(source)
         self._finish(last)
         if days := [one for one in self._files.names("") if one.startswith("day=")]:
@@ -65,25 +60,22 @@ class ExportFolder:
         return last
 
     def named(self, columns: StructType) -> StructType:
-        """Return the columns as they are."""
+        """Return the columns unchanged."""
         return columns
 
     def staging(self, last: Commit) -> str:
-        """Return the URL of a new folder for the round after a commit."""
+        """See ExportTarget."""
         return self._files.url(f"{OURS}/staging/{last.next_name()}")
 
     def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
-        """Make what is in staging part of the target, with the positions up to which it goes.
-
-        Raises Conflict when another export has committed since.
-        """
+        """See ExportTarget."""
         here = staging.removeprefix(f"{self.target}/")
         made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=here, rows=rows)
         own, name = f"{COMMITS}/{made.staging.rpartition('/')[2]}.new", f"{made.number:0{DIGITS}}.json"
         self._files.write(own, made.encode())
         taken = not self._files.put_new(own, f"{COMMITS}/{name}")
         self._files.delete(own)
-        # A server may have done it and lost the answer: whose record is there decides, not what this call was told.
+        # A server may have done it and lost the answer: the record decides, not the result of this call.
         if taken and not self._record(name).is_same(made):
             raise Conflict(
                 f"another export has committed to {self.target} meanwhile",
@@ -99,7 +91,7 @@ class ExportFolder:
     def _finish(self, made: Commit) -> None:
         """Move a round to its place, unless it is there, and delete all other staging up to its number.
 
-        That of the next number may be somebody's who is at work.
+        Staging of the next number may be that of a running export.
         """
         if made.staging:
             self._files.move(made.staging, _round(made.number))

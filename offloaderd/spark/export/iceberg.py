@@ -1,14 +1,14 @@
-"""The target of an export: a table of Apache Iceberg, partitioned by the day of `time`.
+"""An export's target: a table of Apache Iceberg, partitioned by the day of `time`.
 
-    LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    what Spark wrote in a round; stays where it is
+    LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    the files of a round; they stay there
 
-A round is committed by one snapshot of the table, whose summary has the positions that it moved under
-`offloaderd.commit`: data and positions are there together, or neither. The same transaction puts the record of all
-positions into the table's properties. A rollback of the table takes the positions back with the data, as the snapshots
-that were left say; what others do to the table (compaction, deletions) leaves them as they are.
+A round is committed by one snapshot of the table, whose summary has the positions that it changed under
+`offloaderd.commit`, so data and positions are always together. The same transaction puts the record of all positions
+into the table's properties. A rollback of the table reverts the positions with the data, by the snapshots that it
+reverts; other changes of the table (compaction, deletions) do not affect them.
 
-The catalogue may be any that pyiceberg knows; a folder has one of its own, a file of SQLite. It decides which of two
-exports was first: the other is told so, and what it wrote is deleted with the next commit, like what a crash has left.
+The catalogue may be any of pyiceberg's; a folder has one of its own, a file of SQLite. It decides which of two exports
+is first: the other gets an error, and its files are deleted with the next commit, like those of a crash.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 COMMIT = "offloaderd.commit"
-"""Property of the table: the record of the last commit; of a snapshot: what its commit has moved."""
+"""Property of the table: the record of the last commit; of a snapshot: the changes of its commit."""
 
 SEQUENCE = "offloaderd.sequence"
-"""Property of the table: the sequence number of the snapshot of that commit, which tells a rollback from an expiry."""
+"""Property of the table: the sequence number of that commit's snapshot; it tells a rollback from an expiry."""
 
 OWN_CATALOG = "catalog.db"
 COMMIT_TRIES = 10
-"""How often a commit is tried while others, who are no exports, commit to the same table."""
+"""Tries of a commit while other programs, which are no exports, commit to the same table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergTable:
-    """A table by its name (`NAMESPACE.TABLE`): in a folder's own catalogue, or in one that pyiceberg is set up for."""
+    """A table by its name (`NAMESPACE.TABLE`): in a folder's own catalogue, or in one of pyiceberg's settings."""
 
     name: str
     folder: str | None = None
     catalog: str | None = None
 
     def __str__(self) -> str:
-        """What people call it."""
+        """Return its name in messages."""
         return f"table {self.name} in {self.folder or f'catalogue {self.catalog}'}"
 
 
 class ExportTable:
-    """A target. Opened with `opened`."""
+    """A table as a target, from `opened`; see ExportTarget."""
 
     def __init__(self, spark: SparkSession, where: IcebergTable, columns: StructType, catalog: Catalog | None) -> None:
         self._spark = spark
@@ -70,16 +70,13 @@ class ExportTable:
         self.target = str(where)
 
     def last(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, number 0 for none; changes nothing.
-
-        Raises InvalidConfig for a table of something else, CorruptData, and OffloaderError when it cannot be read.
-        """
+        """See ExportTarget."""
         table = self._table()
         nothing = Commit(number=0, source=source, positions={})
         return nothing if table is None else self._last_of(table).checked(source, self.target)
 
     def recover(self, source: dict[str, str]) -> Commit:
-        """Return the last commit, with nothing left of others with its number. Raises as `last`."""
+        """See ExportTarget."""
         if self._table() is None:
             self._create(Commit(number=0, source=source, positions={}))
         last = self.last(source)
@@ -87,7 +84,7 @@ class ExportTable:
         return last
 
     def named(self, columns: StructType) -> StructType:
-        """Return the columns by what they are called in the table, where somebody may have renamed some."""
+        """See ExportTarget; a user may have renamed columns of the table."""
         self._named = self._renamed(self._loaded(), columns)
         return self._named
 
@@ -98,14 +95,11 @@ class ExportTable:
         return renamed(columns, index_by_name(table.schema()), before)
 
     def staging(self, last: Commit) -> str:
-        """Return the URL of a new folder for the round after a commit."""
+        """See ExportTarget."""
         return self._files(self._loaded()).url(f"data/{last.next_name()}")
 
     def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
-        """Make what is in staging part of the table, with the positions up to which it goes.
-
-        Raises Conflict when another export has committed since, OffloaderError when the catalogue refuses.
-        """
+        """See ExportTarget."""
         name = staging.rpartition("/")[2]
         made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=name, rows=rows)
         files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet_by_day(f"data/{name}")]
@@ -124,11 +118,11 @@ class ExportTable:
         return made
 
     def _try(self, table: Table, last: Commit, made: Commit, files: list[str]) -> None:
-        """Commit, unless the table has changed since it was loaded; the caller looks at what came of it."""
+        """Commit, unless the table has changed since it was loaded; the caller reads the outcome back."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - optional
         from pyiceberg.table import TableProperties  # noqa: PLC0415
 
-        # The library would go on by itself, behind whatever another export has committed: all would be there twice.
+        # The library would try again on top of another export's commit: all entries would be there twice.
         once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
         table.metadata = table.metadata.model_copy(update={"properties": once})
         number = getattr(table.metadata, "last_sequence_number", 0) + 1
@@ -149,7 +143,7 @@ class ExportTable:
         except CommitFailedException:
             return
         except Exception as error:
-            # Else it was done, and the answer lost; or another was first.
+            # Else it was done and the answer lost, or another was first.
             if self._last_of(self._loaded()).is_same(last):
                 raise OffloaderError(
                     f"{self.target}: cannot commit: {type(error).__name__} {error}",
@@ -157,9 +151,9 @@ class ExportTable:
                 ) from error
 
     def _last_of(self, table: Table) -> Commit:
-        """Return the last commit that the table's newest snapshot holds. Raises InvalidConfig for a table without any.
+        """Return the last commit in the table's newest snapshot.
 
-        Raises OffloaderError for a table that was rolled back to where nobody knows it any more.
+        Raises InvalidConfig for a table without any, OffloaderError for one that was rolled back too far to find it.
         """
         said = table.properties.get(COMMIT)
         if said is None:
@@ -173,7 +167,7 @@ class ExportTable:
         return newest
 
     def _earlier_commit(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
-        """Return the commit of a snapshot, found back from the newest by what came between. Raises OffloaderError."""
+        """Return the commit of a snapshot, by the newest and the changes between them. Raises OffloaderError."""
         if isinstance(there, Commit):
             return there
         positions = newest.positions
@@ -193,7 +187,7 @@ class ExportTable:
         raise self._unknown()
 
     def _moves(self, table: Table, newest: Snapshot | None) -> Iterator[Move | Commit]:
-        """Yield what exports have committed in a snapshot and those before it, newest first, as far as is known."""
+        """Yield the commits of exports in a snapshot and its ancestors, newest first, as far as they are recorded."""
         for one in _ancestors(table, newest):
             if one.summary is not None and COMMIT in one.summary.additional_properties:
                 yield decode_move(one.summary.additional_properties[COMMIT], self.target)
@@ -206,7 +200,7 @@ class ExportTable:
         )
 
     def _clear(self, made: Commit) -> None:
-        """Delete what was written for a round and not committed; never what some snapshot may refer to."""
+        """Delete the files of rounds that were not committed; never those that a snapshot may refer to."""
         if not made.number:
             return
         table = self._loaded()
@@ -221,7 +215,7 @@ class ExportTable:
         return SparkFiles(self._spark, table.location())
 
     def _table(self) -> Table | None:
-        """Return the table; None when it is not there."""
+        """Return the table; None when it does not exist."""
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - optional
 
         if self._catalog is None:
@@ -239,7 +233,7 @@ class ExportTable:
         return table
 
     def _create(self, nothing: Commit) -> None:
-        """Make the table, with the record of an export that holds nothing yet."""
+        """Create the table, with the record of an empty export."""
         from pyiceberg.catalog import Catalog  # noqa: PLC0415 - optional
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.transforms import DayTransform  # noqa: PLC0415
@@ -258,16 +252,16 @@ class ExportTable:
                 ):
                     spec.add_field("time", DayTransform(), "day")
             except TableAlreadyExistsError:
-                return  # another export was first, and is told from its commits
+                return  # another export was first; its commits will show that
 
     def close(self) -> None:
-        """Leave the catalogue."""
+        """Close the catalogue."""
         if self._catalog is not None:
             self._catalog.close()
 
 
 def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
-    """Yield a snapshot and those before it, as far as they are kept."""
+    """Yield a snapshot and its ancestors, as far as they exist."""
     while newest is not None:
         yield newest
         newest = table.snapshot_by_id(newest.parent_snapshot_id) if newest.parent_snapshot_id is not None else None
@@ -275,9 +269,9 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 @contextmanager
 def opened(spark: SparkSession, where: IcebergTable, columns: StructType) -> Iterator[ExportTable]:
-    """Have a table as a target; nothing is made before the first commit.
+    """Yield a table as a target; it is created with the first commit.
 
-    Raises InvalidConfig when pyiceberg is missing or not set up for the catalogue, and for a folder of something else.
+    Raises InvalidConfig when pyiceberg or its settings for the catalogue are missing, and for another kind of folder.
     """
     check_libraries("iceberg")
     found = ExportTable(spark, where, columns, _catalog(where))
@@ -312,7 +306,7 @@ def _catalog(where: IcebergTable) -> Catalog | None:
 
 
 def _local(where: IcebergTable) -> Path:
-    """Return the folder of a catalogue of its own. Raises InvalidConfig for one on another machine."""
+    """Return the folder that has its own catalogue. Raises InvalidConfig for one on another machine."""
     folder = (where.folder or "").removeprefix("file://")
     if "://" in folder:
         raise InvalidConfig(
@@ -333,11 +327,11 @@ def _own_catalog(where: IcebergTable) -> Catalog:
 
 @contextmanager
 def _as_target_error(target: str) -> Iterator[None]:
-    """Give what a catalogue's library raises the name of the target."""
+    """Raise errors of a catalogue's library as OffloaderError with the target's name."""
     try:
         yield
     except OffloaderError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__} {error}"
-        raise OffloaderError(f"{target}: {told}", hint="is the catalogue there, with a right to write?") from error
+        hint = "is the catalogue there, with a right to write?"
+        raise OffloaderError(f"{target}: {type(error).__name__} {error}", hint=hint) from error

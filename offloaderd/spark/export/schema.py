@@ -1,6 +1,6 @@
-"""How the columns of an export may change from one run to the next: fields come and go, and keep their types.
+"""Changes of an export's columns from one run to the next: fields come and go, and keep their types.
 
-In a table a column is known by an id, and somebody may have given it another name since.
+In a table a column is identified by an id, and a user may rename it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from offloaderd.core.errors import InvalidConfig
 def widened(old: DataType, new: DataType, at: str = "value") -> DataType:
     """Return a type with the fields of both; a field that one of them lacks is null in its rows.
 
-    Raises InvalidConfig, with its place, for what is of another type now: files of both could not be read together.
+    Raises InvalidConfig, with its place, for a field of another type: files of both could not be read together.
     """
     if isinstance(old, StructType) and isinstance(new, StructType):
         fields = {field.name: field for field in new.fields}
@@ -37,15 +37,15 @@ def widened(old: DataType, new: DataType, at: str = "value") -> DataType:
 
 
 def renamed(columns: StructType, now: Mapping[str, int], before: Sequence[Mapping[str, int]]) -> StructType:
-    """Return columns by what a table calls them `now`; `before` are its earlier schemas, the newest last.
+    """Return columns with their names in a table `now`; `before` are its earlier schemas, the newest last.
 
-    A schema has the id of each field by its place, which is its name behind those of the fields around it, with dots
-    between them. What is no more in the table, or never was, keeps its name.
+    A schema has the id of each field by its place: its name after those of the fields around it, joined by dots. A
+    field that is not in the table keeps its name.
     """
     places = {field_id: place for place, field_id in now.items()}
 
     def name(was: str, place: str) -> str:
-        """Return the last word of a field's name, which was once `was` and would be `place` now."""
+        """Return the name of a field that was once at `was`, and is at `place` unless it was renamed."""
         if place in now:
             return place.rpartition(".")[2]
         ids = (one[was] for one in reversed(before) if was in one)

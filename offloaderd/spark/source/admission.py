@@ -1,7 +1,7 @@
-"""What the next step of a stream or an export takes: about so many bytes, over all topics in turn. Pure.
+"""The range of the next step of a stream or an export: a number of bytes, over all topics in turn. Pure.
 
-Positions are exact, so a step may end inside a segment. Where the room is not enough to give every topic a part worth
-a task, topics take turns: a step begins behind the topic that was served last.
+Positions are exact, so a step may end inside a segment. Where the room is too small for a part of every topic that is
+worth a task, topics take turns: a step begins behind the topic that was served last.
 """
 
 from bisect import bisect_right
@@ -18,14 +18,14 @@ from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source.offsets import begin, furthest, in_history, written
 
 PART_BYTES = 16 * 1024 * 1024
-"""What a topic is given at least, if the room has it: less would cost more requests than it reads."""
+"""The least part of a topic, if there is room: with less the requests would cost more than the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a step ends, about how many bytes of objects it reads, and which topic was served last.
+    """The end of a step, the bytes of objects that it reads (estimated), and the topic that was served last.
 
-    `start` is where it begins, of topics as well that come up in it.
+    `start` is its begin, with topics that are new in it.
     """
 
     offset: Offset
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(slots=True)
 class _Lane:
-    """One topic of a step that is being made: where it is, and up to where it may go."""
+    """One topic of a step that is being made: its position, and the last one that it may reach."""
 
     snapshot: Snapshot
     at: Position
@@ -52,7 +52,7 @@ def advance(
     room: int | None = None,
     turn: str = "",
 ) -> Step:
-    """Return a step of about `room` bytes that goes neither beyond the target nor beyond the last entry wanted.
+    """Return a step of about `room` bytes that ends at the target, or at the last entry of the query, at most.
 
     It is larger than the room by less than an entry. `turn` is that of the step before. Raises InvalidInput for an
     offset of another history of its topic.
@@ -75,7 +75,7 @@ def advance(
 
 
 def _served(step: Step, lanes: list[_Lane], room: int | None) -> Step:
-    """Give each topic its part in turn, and what is left of the room to those that have more."""
+    """Give each topic its part in turn, and the rest of the room to those that have more."""
     while lanes and (room is None or step.object_bytes < room):
         left = None if room is None else room - step.object_bytes
         part = None if left is None else max(left // len(lanes), min(left, PART_BYTES), 1)
@@ -96,9 +96,9 @@ def _served(step: Step, lanes: list[_Lane], room: int | None) -> Step:
 
 
 def reach(snapshot: Snapshot, start: Position, goal: Position, room: int | None) -> tuple[Position, int]:
-    """Return the last entry of a step behind `start` and up to `goal`, and how many bytes of objects it is about.
+    """Return the last entry of a step behind `start` and up to `goal`, and its estimated bytes of objects.
 
-    There is at least one entry in it, if any are left.
+    It has at least one entry, if there are any.
     """
     at, taken = start, 0.0
     segments = snapshot.map.segments

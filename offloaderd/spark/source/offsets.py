@@ -1,8 +1,8 @@
-"""How far a topic was handed out: the exact offsets of streams and exports, and what to read between two of them.
+"""The exact offsets of streams and exports, and the shares between two of them.
 
-An offset is, for each topic, the position of the last entry that was handed out; a topic that is not in it begins at
-its oldest entry. A step from one offset to another has the same entries however often it is repeated, whichever
-segments hold them by then.
+An offset is, for each topic, the position of the last entry that was read; a topic that is not in it begins at its
+oldest entry. A step from one offset to another has the same entries however often it is repeated, whichever segments
+have them by then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, ea
 
 
 async def take_snapshots(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
-    """Take a snapshot of all topics, each up to where consumers are given something; `known` as for `with_held`."""
+    """Take a snapshot of all topics, each with the end of what consumers get; `known`: see `with_held`."""
     async with segment_reader(stores.objects) as reader:
         found = await _taken(options, stores)
         return await with_held(found, reader, known) if options.holds_back else found
@@ -40,10 +40,9 @@ async def _taken(options: SourceOptions, stores: Stores) -> list[Snapshot]:
 async def plan_step(
     options: SourceOptions, stores: Stores, start: Offset, end: Offset, snapshots: Sequence[Snapshot] | None = None
 ) -> list[Share]:
-    """Share out what lies behind `start`, up to `end`, as it is now or was when the snapshots were taken.
+    """Return the shares of the entries behind `start`, up to `end`, as they are now or were in the snapshots.
 
-    Raises EntriesDeleted for what is not there any more, NotFound for a topic that is not, and InvalidInput for one of
-    another history.
+    Raises EntriesDeleted for deleted entries, NotFound for a deleted topic, InvalidInput for another history.
     """
     async with segment_reader(stores.objects) as reader:
         found = list(snapshots) if snapshots is not None else await _taken(options, stores)
@@ -64,7 +63,7 @@ async def plan_step(
 
 
 def clipped(query: EntryQuery, low: Position, high: Position) -> tuple[Position | None, Position] | None:
-    """Return first and last entry of a step (no first: from the oldest) that are wanted at all, None for none."""
+    """Return the first (None: the oldest) and last entry of a step in a query, None for no entry."""
     first, last = following(low), high
     if query.first is not None:
         first = query.first if first is None else max(first, query.first)
@@ -74,9 +73,9 @@ def clipped(query: EntryQuery, low: Position, high: Position) -> tuple[Position 
 
 
 def deleted_topics(found: Iterable[Snapshot], start: Offset, end: Offset, options: SourceOptions) -> list[Snapshot]:
-    """Return a topic that is not there any more, and of which a step has something, as a hole. Raises NotFound for it.
+    """Return holes for deleted topics of which a step has entries. Raises NotFound for one, unless it skips them.
 
-    Unless it skips: then what was not read is told. What the options leave out is not asked for.
+    Topics that the options exclude are ignored.
     """
     known = {str(one.topic) for one in found}
     holes = []
@@ -97,35 +96,36 @@ def deleted_topics(found: Iterable[Snapshot], start: Offset, end: Offset, option
 
 
 def furthest(snapshots: Iterable[Snapshot], query: EntryQuery) -> Offset:
-    """Return the newest entries that are committed, as far as they are wanted."""
+    """Return the newest committed entries of a query."""
     last = query.last
-    ends = ((one, one.end) for one in snapshots)
     return {
-        str(one.topic): written(one, end if last is None else min(end, last)) for one, end in ends if end is not None
+        str(one.topic): written(one, end if last is None else min(end, last))
+        for one in snapshots
+        if (end := one.end) is not None
     }
 
 
 def written(snapshot: Snapshot, at: Position) -> str:
-    """Return what an offset says of a topic that was handed out up to a position."""
+    """Return the text of an offset for a topic that was read up to a position."""
     made = snapshot.map.created.get(at.ledger_id)
     return str(at) if made is None else f"{at}@{made}"
 
 
 def begin(snapshot: Snapshot, query: EntryQuery) -> Position:
-    """Return the position behind which a topic begins: that of what was deleted, or of what lies before the range."""
+    """Return the position behind which a topic begins: its floor, or the last one before the range."""
     floor = snapshot.map.floor or NOTHING
     if query.first is None:
         return floor
     ranges = (part.range for segment in snapshot.map.segments for part in segment.slices)
-    before = Position(query.first.ledger_id, query.first.entry_id - 1)  # which need not be there
+    before = Position(query.first.ledger_id, query.first.entry_id - 1)  # it need not exist
     return max(floor, *(min(one.end, before) for one in ranges if one.begin < query.first), NOTHING)
 
 
 def in_history(snapshot: Snapshot, text: str) -> Position:
-    """Return the position that an offset has of a topic. Raises InvalidInput for one of another history.
+    """Return the position of an offset in a topic. Raises InvalidInput for an offset of another history.
 
-    A topic that was made again, or metadata that were restored from an older copy, end before it; or the ledger of its
-    number was made at another time.
+    A topic that was created anew, or whose metadata were restored from an older copy, ends before the offset, or the
+    ledger with its id was created at another time.
     """
     at, made = parsed(text)
     newest, known = snapshot.map.offloaded, snapshot.map.created.get(at.ledger_id)
@@ -145,7 +145,7 @@ def in_history(snapshot: Snapshot, text: str) -> Position:
 
 
 def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snapshot:
-    """Return the snapshot, with a hole for what is not there any more of a step from one position to another.
+    """Return the snapshot, with a hole for the entries of a step that were deleted.
 
     Raises EntriesDeleted for such a hole unless it `skips`, InvalidInput for a step of another history.
     """
@@ -170,24 +170,17 @@ def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snaps
         return snapshot
     if not skips:
         raise EntriesDeleted(f"{snapshot.topic}: {reason} before the stream got to them", hint=hint)
-    hole = Hole(
-        after=start,
-        before=oldest,
-        reason=reason,
-        entries=count,
-        awaited=start == NOTHING,
-        condition=Condition.RETENTION,
-    )
-    return replace(snapshot, holes=(hole, *snapshot.holes))
+    hole = Hole(after=start, before=oldest, reason=reason, entries=count, condition=Condition.RETENTION)
+    return replace(snapshot, holes=(replace(hole, awaited=start == NOTHING), *snapshot.holes))
 
 
 def entries_between(after: Position, last: Position) -> int | None:
-    """Return how many entries there are behind one position up to another; None if nobody knows, over ledgers' ends."""
+    """Return the number of entries behind one position up to another; None over ledgers' ends, where it is unknown."""
     return last.entry_id - after.entry_id if after.ledger_id == last.ledger_id else None
 
 
 def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
-    """Say whether a map begins behind what was read of its topic, and nothing on record says why."""
+    """Return whether a map begins behind a position that was read, without a recorded reason."""
     if topic_map.floor is not None and topic_map.floor >= start:
         return False
     lost = any(loss.after <= start < loss.before for loss in topic_map.losses)

@@ -7,9 +7,9 @@
 Without register() Spark finds the format by `pyspark_offload`, and pushes no filters down unless
 `spark.sql.python.filterPushdown.enabled` is set.
 
-The driver takes a snapshot of what is committed and shares it out; tasks get plain descriptions and open the bucket
-themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. This module is
-imported by every Python that Spark starts, so what only the planning needs is imported there.
+The driver takes a snapshot of the committed segments and makes shares; tasks get plain descriptions and open the bucket
+themselves, with the keys of the usual AWS chain or of the options, which are in no plan and no log. Every Python that
+Spark starts imports this module, so imports for the planning alone are in functions.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 FORMAT = "offload"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-"""What Spark runs to plan a query whose filters it pushes down."""
+"""The module by which Spark plans a query whose filters it pushes down."""
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session, and have Spark push filters down to sources in Python."""
+    """Register the format with a session, and enable the push-down of filters to sources in Python."""
     spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(SegmentSource)
 
 
 class SegmentSource(DataSource):
-    """The format, by what a query asked for."""
+    """The format with the options of a query."""
 
     @brief
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -62,17 +62,17 @@ class SegmentSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The word after `format`."""
+        """Return the format's name."""
         return FORMAT
 
     @brief
     def schema(self) -> StructType:
-        """All columns that these options give."""
+        """Return all columns of these options."""
         return self._parsed().columns
 
     @brief
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read once what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
+        """Return a reader of what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
         from offloaderd.spark.scan.options import Start  # noqa: PLC0415
 
         options = self._parsed()
@@ -83,14 +83,14 @@ class SegmentSource(DataSource):
 
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Follow what is committed."""
+        """Return a reader that follows what is committed."""
         from offloaderd.spark.source.stream import SegmentsStream  # noqa: PLC0415
 
         return SegmentsStream(self._parsed(), schema)
 
 
 class SegmentsReader(DataSourceReader):
-    """One look at what is committed."""
+    """Reads what is committed at one moment."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -98,14 +98,14 @@ class SegmentsReader(DataSourceReader):
         self._task = options.task(schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave to tasks what they need."""
-        from offloaderd.spark.scan.read import ShareReader  # noqa: PLC0415 - not for a session that only looks it up
+        """Pickle the part that tasks need."""
+        from offloaderd.spark.scan.read import ShareReader  # noqa: PLC0415 - a session that only looks the format up does not need it
 
         return ShareReader, (self._task, self._wanted)
 
     @brief
     def partitions(self) -> list[InputPartition]:
-        """Take the snapshot, and share it out. Raises NotFound, HoleInRange and what the stores raise."""
+        """Take the snapshot and return its shares. Raises NotFound, HoleInRange, and as the stores do."""
         from offloaderd.spark.scan.plan import plan  # noqa: PLC0415
         from offloaderd.spark.scan.stores import HeldStores, Stores  # noqa: PLC0415
         from offloaderd.spark.source.offsets import plan_step  # noqa: PLC0415 - for the driver alone
@@ -121,16 +121,16 @@ class SegmentsReader(DataSourceReader):
             return [InputPartition(share) for share in held.run(shares)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one share."""
+        """See ShareReader."""
         from offloaderd.spark.scan.read import rows  # noqa: PLC0415 - as above
 
         return rows(self._task, partition.value, self._wanted)
 
 
 class FilteredReader(SegmentsReader):
-    """The same for a query whose filters Spark pushes down."""
+    """The reader for a query whose filters Spark pushes down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what filters say of blocks; Spark evaluates all of them again."""
+        """Exclude blocks by filters; Spark evaluates all of them again."""
         self._wanted = self._wanted.narrowed(filters)
         return filters

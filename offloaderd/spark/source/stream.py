@@ -1,9 +1,9 @@
 """`spark.readStream.format("offload")`: new segments as they are committed, each entry exactly once.
 
-An offset is, for each topic, the position of the last entry that was handed out; so a restart from a checkpoint goes on
-at the next one, and a step that is repeated has the same entries, whichever segments hold them by then. A topic that
-comes up later (a new partition) begins at its oldest entry. While history is still being offloaded, the stream waits
-for it before it goes on behind it. What is deleted before the stream got to it ends the query, or is counted.
+An offset is, for each topic, the position of the last entry that was read; so a restart from a checkpoint continues at
+the next one, and a repeated step has the same entries, whichever segments have them by then. A later topic (a new
+partition) begins at its oldest entry. The stream waits for history that is still being offloaded. Entries that were
+deleted before the stream has read them end the query, or are counted.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         self._held = HeldStores(options)
         self._known = KnownOutcomes()
-        self._looked: list[Snapshot] = []
+        self._snapshots: list[Snapshot] = []
         self._step = Step({})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave to tasks what they need."""
+        """Pickle the part that tasks need."""
         return ShareReader, (self._task, self._options.query)
 
     @brief
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Where a new query begins: behind what has been deleted, behind all there is, or where `start` says."""
+        """Return the begin of a new query: behind the floor, behind all entries, or by the option `start`."""
         latest = self._options.start is Start.LATEST
         offset: Offset = {}
-        for snapshot in self._look():
+        for snapshot in self._refreshed():
             at = snapshot.end if latest else begin(snapshot, self._options.query)
             if at is not None and at != NOTHING:
                 offset[str(snapshot.topic)] = written(snapshot, at)
@@ -58,45 +58,44 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @brief
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """How far one step goes: to the newest entry that is wanted, or so many bytes."""
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         query, turn = self._options.query, self._step.turn
-        self._step = advance(self._look(), start, query, target=self._target, room=room, turn=turn)
+        self._step = advance(self._refreshed(), start, query, target=self._target, room=room, turn=turn)
         return self._step.offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What `max_bytes_per_trigger` says."""
+        """Return the limit of the option `max_bytes_per_trigger`."""
         limit = self._options.trigger_bytes
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     @brief
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """The newest entries that are committed, as of the last look, for the query's progress."""
-        return furthest(self._looked or self._look(), self._options.query)
+        """Return the newest committed entries of the last snapshots, for the query's progress."""
+        return furthest(self._snapshots or self._refreshed(), self._options.query)
 
     @brief
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Stop at what is committed now."""
-        self._target = furthest(self._look(), self._options.query)
+        self._target = furthest(self._refreshed(), self._options.query)
 
     @brief
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Share out what lies behind `start`, up to `end`. Raises as `plan_step` does.
+        """Return the shares behind `start`, up to `end`. Raises as `plan_step` does.
 
-        What was just looked at for a step serves for its tasks; what a checkpoint repeats is looked at anew.
+        A new step is planned by its own snapshots, a step that a checkpoint repeats by new ones.
         """
-        seen = self._looked if end == self._step.offset else None
-        made = self._held.run(lambda stores: plan_step(self._options, stores, start, end, seen))
+        known = self._snapshots if end == self._step.offset else None
+        made = self._held.run(lambda stores: plan_step(self._options, stores, start, end, known))
         return [InputPartition(share) for share in made]
 
     def stop(self) -> None:
-        """Close what the stream has looked with."""
+        """Close the stores of the stream."""
         self._held.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one share."""
+        """See ShareReader."""
         return rows(self._task, partition.value, self._options.query)
 
-    def _look(self) -> list[Snapshot]:
-        self._looked = self._held.run(lambda stores: take_snapshots(self._options, stores, self._known))
-        return self._looked
+    def _refreshed(self) -> list[Snapshot]:
+        self._snapshots = self._held.run(lambda stores: take_snapshots(self._options, stores, self._known))
+        return self._snapshots

@@ -19,9 +19,7 @@ async def kept(ground: Ground, *flaws: Flaw, metadata: bool = True, dry_run: boo
     """Have the driver end a verification that found these; returns what became of which ledger."""
     topic_map = await ground.map()
     looked = [
-        verify.Inspected(
-            verify.Segment(TOPIC, one), tuple(flaw for flaw in flaws if flaw.segment_id == one.segment_id), None, 0
-        )
+        verify.Inspected(TOPIC, one, tuple(flaw for flaw in flaws if flaw.segment_id == one.segment_id), None, 0)
         for one in topic_map.segments
     ]
     stores = Stores(ground.objects, ground.metadata if metadata else None)
