@@ -66,8 +66,9 @@ class Snapshot:
 
 
 async def take(options: SourceOptions, stores: Stores) -> list[Snapshot]:
-    """Return a snapshot of every topic of the query. Raises NotFound for none, and as the stores do."""
-    return await of(options.settings, stores, options.topic, lenient=Condition.DAMAGE in options.skipped)
+    """Return a snapshot of every topic that the options include. Raises NotFound for none, and as the stores do."""
+    found = await of(options.settings, stores, options.topic, lenient=Condition.DAMAGE in options.skipped)
+    return [one for one in found if not options.leaves_out(one.topic)]
 
 
 async def of(settings: Settings, stores: Stores, pattern: TopicPattern, *, lenient: bool) -> list[Snapshot]:
@@ -105,18 +106,7 @@ async def check_topics(options: SourceOptions) -> None:
 
 
 async def known_topics(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
-    """Return the topics of `topics_of`. Raises NotFound for none."""
-    topics = await topics_of(store, pattern)
-    if not topics:
-        raise NotFound(
-            f"no topic matches {pattern}",
-            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
-        )
-    return topics
-
-
-async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
-    """Return the topics in the metadata that match, in order."""
+    """Return the topics in the metadata that match, in order. Raises NotFound for none."""
     folders = [paths.TOPICS]
     for scope in (pattern.scope.tenant, pattern.scope.namespace, None, None):
         names = await each(folders, store.children)
@@ -134,6 +124,11 @@ async def topics_of(store: MetadataStore, pattern: TopicPattern) -> list[TopicNa
             continue  # no topic has this name
         if pattern.matches(topic):
             found.append(topic)
+    if not found:
+        raise NotFound(
+            f"no topic matches {pattern}",
+            hint="`offloadctl topics list` shows what is known; metadata.root and daemon.cluster say where to look",
+        )
     return sorted(found)
 
 

@@ -29,12 +29,8 @@ LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, ea
 async def take_snapshots(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
     """Take a snapshot of all topics, each with the end of what consumers get; `known`: see `with_held`."""
     async with segment_reader(stores.objects) as reader:
-        found = await _taken(options, stores)
+        found = await source_snapshot.take(options, stores)
         return await with_held(found, reader, known) if options.holds_back else found
-
-
-async def _taken(options: SourceOptions, stores: Stores) -> list[Snapshot]:
-    return [one for one in await source_snapshot.take(options, stores) if not options.leaves_out(one.topic)]
 
 
 async def plan_step(
@@ -45,7 +41,7 @@ async def plan_step(
     Raises EntriesDeleted for deleted entries, NotFound for a deleted topic, InvalidInput for another history.
     """
     async with segment_reader(stores.objects) as reader:
-        found = list(snapshots) if snapshots is not None else await _taken(options, stores)
+        found = list(snapshots) if snapshots is not None else await source_snapshot.take(options, stores)
         steps = deleted_topics(found, start, end, options)
         places: dict[TopicName, tuple[Position | None, Position | None]]
         places = {one.topic: (None, position(end, str(one.topic))) for one in steps}

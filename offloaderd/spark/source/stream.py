@@ -58,6 +58,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @brief
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        """Return the end of a step: the newest entry of the query, or the limit of bytes."""
         room = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         query, turn = self._options.query, self._step.turn
         self._step = advance(self._refreshed(), start, query, target=self._target, room=room, turn=turn)

@@ -20,7 +20,10 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.spark.scan.query import EntryQuery
+from offloaderd.spark.scan.stores import Stores
 from offloaderd.spark.source.source import SegmentSource
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -173,6 +176,22 @@ async def test_topics_of_a_pattern() -> None:
             await of("public/default/nothing")
 
 
+async def test_an_excluded_topic_has_no_rows() -> None:
+    """`without` excludes a topic from a query, as from a stream."""
+    store = CountingStore()
+    async with MemoryTree().connect() as metadata:
+        for folder in paths.folders(TOPIC):
+            await metadata.create(folder, b"")
+        segment = await put_segment(store, [Piece(1, 0, payloads(10, ledger_id=1))], segment_id=SystemClock().uuid())
+        steps, _ = (await catalog.load(metadata, TOPIC)).with_commit(segment)
+        await metadata.transact(steps)
+        stores = Stores(store, metadata)
+        (share,) = await source_plan.plan(options(), EntryQuery(), stores)
+        assert [one.topic for one in share] == [TOPIC]
+        excluding = options(without=(TopicPattern.parse("orders"),))
+        assert await source_plan.plan(excluding, EntryQuery(), stores) == []
+
+
 async def test_topics_that_go_or_have_nothing_yet() -> None:
     """One of which nothing is offloaded has no rows; one that is deleted while the plan is made is told."""
     tree = MemoryTree()
@@ -182,16 +201,16 @@ async def test_topics_that_go_or_have_nothing_yet() -> None:
             await metadata.create(folder, b"")
         (empty,) = await source_snapshot.from_metadata(metadata, TopicPattern.parse("orders"))
         assert await read_all(CountingStore(), empty, options()) == []
-        topics_of = source_snapshot.topics_of
+        known_topics = source_snapshot.known_topics
 
         async def then_deleted(store: MetadataStore, pattern: TopicPattern) -> list[TopicName]:
-            found = await topics_of(store, pattern)
+            found = await known_topics(store, pattern)
             for folder in reversed(folders):
                 await store.delete(folder)
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(source_snapshot, "topics_of", then_deleted)
+            patch.setattr(source_snapshot, "known_topics", then_deleted)
             with pytest.raises(NotFound, match="orders: deleted while the query was planned"):
                 await source_snapshot.from_metadata(metadata, TopicPattern.parse("orders"))
         with pytest.raises(NotFound, match="no topic matches"):
