@@ -177,7 +177,7 @@ def queried(site: Site) -> list[bytes]:
     return [row["payload"] for row in rows]
 
 
-async def test_a_daemon_tells_which_right_it_lacks(site: Site) -> None:
+async def test_a_daemon_reports_which_right_it_lacks(site: Site) -> None:
     """Without the right to put, its topic stalls with the right's name; without that to delete, only gc fails."""
     reads = replace(site, access_key=user_without("s3:PutObject"))
     async with DaemonProcess(reads) as daemon, daemon.client() as client:

@@ -206,7 +206,7 @@ async def test_a_bookie_is_frozen(bookkeeper: BookKeeperCluster) -> None:
         await it.until(10, OPTIONS.hedge_s + SOON_S)
 
 
-async def test_somebody_closes_the_ledger_meanwhile(bookkeeper: BookKeeperCluster) -> None:
+async def test_another_client_closes_the_ledger_meanwhile(bookkeeper: BookKeeperCluster) -> None:
     """Fenced first, which bookies answer with nothing new, and closed some time later: nothing hangs."""
     async with watched(bookkeeper) as it:
         await it.quiet()

@@ -67,7 +67,7 @@ async def command(name: str, *words: str, **environment: str) -> tuple[int, str]
     return process.returncode or 0, said.decode()
 
 
-async def test_who_may_do_what_from_the_command_line_and_nothing_tells_a_secret(site: Site, ca: Authority) -> None:
+async def test_who_may_do_what_from_the_command_line_and_nothing_shows_a_secret(site: Site, ca: Authority) -> None:
     """offloadctl with certificates and tokens, good and bad; then everything that was said is searched for secrets."""
     alice, bob = ca.issue("alice"), ca.issue("bob")
     https = ssl.create_default_context(cafile=str(ca.file))

@@ -39,7 +39,7 @@ async def frozen(room: Room, monkeypatch: pytest.MonkeyPatch) -> Room:
     return room
 
 
-async def test_status_tells_what_the_daemon_knows_and_that_metadata_is_down(frozen: Room) -> None:
+async def test_status_shows_what_the_daemon_knows_and_that_metadata_is_down(frozen: Room) -> None:
     """Of all topics and of one; nothing asks the store again for each of them."""
     for request in (admin_pb2.StatusRequest(), admin_pb2.StatusRequest(topic=str(ORDERS))):
         found = await frozen.service.Status(request, CONTEXT)

@@ -170,7 +170,7 @@ async def test_a_call_ends_when_its_caller_will_ask_again() -> None:
         assert last.state == COVERED
 
 
-async def test_a_broker_that_asks_again_and_again_wishes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_repeats_its_request_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wish is written down; a later ledger is another one, and so is what has not come after a minute."""
     wishes: list[int] = []
 
@@ -243,7 +243,7 @@ async def test_the_owner_is_named_by_the_other_daemons() -> None:
             assert report.owner_address == owner_address
 
 
-async def test_a_daemon_without_a_source_asks_for_what_it_lacks() -> None:
+async def test_a_daemon_without_a_source_requests_what_it_lacks() -> None:
     """PUSH until the last entry was pushed, then covered, although nobody told it of the close before."""
     rig = Rig(policy=Rig().policy)
     made = payloads(10)

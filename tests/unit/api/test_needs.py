@@ -208,7 +208,7 @@ def test_no_name_climbs_out_of_its_place(topic: str) -> None:
 
 
 @pytest.mark.parametrize("topic", ["a/b/x\0y", "a/b/x\ny", "a/b/\x7f", "a/b/" + "x" * 4093, "persistent://a", "/a/b/c"])
-def test_what_cannot_be_a_name_is_refused_before_anybody_is_asked(topic: str) -> None:
+def test_what_cannot_be_a_name_is_refused_before_any_request(topic: str) -> None:
     """Control characters, names without end, missing parts: InvalidInput, whichever call brings it."""
     for call, request in (
         ("ReadService/Read", read_pb2.ReadRequest(topic=topic)),

@@ -139,7 +139,7 @@ async def test_for_a_topic_daemons_come_in_the_order_of_their_claim_to_it() -> N
     assert (found.owner, found.reason) == ("b", "t4 of b")
 
 
-async def test_draining_tells_how_many_are_left_until_none_is() -> None:
+async def test_draining_reports_how_many_are_left_until_none_is() -> None:
     """The others are told first; the last report says that it is done."""
     service, _, registration = served(node("b"))
     said = await reports(service)

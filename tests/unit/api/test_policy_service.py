@@ -117,7 +117,7 @@ async def test_every_mistake_of_a_policy_is_told_and_nothing_is_stored() -> None
             await client.set_policies(NAMESPACE, Said())
 
 
-async def test_a_dry_run_tells_and_changes_nothing() -> None:
+async def test_a_dry_run_reports_and_changes_nothing() -> None:
     """For which topics what would change; at every level, for setting and removing."""
     async with served() as (client, engine):
         await enabled(engine)

@@ -197,7 +197,7 @@ def test_every_state_of_a_ledger() -> None:
     assert [row.entries for row in rows[:2]] == [10, None]
 
 
-def test_a_plan_tells_of_waiting_only_where_something_waits() -> None:
+def test_a_plan_reports_waiting_only_where_something_waits() -> None:
     """Ledgers that nobody marked are no obstacle to anything while no marked one lies behind them."""
     current = TopicMap(OTHER)
     for number, ledger in enumerate((3, 5, 8), start=1):

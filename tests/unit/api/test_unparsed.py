@@ -66,7 +66,7 @@ async def outcome(way: aio.Channel, path: str, data: bytes, name: str | None) ->
     return await call.code(), await call.details()
 
 
-async def test_nothing_is_parsed_for_somebody_without_a_role() -> None:
+async def test_nothing_is_parsed_for_a_caller_without_a_role() -> None:
     """Of all calls: what is no message at all is refused for the role that is missing, or for the name."""
     async with channel() as way:
         for path, _ in methods():

@@ -184,7 +184,7 @@ async def test_one_answer_makes_up_for_all_failures() -> None:
             assert it.pool.ordered(["other:1", it.id]) == ["other:1", it.id]
 
 
-async def test_a_bookie_that_is_down_is_left_in_peace_ever_longer() -> None:
+async def test_a_bookie_that_is_down_is_avoided_ever_longer() -> None:
     """The pause doubles up to half a minute; an answer ends it."""
     async with world() as it:
         async with fake_bookie() as gone:

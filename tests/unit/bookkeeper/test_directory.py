@@ -197,7 +197,7 @@ async def test_a_new_session_reads_anew(bench: Bench) -> None:
     assert (bench.server.reads, bench.changes) == (2, 2)
 
 
-async def test_the_list_tells_what_was_deleted_only_after_catching_up(bench: Bench) -> None:
+async def test_the_list_shows_what_was_deleted_only_after_catching_up(bench: Bench) -> None:
     """Its ids are read fresh, those that BookKeeper lost included; a cluster without topics says nothing of any."""
     topic = TopicName("public", "default", "orders")
     directory = Directory(bench.server, bench.nodes, BookkeeperSettings())

@@ -124,7 +124,7 @@ async def test_bookies_that_failed_lately_are_asked_last(bench: Bench) -> None:
     assert bench.asked("b1") == 0
 
 
-async def test_a_frozen_bookie_is_hedged_once_and_then_left_in_peace(bench: Bench, shape: Shape) -> None:
+async def test_a_frozen_bookie_is_hedged_once_and_then_avoided(bench: Bench, shape: Shape) -> None:
     """After two seconds another one is asked as well; what follows does not wait again."""
     ledger = await bench.ledger(shape)
     bench.bookies.frozen = {"b1"}

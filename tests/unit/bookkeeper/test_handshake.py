@@ -164,7 +164,7 @@ async def test_a_user_is_let_in(tls: dict[str, Any]) -> None:
         assert len({asked.token.payload for asked in auth}) == 3, "each exchange has a nonce of its own"
 
 
-async def test_a_bookie_without_authentication_takes_anybody() -> None:
+async def test_a_bookie_without_authentication_takes_any_client() -> None:
     """It says so, and that is enough."""
     async with world(BookkeeperSettings(**USER)) as it:
         await all_ways(it)

@@ -24,7 +24,7 @@ def test_requests_have_the_bytes_that_bookies_were_seen_to_answer() -> None:
     assert v3.encode_read(7, 2, 3)[:4] == (15).to_bytes(4, "big")
 
 
-def test_a_long_poll_asks_for_the_entry_with_it() -> None:
+def test_a_long_poll_requests_the_entry_with_it() -> None:
     """Previous LAC, time-out, entry -1 and the flag that brings the entry: what makes a read a long poll."""
     request = pb.Request.FromString(v3.encode_long_poll(2**64 - 1, 2, previous_lac=-1, timeout_ms=1000)[4:])
     assert request.header.txnId == 2**64 - 1

@@ -75,7 +75,7 @@ async def watcher(bench: Bench) -> AsyncIterator[Watcher]:
         task.cancel()
 
 
-async def test_a_watch_tells_of_an_unknown_topic_when_it_appears(bench: Bench, watcher: Watcher) -> None:
+async def test_a_watch_reports_an_unknown_topic_when_it_appears(bench: Bench, watcher: Watcher) -> None:
     """Without asking bookies for anything before."""
     await bench.clock.advance(100)
     assert watcher.wakes <= 3

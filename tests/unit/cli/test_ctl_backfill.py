@@ -39,14 +39,14 @@ def test_all_wrong_options_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "status"])
-def test_somebody_has_to_say_which_topics(command: str) -> None:
+def test_the_topics_have_to_be_given(command: str) -> None:
     """None is not all."""
     result = CliRunner().invoke(offloadctl.cli, ["backfill", command])
     assert result.exit_code == 2
     assert "name a TOPIC, or a --namespace" in result.stderr
 
 
-def test_settings_that_are_wrong_are_told_like_a_daemon_tells_them() -> None:
+def test_settings_that_are_wrong_are_reported_as_by_a_daemon() -> None:
     """All at once, exit code 2."""
     environment = {"OFFLOADERD__METADATA__SERVERS": "", "OFFLOADERD__OFFLOAD__PART_BYTES": "many"}
     result = CliRunner().invoke(offloadctl.cli, ["backfill", "status", "orders"], env=environment)
@@ -109,7 +109,7 @@ def progress(done: int, left: int) -> Progress:
     )  # fmt: skip
 
 
-def test_the_bar_tells_of_each_commit_and_of_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_each_commit_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal a line a commit."""
     with Bars() as bars:
         for one in (progress(0, 100), progress(1, 75), progress(1, 75), progress(4, 0)):

@@ -35,7 +35,7 @@ def test_all_that_is_wrong_is_named_at_once() -> None:
         assert flag in result.stderr
 
 
-def test_a_run_asks_first() -> None:
+def test_a_run_wants_a_confirmation() -> None:
     """Where nobody can answer it says what to add."""
     result = CliRunner().invoke(offloadctl.cli, ["convert", "run", "orders", "--to", "streaming"], env=ENVIRONMENT)
     assert result.exit_code == 2

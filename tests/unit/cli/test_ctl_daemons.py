@@ -78,7 +78,7 @@ def test_a_topics_owner_and_the_reason_are_told(fleet: tuple[Ctl, Fleet, Fleet])
     assert answer.out.endswith("persistent://public/default/orders: owned by one; to be handed over to two\n")
 
 
-def test_drain_asks_the_daemon_that_is_named(fleet: tuple[Ctl, Fleet, Fleet]) -> None:
+def test_drain_calls_the_daemon_that_is_named(fleet: tuple[Ctl, Fleet, Fleet]) -> None:
     """The named daemon gets the request, wherever the command is sent; progress goes to stderr."""
     ctl, one, two = fleet
     answer = ctl("drain", "two")

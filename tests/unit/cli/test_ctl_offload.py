@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TOPIC = "persistent://public/default/orders"
 ASKED_MS = 1_700_000_000_000
-ASKS = pytest.mark.parametrize("words", [("offload", "orders"), ("topics", "offload", "orders")])
+BOTH_COMMANDS = pytest.mark.parametrize("words", [("offload", "orders"), ("topics", "offload", "orders")])
 Progress = admin_pb2.OffloadProgress
 
 
@@ -57,7 +57,7 @@ def a_plan() -> Progress:
     )
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_a_wait_ends_with_one_result_line(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """Off a terminal nothing but the result is shown, and there is no deadline unless one is asked for."""
     fake.progress = reports()
@@ -68,7 +68,7 @@ def test_a_wait_ends_with_one_result_line(ctl: Ctl, fake: FakeDaemon, words: tup
     assert fake.deadlines[0] is None or fake.deadlines[0] > 10_000
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_without_wait_it_says_what_is_left(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """The first report is the result, under the usual deadline."""
     fake.progress = reports()[:1]
@@ -77,7 +77,7 @@ def test_without_wait_it_says_what_is_left(ctl: Ctl, fake: FakeDaemon, words: tu
     assert fake.deadlines[0] < 31
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_json_is_one_document(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """Only the end is given."""
     fake.progress = reports()
@@ -104,7 +104,7 @@ def test_json_is_one_document(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]
     }
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_nothing_to_do_is_said_and_is_no_failure(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """Never as success of something that was not done: the reason is given, and how far the topic is."""
     fake.progress = [
@@ -115,7 +115,7 @@ def test_nothing_to_do_is_said_and_is_no_failure(ctl: Ctl, fake: FakeDaemon, wor
     assert answer.out == f"nothing to offload of {TOPIC}: all of it is offloaded already (offloaded up to 3:9)\n"
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_a_failure_has_its_reason_and_exit_code(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """In the table and in JSON."""
     fake.progress = [Progress(outcome="failed", done=True, reason="the method is none", target=at(3, 9))]
@@ -125,7 +125,7 @@ def test_a_failure_has_its_reason_and_exit_code(ctl: Ctl, fake: FakeDaemon, word
     assert (answer.code, answer.json["outcome"], answer.json["reason"]) == (1, "failed", "the method is none")
 
 
-@ASKS
+@BOTH_COMMANDS
 def test_no_answer_is_a_failure(ctl: Ctl, fake: FakeDaemon, words: tuple[str, ...]) -> None:
     """A server that says nothing has not offloaded anything."""
     answer = ctl(*words, "--wait")

@@ -81,7 +81,7 @@ def test_nothing_to_measure_says_what_to_do(ctl: Ctl) -> None:
     assert "--rate" in answer.err
 
 
-def test_a_given_rate_asks_no_daemon(fake: FakeDaemon, ctl: Ctl) -> None:
+def test_a_given_rate_calls_no_daemon(fake: FakeDaemon, ctl: Ctl) -> None:
     """It works without one, and shows a line for each size and age, with the settings' own marked."""
     words = ("plan-cost", "--rate", "1KiB", "--topics", "1000", "--size", "64MiB", "--age", "1min")
     answer = ctl(*words, at="127.0.0.1:1")

@@ -136,7 +136,7 @@ def test_plan_of_a_namespace_and_its_limits(ask: Ctl, fake: FakeRollback) -> Non
     assert "ordered up to ledger 5 at 2023-11-14 22:13:20, and being carried out" in answer.out
 
 
-def test_convert_asks_or_is_told(ask: Ctl, fake: FakeRollback, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_wants_a_confirmation_or_yes(ask: Ctl, fake: FakeRollback, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal --yes is needed; a dry run shows the plan and orders nothing."""
     answer = ask("rollback", "convert", "orders")
     assert (answer.code, fake.requests) == (2, [])
@@ -157,7 +157,7 @@ def test_convert_asks_or_is_told(ask: Ctl, fake: FakeRollback, monkeypatch: pyte
     assert ask("rollback", "convert", "orders").code == 0
 
 
-def test_waiting_tells_progress_and_what_came_of_it(ask: Ctl, fake: FakeRollback) -> None:
+def test_waiting_shows_progress_and_what_came_of_it(ask: Ctl, fake: FakeRollback) -> None:
     """Each change on stderr, the result on stdout; exit code 1 when a ledger could not be rewritten."""
     fake.reports = [
         rollback_pb2.RollbackProgress(order=ORDER, left=2, ledger_id=4, phase="writing", ledger_bytes=2048),

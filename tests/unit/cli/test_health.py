@@ -60,7 +60,7 @@ async def test_alive_and_ready_are_two_questions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", ["server", "mutual"])
-async def test_it_asks_as_the_settings_say(tmp_path: Path, tls: str) -> None:
+async def test_it_calls_as_the_settings_are(tmp_path: Path, tls: str) -> None:
     """By TLS, and with the daemon's own certificate where clients need one."""
     files = (ca := Authority(tmp_path)).server(ca.file)
     watched = Watched(files.all, lambda: load_certificates(files))

@@ -72,3 +72,18 @@ def test_every_new_setting_exists_and_no_old_one() -> None:
     settings = {setting.key for setting in all_settings()}
     assert settings >= set(SETTINGS.values())
     assert not settings & SETTINGS.keys()
+
+
+def test_no_page_and_no_file_to_deploy_has_an_old_name() -> None:
+    """Of the pages, docs/upgrade.md alone has them."""
+    old = re.compile(r"(?<![\w.:])(?:" + "|".join(map(re.escape, [*EVENTS, *METRICS, *SETTINGS])) + r")(?!\w|\.\w)")
+    folders = ("docs", "deploy", "configs", "tools", "bench")
+    found = {
+        str(path.relative_to(ROOT)): names
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".md", ".yml", ".yaml", ".json", ".toml", ".py", ".sh", ".service"}
+        and path.name != "upgrade.md"
+        and (names := sorted(set(old.findall(path.read_text(encoding="utf-8")))))
+    }
+    assert found == {}

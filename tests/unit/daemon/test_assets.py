@@ -34,7 +34,7 @@ def test_the_script_is_javascript() -> None:
     assert parser.parse(script + b"\n})();").root_node.has_error
 
 
-def test_the_script_tells_times_as_the_page_does() -> None:
+def test_the_script_shows_times_as_the_page_does() -> None:
     """In UTC: a reader's own zone beside it is an hour that nobody finds in a log."""
     assert "toLocale" not in (PAGES / "static" / "status.js").read_text()
 
@@ -42,7 +42,7 @@ def test_the_script_tells_times_as_the_page_does() -> None:
 @pytest.mark.parametrize(
     "file", sorted([*PAGES.glob("static/*"), *PAGES.glob("templates/*")]), ids=lambda one: one.name
 )
-def test_nothing_asks_for_anything_from_elsewhere(file: Path) -> None:
+def test_nothing_is_loaded_from_elsewhere(file: Path) -> None:
     """No address of another host in script, style or template, and no way round escaping."""
     text = file.read_text()
     found = set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"(?m)^\s*// .*$", "", text)))

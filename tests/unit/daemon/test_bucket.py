@@ -193,7 +193,7 @@ async def test_what_gc_cannot_see_is_warned_of(case: Case, tmp_path: Path, monke
         ),
     ],
 )
-async def test_each_lie_is_told_from_the_others(
+async def test_each_wrong_answer_is_distinguished(
     store: type[FilesystemStore],
     failing: set[str],
     words: str,

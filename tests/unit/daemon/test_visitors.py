@@ -146,7 +146,7 @@ async def test_one_caller_does_not_take_it_all() -> None:
             assert answer.status == 200
 
 
-async def test_a_page_of_somebody_else_cannot_read_it_by_a_name_of_its_own() -> None:
+async def test_a_foreign_page_cannot_read_it_by_a_name_of_its_own() -> None:
     """A name that was pointed at this machine's loopback is no address of it: only 127.0.0.1 and localhost are."""
     async with opened(Scene([status(1)])) as client:
         for host, code in (("evil.example", 400), ("localhost:7651", 200), ("127.0.0.1", 200), ("[::1]:7651", 200)):

@@ -19,7 +19,7 @@ DAEMONS = ("offloaderd-0", "offloaderd-1")
 
 
 @pytest.mark.parametrize("name", sorted(configurations()))
-def test_who_is_reached_from_elsewhere_asks_for_a_certificate(name: str, tmp_path: Path) -> None:
+def test_a_port_that_is_reached_from_elsewhere_needs_a_certificate(name: str, tmp_path: Path) -> None:
     """Without exception; and somebody is granted something, or nobody could do anything."""
     settings = settings_of(name, tmp_path)
     assert not settings.grpc.allow_unauthenticated

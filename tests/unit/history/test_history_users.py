@@ -352,7 +352,7 @@ async def test_the_head_names_the_newest_segment_of_a_history_that_is_done() -> 
     assert (head.newest.end, head.history.end) == (end, Position(2, 29))
 
 
-async def test_a_plan_that_somebody_has_changed_fences_history() -> None:
+async def test_a_plan_that_another_process_has_changed_fences_history() -> None:
     """Each of its transactions checks the plan: who has not seen a change commits nothing."""
     rig = await pending(100)
     owned = await Owned.claim(rig)

@@ -291,7 +291,7 @@ def test_every_entry_is_taken_or_told_of(events: list[str], attentive: bool) -> 
 
 
 @pytest.mark.parametrize("between", [[], [ledger(1, 5)]])
-def test_an_open_ledger_is_taken_for_empty_only_if_somebody_said_so(between: list[LedgerInfo]) -> None:
+def test_an_open_ledger_is_taken_for_empty_only_if_its_end_is_known(between: list[LedgerInfo]) -> None:
     """What nobody could tell when it was listed last is a doubt; one that was seen empty was dropped by its broker."""
     first, later = [ledger(1, 5), ledger(2, 0, closed=False)], [ledger(1, 5), ledger(3, 2, closed=False)]
     for doubts, follows in (

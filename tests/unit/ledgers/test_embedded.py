@@ -209,7 +209,7 @@ async def test_a_full_store_says_so_and_stores_nothing(tmp_path: Path) -> None:
         assert await everything(store) == [*payloads(10), b"fits"]
 
 
-async def test_a_probe_tells_a_disk_without_room_before_anybody_appends(
+async def test_a_probe_reports_a_disk_without_room_before_an_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that status says that the ledgers are down, which still can be read."""

@@ -53,7 +53,7 @@ async def taken(connection: Connection) -> None:
         ),
     ],
 )
-async def test_every_new_object_asks_for_its_encryption(
+async def test_every_new_object_requests_its_encryption(
     options: dict[str, object], expected: tuple[bytes, ...], absent: tuple[bytes, ...]
 ) -> None:
     """Both ways in which objects begin; parts belong to an upload that has said it."""
@@ -93,7 +93,7 @@ async def test_what_goes_over_an_open_line_is_signed(monkeypatch: pytest.MonkeyP
         ({"x-amz-server-side-encryption-customer-algorithm": "AES256"}, True),
     ],
 )
-async def test_an_etag_of_what_is_encrypted_with_a_key_tells_nothing(said: dict[str, str], *, opaque: bool) -> None:
+async def test_an_etag_of_what_is_encrypted_with_a_key_proves_nothing(said: dict[str, str], *, opaque: bool) -> None:
     """The store says how, and the shape of the ETag is not asked."""
 
     async def told(connection: Connection) -> None:

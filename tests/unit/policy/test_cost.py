@@ -65,7 +65,7 @@ def written_of(asked: Faults) -> list[str]:
     [(1, 100), (40, 100), (1000, 100), (60, 1024), (20, 5000), (3, 30_000)],
     ids=["one entry", "one block", "many entries", "several parts", "an entry a block", "large entries"],
 )
-async def test_a_segment_asks_for_what_the_model_says(entries: int, entry_bytes: int) -> None:
+async def test_a_segment_costs_the_requests_of_the_model(entries: int, entry_bytes: int) -> None:
     """Writing one segment, and reading it again as the scrub does, takes the requests that are planned for."""
     asked, clock = Faults(), SystemClock()
     store = FaultyStore(MemoryStore(clock, part_bytes_min=1), asked)

@@ -64,7 +64,7 @@ async def revoke(rig: Rig, ledger_id: int) -> None:
 
 @pytest.mark.parametrize("suspend_after_s", [0.0, 0.05])
 @pytest.mark.parametrize("grants", [True, False])
-async def test_what_anybody_found_damaged_shows_at_once(suspend_after_s: float, *, grants: bool) -> None:
+async def test_what_any_check_found_damaged_shows_at_once(suspend_after_s: float, *, grants: bool) -> None:
     """Also of a topic that sleeps, where no grants are given, and when it is allowed again."""
     rig = rig_of(suspend_after_s=suspend_after_s, grants=grants)
     async with rig.engine() as engine:

@@ -132,7 +132,7 @@ async def test_a_topic_that_exists_after_all_is_partitioned_no_more() -> None:
         assert (await room.policy("orders")).active
 
 
-async def test_an_idle_pass_asks_for_one_listing_and_nothing_else() -> None:
+async def test_an_idle_pass_requests_one_listing_and_nothing_else() -> None:
     """Once everything is known, a namespace costs one request a pass, however many topics it has."""
     async with discovering(*(f"topic-{number}" for number in range(200)), "system") as room:
         room.source.reasons["public/default/system"] = "of Pulsar itself"

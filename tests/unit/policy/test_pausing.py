@@ -155,7 +155,7 @@ def test_a_pause_survives_its_record() -> None:
         assert policy_record.decode(policy_record.encode(policy), path="p") == policy
 
 
-def test_a_policy_is_held_only_while_somebody_pauses_it() -> None:
+def test_a_policy_is_held_only_while_a_command_pauses_it() -> None:
     """And keeps its method where entries exist nowhere else."""
     policy = RollPolicy(segment_bytes_max=1, segment_age_max_s=1)
     assert policy.held(None, push_only=False) is policy

@@ -212,7 +212,7 @@ async def test_a_plainly_named_topic_is_taken_even_if_it_is_reserved() -> None:
         assert await room.enable("part") == {"part": "enabled", "part-partition-0": "enabled"}
 
 
-async def test_a_dry_run_tells_the_same_and_writes_nothing() -> None:
+async def test_a_dry_run_reports_the_same_and_writes_nothing() -> None:
     """The answer of a dry run is that of the run; the tree is as it was."""
     async with running("orders", "clicks", "p-partition-0") as room:
         for ask in (room.enable, room.disable):

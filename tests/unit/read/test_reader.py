@@ -407,7 +407,7 @@ async def test_following_a_pushed_topic_across_ledgers_in_the_buffer() -> None:
     assert flat(found) == run(2, 0, 3) + run(4, 0, 2)
 
 
-async def test_a_follower_crosses_when_the_bucket_tells_the_end() -> None:
+async def test_a_follower_crosses_when_the_bucket_shows_the_end() -> None:
     """A pushed topic whose buffer was released goes on from the bucket, whose manifest says that the ledger ended."""
     rig = make_read_rig()
     rig.map.enabled = True

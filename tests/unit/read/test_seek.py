@@ -422,7 +422,7 @@ async def test_manifests_of_older_versions_are_searched_by_halves() -> None:
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 41), st.integers(-3, 45))
-def test_first_true_asks_little_and_is_right(low: int, length: int, first: int, guess: int) -> None:
+def test_first_true_probes_little_and_is_right(low: int, length: int, first: int, guess: int) -> None:
     """From any guess, and with few questions from one that is nearly right."""
     high = low + length
     asked: list[int] = []

@@ -547,7 +547,7 @@ async def test_uploads_that_were_created_and_not_recorded_are_taken_up_or_ended(
     assert segment.segment_id == left.segment_id
 
 
-async def test_an_object_whose_etag_tells_nothing_is_read_back() -> None:
+async def test_an_object_whose_etag_proves_nothing_is_read_back() -> None:
     """Completed by an owner that died, in a store whose ETags are no MD5: its bytes are compared before the commit."""
     rig, store = await made_rig()
     left = await sealed(rig, on="put")

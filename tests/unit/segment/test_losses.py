@@ -218,7 +218,7 @@ async def test_closed_ledgers_are_offloaded_while_the_edge_is_not_known() -> Non
         await until_offloaded(topic, last)
 
 
-async def test_ends_that_a_broker_tells_are_recorded() -> None:
+async def test_ends_that_a_broker_reports_are_recorded() -> None:
     """Without a source, the pusher's word is what there is."""
     rig = Rig()
     async with rig.engine(push_only=True) as engine:

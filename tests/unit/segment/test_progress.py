@@ -145,7 +145,7 @@ async def test_an_update_that_was_cut_short_does_not_confuse_the_next(monkeypatc
     assert (room.version, room.recorded.upload_id) == (2, "u")
 
 
-async def test_a_record_that_somebody_else_wrote_is_not_replaced() -> None:
+async def test_a_record_that_another_process_wrote_is_not_replaced() -> None:
     """Who writes it under the same claim has taken over."""
     room = Room()
     kept = await room.begun()

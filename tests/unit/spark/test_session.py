@@ -93,7 +93,7 @@ def test_what_is_started_is_told_before_it_is(monkeypatch: pytest.MonkeyPatch, t
     assert [line.partition(";")[0] for line in told] == [begins, "started"]
 
 
-def test_a_java_without_a_module_that_spark_asks_for_is_called_without_it(
+def test_a_java_without_a_module_that_spark_opens_is_called_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """All other arguments go through as they are, in order."""

@@ -80,7 +80,7 @@ async def test_what_is_in_the_open_segment_counts_until_it_is_committed() -> Non
         assert 20.0 <= age_s < 120.0
 
 
-async def test_an_entry_without_a_time_is_as_old_as_its_ledger_unless_it_came_while_somebody_watched() -> None:
+async def test_an_entry_without_a_time_is_as_old_as_its_ledger_unless_it_came_under_a_watch() -> None:
     """No broker wrote it: it may be as old as that, and is told to be late too early rather than too late."""
     rig = Rig()
     rig.ledgers = memory_ledgers(HourAgo())

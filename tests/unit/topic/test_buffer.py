@@ -177,7 +177,7 @@ def test_pressure_comes_from_the_whole_pool() -> None:
     assert pool.used_bytes == 0
 
 
-def test_pressure_goes_on_until_somebody_can_help() -> None:
+def test_pressure_lasts_until_a_topic_can_free_memory() -> None:
     """A segment that cannot end yet is of no use, however much it holds; of those that can, the largest is enough."""
     pool = BufferPool(6 * COST)
     pressed: list[str] = []

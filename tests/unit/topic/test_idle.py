@@ -274,7 +274,7 @@ async def test_a_push_keeps_a_topic_active(rig: Rig) -> None:
         await suspended(engine)
 
 
-async def test_an_offloader_that_somebody_was_given_stays_for_a_while(rig: Rig) -> None:
+async def test_an_offloader_that_was_handed_out_stays_for_a_while(rig: Rig) -> None:
     """Whoever asks for it gets it awake, and has it from then on as long as any other topic."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)

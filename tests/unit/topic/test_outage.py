@@ -283,7 +283,7 @@ class Busy(MemoryStore):
             self.now -= 1
 
 
-async def test_a_store_that_asks_for_fewer_requests_gets_fewer_and_later_more_again() -> None:
+async def test_a_store_that_throttles_gets_fewer_requests_and_later_more_again() -> None:
     """503 SlowDown lowers the parts on their way of all topics together; when it ends they rise to the setting."""
     last_answer: list[int] = []
     rig, _ = faulty_rig(upload_bytes=2 << 20, pace=Pace(8, changed=last_answer.append))

@@ -39,7 +39,7 @@ class TestTailing(Cases):
         return Tail().feed
 
 
-def test_who_asks_has_taken_what_came_before() -> None:
+def test_a_request_confirms_what_came_before() -> None:
     """So the position is one answer behind what is in the segment."""
     tail = Tail()
     feed = tail.feed

@@ -28,7 +28,7 @@ async def test_the_collector_keeps_it_and_says_so(ground: Ground) -> None:
     assert kinds(finds) == dict.fromkeys(all_keys(2), (Kind.UNREADABLE, Verdict.ALARM))
 
 
-async def test_verification_tells_of_it(ground: Ground) -> None:
+async def test_verification_reports_it(ground: Ground) -> None:
     """The manifest, and an index that is as long."""
     await ground.objects.put(manifest_key(1), BOMB, metadata=OURS)
     await ground.objects.put(index_key(1), bytes(20 << 20), metadata=OURS)
@@ -39,7 +39,7 @@ async def test_verification_tells_of_it(ground: Ground) -> None:
     assert {(flaw.kind, flaw.key) for flaw in flaws} >= {("manifest", manifest_key(1)), ("index", index_key(1))}
 
 
-async def test_a_rebuild_tells_of_it(ground: Ground) -> None:
+async def test_a_rebuild_reports_it(ground: Ground) -> None:
     """And knows not whose it is, so it writes nothing before somebody leaves it out."""
     await ground.store(2, runs(1, 0, 3))
     await ground.objects.put(manifest_key(2), BOMB, metadata=OURS)

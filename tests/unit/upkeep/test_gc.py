@@ -268,7 +268,7 @@ async def test_a_manifest_that_cannot_be_read_keeps_its_segment(ground: Ground) 
     assert kinds(finds) == dict.fromkeys(all_keys(2, 3), (Kind.UNREADABLE, Verdict.ALARM))
 
 
-async def test_what_somebody_names_goes_although_it_raises_an_alarm(ground: Ground) -> None:
+async def test_what_an_operator_names_is_deleted_although_it_raises_an_alarm(ground: Ground) -> None:
     """Named segments alone, and neither one that a topic refers to nor one that others wrote nor a young one."""
     await ground.store(2, runs(1, 20, 3))
     await ground.store(3, runs(1, 30, 3))

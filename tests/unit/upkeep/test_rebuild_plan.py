@@ -137,7 +137,7 @@ def test_doubt_is_said_and_blocks_nothing() -> None:
         (known(9, (3, 0, 19), (5, 0, 4)), [Failure.OVERLAP, Failure.OVERLAP]),
     ],
 )
-def test_overlaps_are_for_somebody_to_decide(other: Known, lost: list[Failure]) -> None:
+def test_overlaps_are_for_an_operator_to_decide(other: Known, lost: list[Failure]) -> None:
     """Two segments for one range block the topic, until one is preferred."""
     assert failure_tracker(HISTORY[0], HISTORY[1], other) == lost
     assert plan_topic(TOPIC, [HISTORY[0], HISTORY[1], other]).blocked

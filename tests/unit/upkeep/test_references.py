@@ -71,7 +71,7 @@ async def test_a_segment_that_moves_during_a_look_is_seen() -> None:
     assert not missed
 
 
-async def test_a_look_asks_the_server_to_catch_up() -> None:
+async def test_a_refresh_has_the_server_catch_up() -> None:
     """A server that lags behind its leader would show a past in which what is referred to was not yet."""
     synced = []
 

@@ -319,7 +319,7 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
     assert await owned.keys() == 3
 
 
-async def test_limits_that_somebody_wrote_into_the_store_take_nothing_before_the_lag() -> None:
+async def test_limits_that_were_written_into_the_store_delete_nothing_before_the_lag() -> None:
     """Whoever reaches the store cannot have all but the newest segment deleted before anybody has noticed."""
     rig = await offloaded_topic(10, 10, 10)
     owned = await Owned.claim(rig)
