@@ -17,15 +17,15 @@ from offloaderd.core.errors import InvalidInput, Unauthenticated
 from offloaderd.core.limits import TokenBucket
 
 NAMES_MAX = 32
-"""Alternative names of a certificate that are looked at."""
+"""Alternative names of a certificate that are read."""
 PROPERTIES = {Kind.CERTIFICATE: "x509_common_name", Kind.URI: "peer_uri", Kind.DNS: "peer_dns"}
-"""Where gRPC keeps the names of a certificate."""
+"""Keys under which gRPC has the names of a certificate."""
 
 
 def of_certificate(found: Mapping[str, Any]) -> tuple[Identity, ...]:
-    """Return all names in a certificate, the one that it is shown by first. Raises Unauthenticated if there is none.
+    """Return all names in a certificate, that for display first. Raises Unauthenticated if there is none.
 
-    A common name counts only if there is exactly one; a name that cannot be told apart by eye is none.
+    A common name counts only if there is exactly one, and only printable names count.
     """
     names: list[Identity] = []
     for kind, key in PROPERTIES.items():
@@ -46,7 +46,7 @@ def of_certificate(found: Mapping[str, Any]) -> tuple[Identity, ...]:
 
 
 def bearer_text(metadata: Any) -> str | None:  # noqa: ANN401 - pairs, as gRPC gives them
-    """Return the token that was sent. Raises Unauthenticated when there are several, or another scheme."""
+    """Return the token that was sent. Raises Unauthenticated for several tokens or another scheme."""
     given = [value for key, value in metadata if key == "authorization"]
     if not given:
         return None
@@ -57,7 +57,7 @@ def bearer_text(metadata: Any) -> str | None:  # noqa: ANN401 - pairs, as gRPC g
 
 
 BUCKETS_MAX = 10_000
-"""So many names of one kind have buckets of their own."""
+"""Names of one kind with buckets of their own."""
 SHARED = ""
 NETWORK_BITS = 64
 
@@ -71,7 +71,7 @@ class CallRate:
         self._kinds: defaultdict[str, OrderedDict[str, TokenBucket]] = defaultdict(OrderedDict)
 
     def take(self, kind: str, name: str) -> bool:
-        """Count one call; whether it is within the limit. Kinds are few."""
+        """Count one call; whether it is within the limit. There are few kinds."""
         if not self._per_s:
             return True
         buckets = self._kinds[kind]
@@ -85,7 +85,9 @@ class CallRate:
 
 
 def network_of(peer: str) -> str:
-    """Return who counts as one, of a peer as gRPC writes it (`ipv4:192.0.2.1:7`, `ipv6:%5B2001:db8::1%5D:7`)."""
+    """Return the address or network that counts as one name, of a peer as gRPC writes it (`ipv4:192.0.2.1:7`,
+    `ipv6:%5B2001:db8::1%5D:7`).
+    """
     host = peer.rpartition(":")[0]
     text = unquote(host.partition(":")[2]).strip("[]").partition("%")[0]
     try:

@@ -1,7 +1,7 @@
-"""The daemon's certificate, its key, and the authority of its clients: read from PEM files, and checked as one.
+"""The daemon's certificate, its key, and the authority of its clients: read from PEM files and checked together.
 
-A file is written by somebody else, perhaps at this moment: what does not belong together is refused as a whole, so
-that a half finished rotation leaves the last good pair in place.
+The files may be written at this moment. Files that do not fit each other are refused together, so that a half finished
+rotation leaves the last good pair in use.
 """
 
 import ssl
@@ -17,7 +17,7 @@ from offloaderd.core.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Where the PEM files lie; with `client_ca` clients must have a certificate of that authority."""
+    """Paths of the PEM files; with `client_ca` clients must have a certificate of that authority."""
 
     cert: Path
     key: Path
@@ -31,7 +31,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """What the files held; `expires_s` is when the daemon's own certificate ends (seconds since 1970)."""
+    """Contents of the files; `expires_s` is the end of the daemon's own certificate (seconds since 1970)."""
 
     files: TlsFiles
     cert: bytes
@@ -45,7 +45,7 @@ class Certificates:
 
 
 def load_certificates(files: TlsFiles) -> Certificates:
-    """Read the files. Raises InvalidConfig for what cannot be read, is no PEM or does not belong together."""
+    """Read the files. Raises InvalidConfig for files that cannot be read, are no PEM or do not fit each other."""
     cert, key = _read(files.cert, "tls.cert_file"), _read(files.key, "tls.key_file")
     client_ca = None if files.client_ca is None else _read(files.client_ca, "tls.client_ca_file")
     chain = _certificates(cert, files.cert, "tls.cert_file")
@@ -70,7 +70,7 @@ def load_certificates(files: TlsFiles) -> Certificates:
 
 
 def server_context(certificates: Certificates, *, mutual: bool) -> ssl.SSLContext:
-    """Return what an HTTP server speaks TLS with; with `mutual` clients must have a certificate. At least TLS 1.2."""
+    """Return the TLS context of an HTTP server; with `mutual` clients must have a certificate. At least TLS 1.2."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificates.files.cert, certificates.files.key)

@@ -1,11 +1,10 @@
-"""What callers may do: a role for topics, given to an identity by the configuration.
+"""Roles of callers for topics, given to identities by the configuration.
 
-A grant is written `ROLE IDENTITY WHERE`: the role is read, offload or admin; the identity is `cert:NAME` (the common
+A grant is written `ROLE IDENTITY WHERE`. The role is read, offload or admin. The identity is `cert:NAME` (the common
 name of a certificate), `uri:NAME` or `dns:NAME` (its alternative names; a SPIFFE id is a URI), `token:NAME`, or the
-bare name, which has no colon and means common names and tokens alike; WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*,
-re:EXPRESSION, or * for everything, which alone includes the daemon itself. admin includes the other two; read and
-offload do not include each other, so that a broker which pushes entries cannot read any. Pure: nothing here asks
-anybody.
+bare name without a colon, which means common names and tokens. WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*,
+re:EXPRESSION, or * for everything; only * includes the daemon itself. admin includes the other roles. read and offload
+do not include each other, so that a broker which pushes entries cannot read any. Pure.
 """
 
 import shlex
@@ -23,7 +22,7 @@ EVERYTHING = "*"
 
 
 class Role(StrEnum):
-    """What a call needs: to see, to push and have offloaded, or to change what holds."""
+    """Role that a call needs: to read; to push entries and have them offloaded; or to change anything."""
 
     READ = "read"
     OFFLOAD = "offload"
@@ -31,7 +30,7 @@ class Role(StrEnum):
 
 
 class Kind(StrEnum):
-    """By what somebody is known; written before the name in a grant."""
+    """Kinds of identities, written before the name in a grant."""
 
     CERTIFICATE = "cert"
     URI = "uri"
@@ -40,7 +39,7 @@ class Kind(StrEnum):
 
 
 BARE = frozenset({Kind.CERTIFICATE, Kind.TOKEN})
-"""The kinds that a name without one means."""
+"""Kinds of a name without one."""
 
 
 class Identity(NamedTuple):
@@ -55,12 +54,12 @@ class Identity(NamedTuple):
 
 
 Where = TopicPattern | None
-"""Topics that a call or a grant names; None is everything, the daemon itself included."""
+"""Topics of a call or a grant; None is everything, the daemon itself included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One role for one identity; `kinds` are those by which it may be known."""
+    """One role for one identity of these `kinds`."""
 
     role: Role
     identity: str
@@ -69,7 +68,7 @@ class Grant:
 
     @classmethod
     def parse(cls, text: str) -> "Grant":
-        """Read `ROLE IDENTITY WHERE`; an identity with blanks is put into quotes. Raises InvalidInput."""
+        """Parse `ROLE IDENTITY WHERE`; an identity with blanks is put into quotes. Raises InvalidInput."""
         hint = "write ROLE IDENTITY WHERE, for instance: read spark public/default/*"
         try:
             words = shlex.split(text)
@@ -89,7 +88,7 @@ class Grant:
         return cls(Role(words[0]), checked_identity(name), where, frozenset({Kind(kind)}))
 
     def gives(self, role: Role, where: Where) -> bool:
-        """Whether the grant is enough for a call that needs `role` for all of `where`."""
+        """Whether the grant suffices for a call that needs `role` for all of `where`."""
         return self.role in {role, Role.ADMIN} and covers(self.where, where)
 
 
@@ -103,11 +102,11 @@ class Rights:
                 self._grants[Identity(kind, grant.identity)].append(grant)
 
     def allow(self, identities: Iterable[Identity], role: Role, where: Where) -> bool:
-        """Whether somebody of these names may do what needs `role` for all of `where`."""
+        """Whether one of these identities has `role` for all of `where`."""
         return any(grant.gives(role, where) for grant in self._of(identities))
 
     def allow_some(self, identities: Iterable[Identity], role: Role) -> bool:
-        """Whether somebody of these names may do what needs `role` for anything at all."""
+        """Whether one of these identities has `role` for anything at all."""
         return any(grant.gives(role, grant.where) for grant in self._of(identities))
 
     def _of(self, identities: Iterable[Identity]) -> Iterator[Grant]:
@@ -115,7 +114,7 @@ class Rights:
 
 
 def covers(given: Where, asked: Where) -> bool:
-    """Whether all topics of the one are among those of the other; doubt (two expressions) says no."""
+    """Whether all topics of `asked` are in `given`; False in doubt (two expressions)."""
     if given is None or given == asked:
         return True
     if asked is None:
@@ -126,12 +125,12 @@ def covers(given: Where, asked: Where) -> bool:
 
 
 def checked_identity(text: str) -> str:
-    """Return a name that can be told apart by eye and in a log; raises InvalidInput."""
+    """Return a printable name of a valid length; raises InvalidInput."""
     if not text or len(text) > IDENTITY_CHARS_MAX or not text.isprintable():
         raise InvalidInput(f"not a name of somebody: {text[:80]!r}", hint=f"1 to {IDENTITY_CHARS_MAX} characters")
     return text
 
 
 def shown(where: Where) -> str:
-    """Return what a call names as a grant would."""
+    """Return topics of a call as a grant has them."""
     return EVERYTHING if where is None else str(where)

@@ -1,10 +1,10 @@
 """Pulsar's tokens: JSON web tokens signed with a secret (HMAC) or a private key (RSA, EC).
 
-Settings and forms are those of AuthenticationProviderToken and AuthTokenUtils in Pulsar 4: a key is `file:PATH`,
-`data:;base64,...`, a path, or base64 itself; its bytes are the raw secret, or a public key in DER (PEM is taken too).
-Stricter than Pulsar in one point: the algorithm of public keys is exactly the one that is configured. The algorithm is
-never taken from the token, `none` is none that could be configured, and a public key is never used as a secret.
-PyJWT checks form and signature; dates are compared with the injected clock.
+Settings and forms are those of AuthenticationProviderToken and AuthTokenUtils in Pulsar 4. A key is `file:PATH`,
+`data:;base64,...`, a path, or base64 itself; its bytes are the raw secret, or a public key in DER (PEM is accepted
+too). One point is stricter than Pulsar: a public key has exactly the configured algorithm. The algorithm is never taken
+from the token, `none` cannot be configured, and a public key is never used as a secret. PyJWT checks form and
+signature; dates are compared with the injected clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TOKEN_CHARS_MAX = 16 * 1024
 SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
-"""A secret is used with every HMAC that it is long enough for (RFC 7518, 3.2)."""
+"""A secret is used with every HMAC for which it is long enough (RFC 7518, 3.2)."""
 HINT = "get a new token, signed with the key that this daemon knows"
 CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
 RSA_BITS_MIN = 2048
@@ -44,12 +44,12 @@ SIGNATURE_ONLY: Options = {
     "verify_sub": False,
     "verify_jti": False,
 }
-"""The claims are judged here, by the injected clock and Pulsar's rules."""
+"""The claims are checked here, by the injected clock and Pulsar's rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """What signatures are checked with, and the only algorithms that are accepted for it."""
+    """Key that checks signatures, and the only algorithms that are accepted for it."""
 
     key: Any
     algorithms: tuple[str, ...]
@@ -61,7 +61,7 @@ class TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """Which claim names the caller, and what a token must say besides (empty: nothing)."""
+    """Claim that names the caller, and the audience that a token must have (empty: any)."""
 
     claim: str = "sub"
     audience_claim: str = "aud"
@@ -71,7 +71,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """Whom a token names, until when (seconds since 1970; None: for ever), and by which of the keys (0: the newest)."""
+    """Name and expiry of a token (seconds since 1970; None: never), and the index of its key (0: the newest)."""
 
     name: str
     expires_s: float | None
@@ -79,7 +79,7 @@ class Bearer:
 
 
 def path_of_key(given: str) -> Path | None:
-    """Return the file that holds a key; None when the text itself is the key."""
+    """Return the file of a key; None when the text itself is the key."""
     if given.startswith("data:"):
         return None
     if given.startswith("file:"):
@@ -91,7 +91,7 @@ def path_of_key(given: str) -> Path | None:
 
 
 def key_bytes(given: str, setting: str) -> bytes:
-    """Return the bytes of a key as it is configured. Raises InvalidConfig, which never shows any of it."""
+    """Return the bytes of a configured key. Raises InvalidConfig, which never shows any of it."""
     hint = "write file:///PATH, data:;base64,..., or the key in base64, as for Pulsar's brokers"
     path = path_of_key(given)
     if path is not None:
@@ -148,9 +148,9 @@ def public_key(given: str, algorithm: str, setting: str) -> TokenKey:
 
 
 def bearer(token: str, keys: Sequence[TokenKey], rules: TokenRules, clock: Clock) -> Bearer:
-    """Return whom a token names that one of the keys signed. Raises Unauthenticated, which never shows any of it.
+    """Return the bearer of a token that one of the keys signed. Raises Unauthenticated, which never shows any of it.
 
-    What is wrong is told of the first key.
+    An error refers to the first key.
     """
     hint = HINT
     claims, number = _by_any(token, keys)
@@ -171,7 +171,7 @@ def bearer(token: str, keys: Sequence[TokenKey], rules: TokenRules, clock: Clock
 
 
 def _by_any(token: str, keys: Sequence[TokenKey]) -> tuple[dict[str, Any], int]:
-    """Return what a token says, and which key signed it. Raises Unauthenticated, as the first key has it."""
+    """Return the claims of a token and the index of its key. Raises Unauthenticated, for the first key."""
     refused = Unauthenticated("there is no key for tokens", hint=HINT)
     for number, key in reversed(list(enumerate(keys))):
         try:
@@ -182,7 +182,7 @@ def _by_any(token: str, keys: Sequence[TokenKey]) -> tuple[dict[str, Any], int]:
 
 
 def _claims(token: str, key: TokenKey) -> dict[str, Any]:
-    """Return what a token says, if its signature is right. Raises Unauthenticated."""
+    """Return the claims of a token with a valid signature. Raises Unauthenticated."""
     if len(token) > TOKEN_CHARS_MAX:
         raise Unauthenticated(f"the token is longer than {TOKEN_CHARS_MAX} characters", hint=HINT)
     try:
@@ -197,7 +197,7 @@ def _claims(token: str, key: TokenKey) -> dict[str, Any]:
 
 
 def _date(claims: dict[str, Any], name: str) -> float | None:
-    """Return a claim's seconds since 1970. Raises Unauthenticated for what is no date: it must not mean `for ever`."""
+    """Return a claim's seconds since 1970. Raises Unauthenticated for another type, which must not mean `never`."""
     value = claims.get(name)
     if name not in claims:
         return None

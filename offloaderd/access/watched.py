@@ -1,4 +1,4 @@
-"""What is read from files and read again when they change, without a restart; what cannot be read leaves the old."""
+"""Values from files that are read again when the files change; a failed read leaves the last value."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 class Watched(Generic[T]):
-    """A value that was made of files. The first reading raises what `load` raises; a later one is logged."""
+    """Value made of files. The first read raises as `load`; a later failure is logged."""
 
     def __init__(self, paths: Iterable[Path], load: Callable[[], T]) -> None:
         self._paths = tuple(paths)
@@ -24,11 +24,11 @@ class Watched(Generic[T]):
         self._listeners: list[Callable[[T], None]] = []
 
     def listen(self, listener: Callable[[T], None]) -> None:
-        """Have every later value told."""
+        """Call `listener` with every later value."""
         self._listeners.append(listener)
 
     def refresh(self) -> bool:
-        """Read again if a file has changed, or if the last reading failed; says whether there is a new value."""
+        """Read again if a file has changed, or if the last read failed; return whether there is a new value."""
         signature = self._stat()
         if signature == self._signature and not self.failing:
             return False
@@ -54,7 +54,7 @@ class Watched(Generic[T]):
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file's content: Kubernetes swaps links, others rename or write in place."""
+    """Return values that change with a file's content: Kubernetes swaps links, others rename or write in place."""
     try:
         found = path.stat()
     except OSError:

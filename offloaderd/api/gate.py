@@ -1,9 +1,9 @@
-"""Who may come in: every call is counted, told apart by certificate or token, and compared with the grants.
+"""The gate of all calls: each is counted, identified by certificate or token, and compared with the grants.
 
-Rules: a method that has no entry in `needs` is refused to everybody; a token, if one is sent, counts alone, and a bad
-one is not made up for by a certificate; a call is cut when its token expires; no request is parsed before its caller is
-known to have the role for some topic; each message of a stream is checked, not the first one only. Without
-authentication, which the settings allow on loopback, everybody may do everything, and limits go by the address.
+- A method without an entry in `needs` is refused to everybody.
+- A token, if one is sent, counts alone: no certificate makes up for a bad one. Its expiry cuts the call.
+- No request is parsed before its caller has the role for some topic. Every message of a stream is checked.
+- Without authentication, which the settings allow on loopback, every call is allowed, and limits go by address.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
 
 NAMED_MAX = 20
-"""So many topics of one call are kept for the audit log."""
-HOW = ("dry_run", "apply", "undo")
-"""Fields of requests that tell whether anything was to be changed."""
+"""Topics of one call in the audit log."""
+CHANGE_FLAGS = ("dry_run", "apply", "undo")
+"""Fields of requests that show whether anything was to be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one caller, and all together, may take; 0 is no limit. `audit_reads`: what was read is written down."""
+    """Limits of one caller, and of all together; 0 is no limit. `audit_reads`: reads are in the audit log."""
 
     calls_max: int = 0
     calls_per_s: int = 0
@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    """How callers are told apart, and what they may do. `token_keys`: newest first; none: no tokens."""
+    """Identification of callers, and their grants. `token_keys`: newest first; without keys no tokens are accepted."""
 
     rights: Rights
     certificates: bool = False
@@ -56,7 +56,7 @@ class Authentication:
 
 
 class Origin(Protocol):
-    """Where a call comes from, and what was shown to prove by whom; a call's context, or a request over HTTP."""
+    """Origin and credentials of a call: the context of a gRPC call, or an HTTP request."""
 
     def peer(self) -> str:
         """Return KIND:ADDRESS:PORT."""
@@ -67,12 +67,12 @@ class Origin(Protocol):
         ...
 
     def auth_context(self) -> Mapping[str, Any]:
-        """Return what the transport has verified of the other side."""
+        """Return what the transport has verified of the peer."""
         ...
 
 
 class Withdrawn(Enum):
-    """What a call was let in by, and is no more."""
+    """Permission that was withdrawn during a call."""
 
     GRANT = auto()
     KEY = auto()
@@ -80,10 +80,11 @@ class Withdrawn(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Caller:
-    """Who makes a call, and what it was found to name. `via` is token, certificate or none; `identities` are all names.
+    """Caller of one call, and the topics that it named. `via` is token, certificate or none; `identities` are all
+    names.
 
-    `key` is the one that signed the token. `limit` is what cuts the call in the end, `withdrawn` says what was taken
-    back if it was cut for that.
+    `key` signed the token. `limit` is the timeout that cuts the call; `withdrawn` is set if it was cut for a
+    withdrawal.
     """
 
     need: Need | None
@@ -106,27 +107,33 @@ class Caller:
 
     @property
     def share(self) -> str | None:
-        """Under which name its limits are counted; None without authentication: addresses may be those of many."""
+        """Name under which its limits are counted; None without authentication, because many callers may share an
+        address.
+        """
         return f"{self.via} {self.name}" if self.name else None
 
-    def check_known(self) -> None:
-        """Raise NotAllowed for a method that nobody has thought of."""
+    def check_method(self) -> None:
+        """Raise NotAllowed for a method without an entry."""
         if self.need is None and self.rights is not None:
             raise NotAllowed(f"nobody may call {self.path}", hint="it has no role in this version of the daemon")
 
+    @property
+    def role(self) -> Role | None:
+        """The role that the call needs, None for none."""
+        return self.need.role if self.need is not None else None
+
     def check_role(self) -> None:
-        """Raise NotAllowed when the caller has the role for no topic at all; for which it is needed, a request says."""
-        role = self.need.role if self.need is not None else None
-        if role is not None and self.rights is not None and not self.rights.allow_some(self.identities, role):
-            raise self._missing(role, "any topic", "WHERE")
+        """Raise NotAllowed when the caller has the role for no topic at all; the request's topics are checked later."""
+        if self.role and self.rights is not None and not self.rights.allow_some(self.identities, self.role):
+            raise self._missing(self.role, "any topic", "WHERE")
 
     def check(self, request: object) -> None:
-        """Let a request pass. Raises Denied with the role that is missing, InvalidInput for malformed names."""
+        """Check a request. Raises Denied with the missing role, InvalidInput for malformed names."""
         if self.need is None or self.need.role is None:
             return
-        self.how = {name: bool(getattr(request, name)) for name in HOW if hasattr(request, name)}
+        self.how = {name: bool(getattr(request, name)) for name in CHANGE_FLAGS if hasattr(request, name)}
         if self.rights is None:
-            with suppress(InvalidInput):  # the service says what is wrong, everybody may ask
+            with suppress(InvalidInput):  # the service reports the mistake
                 self._passed(request, list(self.need.named(request)))
             return
         wheres = list(self.need.named(request))
@@ -135,14 +142,14 @@ class Caller:
         self._passed(request, wheres)
 
     def _passed(self, request: object, wheres: Iterable[Where]) -> None:
-        """Keep what the audit log tells of a call whose names are names."""
+        """Record a checked request for the audit log."""
         if self.audit_reads:
             self.read = range_of(request)
-        if self.need is not None and self.need.role is Role.ADMIN:
+        if self.role is Role.ADMIN:
             self._note(map(shown, wheres))
 
     def check_where(self, where: Where) -> None:
-        """Let the call go on with topics that it is about. Raises NotAllowed with the role that is missing."""
+        """Check a topic or pattern of the call. Raises NotAllowed with the missing role."""
         if self.need is None or self.need.role is None or self.rights is None:
             return
         text = shown(where)
@@ -159,37 +166,35 @@ class Caller:
         )
 
     def follow(self, rules: Authentication | None) -> None:
-        """Go on under other rules; a call that they do not allow any more is cut."""
+        """Apply other rules; a call that they no longer allow is cut."""
         rights = self.rights = rules.rights if rules is not None else None
-        role = self.need.role if self.need is not None else None
         if rules is None or rights is None:
             return
         if self.key is not None and self.key not in rules.token_keys():
             self.withdrawn = Withdrawn.KEY
-        elif role is not None and not all(rights.allow(self.identities, role, where) for where in self.wheres):
+        elif self.role and not all(rights.allow(self.identities, self.role, where) for where in self.wheres):
             self.withdrawn = Withdrawn.GRANT
         if self.withdrawn is not None and self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
     def _note(self, named: Iterable[str]) -> None:
-        """Keep what was named for the audit log."""
         for text in named:
             if text not in self.named and len(self.named) < NAMED_MAX:
                 self.named.append(text)
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
-"""Who makes the call that is being served."""
+"""Caller of the call that is being served."""
 
 
 def share_of_caller() -> str | None:
-    """Return under which name the limits of the present call's caller are counted; None: it has none of its own."""
+    """Return the name under which the limits of the present caller are counted, None without one."""
     caller = CALLER.get()
     return caller.share if caller is not None else None
 
 
 def check_source(topic: TopicName) -> None:
-    """Let the present call read another topic than it names, if its caller may by naming it. Raises NotAllowed."""
+    """Allow the present call to read another topic than it names, if its caller may. Raises NotAllowed."""
     caller = CALLER.get()
     if caller is not None:
         if caller.read is not None:
@@ -198,11 +203,11 @@ def check_source(topic: TopicName) -> None:
 
 
 class NotAllowed(Denied):
-    """The caller is known, and has not the role that the call needs."""
+    """The caller is known, and lacks the role that the call needs."""
 
 
 class Gate:
-    """The daemon's one gate; `authentication` None lets everybody in."""
+    """The gate of the daemon; without `authentication` everybody is admitted."""
 
     def __init__(
         self, metrics: Metrics, clock: Clock, limits: Limits | None = None, authentication: Authentication | None = None
@@ -215,23 +220,23 @@ class Gate:
         self._running: set[Caller] = set()
         self._shares: Counter[tuple[str, str]] = Counter()
         for of in ("calls", "readers"):
-            metrics.grpc_identity_highest.labels(of=of).set_function(partial(self._most, of))
+            metrics.grpc_identity_highest.labels(of=of).set_function(partial(self._largest_share, of))
 
     def follow(self, limits: Limits, authentication: Authentication | None) -> None:
-        """Let callers in by other rules from now on; running calls that these forbid are cut."""
+        """Apply other rules from now on; running calls that they forbid are cut."""
         if limits.calls_per_s != self._limits.calls_per_s:
             self._rate = CallRate(limits.calls_per_s, self._clock)
         self._limits, self._authentication = limits, authentication
         self.check_running()
 
     def check_running(self) -> None:
-        """Cut the calls that were let in by what is no more: a grant, or the key of a token, which may be in a file."""
+        """Cut calls whose grant was withdrawn, or whose token's key was removed, which may be in a file."""
         for caller in list(self._running):
             caller.follow(self._authentication)
 
     @contextmanager
     def admitted(self, path: str, context: Origin, *, stream: bool) -> Iterator[Caller]:
-        """Count a call for as long as it runs, and fill in who makes it. Raises Unauthenticated, Denied, Throttled."""
+        """Count a call while it runs, and identify its caller. Raises Unauthenticated, Denied, Throttled."""
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
         caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
@@ -245,7 +250,7 @@ class Gate:
         self._metrics.grpc_calls.set(len(self._running))
         try:
             self._identify(caller, context)
-            caller.check_known()
+            caller.check_method()
             caller.seconds_max = self._seconds_max(caller, stream=stream)
             with self._shared(caller, limits):
                 yield caller
@@ -258,7 +263,7 @@ class Gate:
 
     @contextmanager
     def _shared(self, caller: Caller, limits: Limits) -> Iterator[None]:
-        """Count a call as its identity's, which may hold so many and leaves the rest to others. Raises Throttled."""
+        """Count a call in its identity's share of the limits. Raises Throttled."""
         whose = caller.share
         wanted = [("calls", limits.identity_calls_max)] if whose is not None else []
         if wanted and caller.path in READS:
@@ -277,8 +282,8 @@ class Gate:
                 if not self._shares[share]:
                     del self._shares[share]
 
-    def _most(self, of: str) -> int:
-        """Return how many calls, or readers, the one who has most of them holds."""
+    def _largest_share(self, of: str) -> int:
+        """Return the number of calls, or readers, of the identity with the most."""
         return max((count for (kind, _), count in self._shares.items() if kind == of), default=0)
 
     def _identify(self, caller: Caller, context: Origin) -> None:
@@ -322,7 +327,7 @@ class Gate:
         return Throttled(message, hint=f"try again in a moment; {setting} sets the limit")
 
     def _seconds_max(self, caller: Caller, *, stream: bool) -> float | None:
-        """Return for how long a call may run: one answer has a limit, anything ends with its token."""
+        """Return how long a call may run: a call with one answer has a limit, and any call ends with its token."""
         limits = [] if stream or not self._limits.call_s_max else [self._limits.call_s_max]
         if caller.expires_s is not None:
             limits.append(max(0.0, caller.expires_s - self._clock.wall_ms() / 1000))

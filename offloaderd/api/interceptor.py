@@ -33,23 +33,23 @@ class TooSlow(Throttled):
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests of a caller who was admitted; `parse` makes a message of the service from bytes."""
+    """Requests of an admitted caller; `parse` makes a message of the service from bytes."""
 
     caller: Caller
     parse: Callable[[bytes], Any]
 
-    def given(self, request: Any, context: Context) -> tuple[Any, Any]:  # noqa: ANN401 - bytes, or a stream of them
-        """Return what a handler gets: the request once it passed, or a stream whose messages have to pass.
+    def for_handler(self, request: Any, context: Context) -> tuple[Any, Any]:  # noqa: ANN401 - bytes, or a stream of them
+        """Return what a handler gets: the checked request, or a stream whose messages are checked.
 
-        Raises Denied before anything is parsed when the caller has no such role, and what `passed` raises.
+        Raises Denied before anything is parsed when the caller has no such role, and as `checked`.
         """
         self.caller.check_role()
         if hasattr(request, "__aiter__"):
             return self._each(request), _Watched(context, self)
-        return self.passed(request), context
+        return self.checked(request), context
 
-    def passed(self, data: bytes) -> Any:  # noqa: ANN401 - a message of any service
-        """Return the message in the bytes, once it passed. Raises InvalidInput, and Denied with the missing role."""
+    def checked(self, data: bytes) -> Any:  # noqa: ANN401 - a message of any service
+        """Return the message in the bytes once it is checked. Raises InvalidInput, and Denied with the missing role."""
         need = self.caller.need
         if need is not None and need.bounded is not None:
             need.bounded(data)
@@ -65,23 +65,23 @@ class Requests:
 
     async def _each(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for data in requests:
-            yield self.passed(data)
+            yield self.checked(data)
 
 
 class _Watched:
-    """A context whose messages are checked when they are read, and whose answers have to be taken in time."""
+    """Context that checks messages when they are read, and sends answers within the time limit."""
 
     def __init__(self, context: Context, requests: Requests) -> None:
         self._context = context
         self._requests = requests
 
     async def read(self) -> Any:  # noqa: ANN401 - a message of any service
-        """Return the next message, once it passed."""
+        """Return the next checked message."""
         data = await self._context.read()
-        return data if data is grpc.aio.EOF else self._requests.passed(data)
+        return data if data is grpc.aio.EOF else self._requests.checked(data)
 
     async def write(self, answer: Any) -> None:  # noqa: ANN401
-        """Send an answer. Raises what `send` raises."""
+        """Send an answer. Raises as `send`."""
         await send(self._context, answer, self._requests.caller.send_s_max)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all else is the context's own
@@ -89,10 +89,10 @@ class _Watched:
 
 
 async def send_headers(context: Context) -> None:
-    """Begin to answer, before the first answer; even a call that is cut meanwhile has begun.
+    """Send the headers before the first answer; even a call that is cut meanwhile has them sent completely.
 
-    gRPC for asyncio holds the head of an answer that was being sent, and was cancelled, for unsent: it sends it again
-    with the call's status, which its core refuses, and the call would never end. The head alone waits for no reader.
+    If the sending of headers is cancelled, gRPC for asyncio takes them for unsent and sends them again with the status.
+    Its core refuses that, and the call would never end. Headers alone wait for no reader.
     """
     sending = asyncio.ensure_future(context.send_initial_metadata(()))  # noqa: TID251 - ends before this does
     try:
@@ -103,7 +103,7 @@ async def send_headers(context: Context) -> None:
 
 
 async def send(context: Context, answer: object, seconds_max: float) -> None:
-    """Send an answer. Raises TooSlow when the caller has taken nothing for so long (0: it may wait for ever)."""
+    """Send an answer. Raises TooSlow when the caller has taken nothing for that long (0: no limit)."""
     try:
         async with asyncio.timeout(seconds_max or None):
             await context.write(answer)
@@ -118,10 +118,10 @@ audit = structlog.get_logger("offloaderd.audit")
 
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0
-"""How long a caller may take to hear why its call failed; one that takes no answers takes no status either."""
+"""How long a caller may take to receive its status; one that takes no answers takes no status either."""
 
 MESSAGE_CHARS_MAX = 4000
-"""Clients take 8 KiB of a status with all that belongs to it."""
+"""Clients accept 8 KiB of a status with all its parts."""
 
 INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more").SerializeToString()
 
@@ -131,7 +131,7 @@ Response = TypeVar("Response")
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """The one interceptor of the daemon's server."""
+    """The only interceptor of the daemon's server."""
 
     def __init__(self, metrics: Metrics, *, clock: Clock, gate: Gate | None = None) -> None:
         self._clock = clock
@@ -143,7 +143,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Request, Response] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Request, Response] | None":
-        """Wrap the handler; an unknown method stays gRPC's to refuse."""
+        """Wrap the handler; gRPC refuses unknown methods itself."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -162,14 +162,14 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 def kind_of(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
-    """Return what go-grpc-prometheus calls a method of this form."""
+    """Return the type of a method as go-grpc-prometheus names it."""
     both = handler.request_streaming, handler.response_streaming
     kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
     return kinds.get(both, "bidi_stream")
 
 
 class _Call:
-    """One call from its begin to its status."""
+    """One call from its beginning to its status."""
 
     def __init__(
         self,
@@ -193,22 +193,22 @@ class _Call:
         self._caller: Caller | None = None
 
     def answering(self, behaviour: Behaviour) -> Any:  # noqa: ANN401 - as gRPC types it
-        """Wrap a handler that answers once."""
+        """Wrap a handler with one answer."""
 
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
             async def work(caller: Caller) -> Any:  # noqa: ANN401
-                return await behaviour(*Requests(caller, self._parse).given(request, context))
+                return await behaviour(*Requests(caller, self._parse).for_handler(request, context))
 
             return await self._guarded(work, context, stream=False)
 
         return answer
 
     def streaming(self, behaviour: Behaviour) -> Any:  # noqa: ANN401
-        """Wrap a handler that answers with a stream."""
+        """Wrap a handler with a stream of answers."""
 
         async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
             async def work(caller: Caller) -> None:
-                answers = behaviour(*Requests(caller, self._parse).given(request, context))
+                answers = behaviour(*Requests(caller, self._parse).for_handler(request, context))
                 await send_headers(context)
                 await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
 
@@ -225,7 +225,7 @@ class _Call:
                     self._sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
 
     async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
-        """Run a handler for somebody who may call it, for as long as they may."""
+        """Run a handler for an admitted caller, as long as the caller may call."""
         with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
             self._caller = caller
             CALLER.set(caller)  # each call is a task of its own
@@ -256,7 +256,7 @@ class _Call:
         )
 
     async def _guarded(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
-        """Run a handler; its error becomes the status of the call, which is counted before the client knows it."""
+        """Run a handler; turn its error into the status of the call, which is counted before the client gets it."""
         peer = context.peer()
         try:
             answer = await self._admitted(work, context, stream=stream)
@@ -264,15 +264,14 @@ class _Call:
             detail = detail_of(error)
             if isinstance(error, TooSlow):
                 self._metrics.grpc_refused.labels(reason="slow").inc()
-            message = told(error.message)
+            message = shortened(error.message)
             self._finish(code_of(error), peer, detail.reason, message)
             await self._abort(context, code_of(error), message, detail.SerializeToString())
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
         except (aio.InternalError, aio.UsageError):
-            # gRPC's word for a client that vanished while an answer was on its way; the task's own cancellation may
-            # come later.
+            # gRPC's error for a client that left during an answer; the task may be cancelled later.
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise asyncio.CancelledError from None
         except aio.AbortError:
@@ -286,7 +285,7 @@ class _Call:
         return answer
 
     async def _abort(self, context: Context, code: grpc.StatusCode, message: str, detail: bytes) -> NoReturn:
-        """End the call with a status; a caller that does not take it is cut off."""
+        """End the call with a status; cut a caller that does not take it."""
         try:
             async with asyncio.timeout(STATUS_S):
                 await context.abort(code, message, ((DETAIL_KEY, detail),))
@@ -308,25 +307,24 @@ class _Call:
             "identity": caller.name if caller is not None else "",
             "error": message,
         }
-        need = caller.need if caller is not None else None
-        role = need.role if need is not None else None
-        quiet = code is grpc.StatusCode.OK and need is not None and role in {None, Role.READ}
+        role = caller.role if caller is not None else None
+        quiet = code is grpc.StatusCode.OK and caller is not None and caller.need and role in {None, Role.READ}
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
         write("rpc.handled", **fields, responses=self._sent, reason=reason)
         if caller is not None and caller.read is not None and code not in REFUSED:
             audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self._sent_bytes)
         if role is Role.ADMIN or code in REFUSED:
-            told = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
-            audit.info("audit.call", **fields, role=role, **told)
+            extra = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
+            audit.info("audit.call", **fields, role=role, **extra)
 
 
-def told(message: str) -> str:
-    """Return an error as it is sent and written down: what a caller has named in it may be as long as a message."""
+def shortened(message: str) -> str:
+    """Return an error's message as it is sent and logged: a name that the caller gave may be as long as a message."""
     return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]}..."
 
 
 def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """Return a serializer that lets through what a handler has serialized itself."""
+    """Return a serializer that passes on what a handler has serialized itself."""
 
     def serialized(answer: Any) -> bytes:  # noqa: ANN401 - a message of any service
         return answer if serialize is None or isinstance(answer, bytes) else serialize(answer)
@@ -338,12 +336,12 @@ _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def status_of(code: object) -> grpc.StatusCode:
-    """Return a code that a handler has set, which gRPC keeps as a number."""
+    """Return a code that a handler has set; gRPC keeps it as a number."""
     if isinstance(code, grpc.StatusCode):
         return code
     return _BY_NUMBER.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else grpc.StatusCode.UNKNOWN
 
 
 def code_name(code: grpc.StatusCode) -> str:
-    """Return a code as metrics name it everywhere: OK, NotFound, DataLoss."""
+    """Return a code as metrics name it: OK, NotFound, DataLoss."""
     return code.name if code is grpc.StatusCode.OK else code.name.title().replace("_", "")

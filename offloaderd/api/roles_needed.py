@@ -1,8 +1,9 @@
-"""Which role each call needs, and for which topics: the whole API in one table. What is not in it nobody may call.
+"""Roles of all calls, and the topics for which they are needed: one table of the whole API. A call that is not in it is
+refused.
 
-A call that names no topic where it could (Status, ListTopics, ListDaemons) is about all of them, and needs its role for
-everything. Names are read here exactly as the service reads them: what one takes for a topic's name the other must not
-take for an expression.
+A call that could name a topic and does not (Status, ListTopics, ListDaemons) is about all topics, and needs its role
+for everything. Names are parsed exactly as the service parses them, so that no name is a topic here and a pattern
+there.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,9 +23,9 @@ Named = Callable[[Any], Iterator[Where]]
 
 
 class Need(NamedTuple):
-    """What a call needs: a role (None: to be somebody), and for what a request names; `open`: nothing at all.
+    """Needs of a call: a role (None: any identity) for what a request names; `open`: no identity.
 
-    `bounded` raises InvalidInput for the bytes of a request that would make too many objects.
+    `bounded` raises InvalidInput for a request's bytes that would make too many objects.
     """
 
     role: Role | None
@@ -34,58 +35,55 @@ class Need(NamedTuple):
 
 
 def nothing(_request: object) -> Iterator[Where]:
-    """Name nothing."""
+    """Yield nothing."""
     return iter(())
 
 
 def everything(_request: object) -> Iterator[Where]:
-    """Name everything, whatever the request says."""
+    """Yield everything, whatever the request names."""
     yield None
 
 
 def topic(request: Any) -> Iterator[Where]:  # noqa: ANN401 - a request of any service with a topic
-    """Name one topic. Raises InvalidInput."""
+    """Yield one topic. Raises InvalidInput."""
     yield of_topic(TopicName.parse(request.topic))
 
 
 def topic_of_ledger(request: Any) -> Iterator[Where]:  # noqa: ANN401 - a request that names a ledger by Pulsar's list
-    """Name the ledger's topic. Raises InvalidInput."""
+    """Yield the ledger's topic. Raises InvalidInput."""
     yield of_topic(TopicName.parse(request.ledger.topic))
 
 
 def topic_or_everything(request: Any) -> Iterator[Where]:  # noqa: ANN401
-    """Name one topic, or everything. Raises InvalidInput."""
+    """Yield one topic, or everything. Raises InvalidInput."""
     yield of_topic(TopicName.parse(request.topic)) if request.topic else None
 
 
 def pattern(request: Any) -> Iterator[Where]:  # noqa: ANN401
-    """Name a topic or a pattern, of which nothing is compiled before its sender is known to have the role.
-
-    Raises InvalidInput.
-    """
+    """Yield a topic or a pattern; no expression is compiled before the caller has the role. Raises InvalidInput."""
     yield TopicPattern.named(request.topic)
 
 
 def prefix(request: admin_pb2.ListTopicsRequest) -> Iterator[Where]:
-    """Name a tenant, a namespace or everything. Raises InvalidInput."""
+    """Yield a tenant, a namespace or everything. Raises InvalidInput."""
     parts = checked_prefix(request.prefix)
     yield TopicPattern.parse(DOMAIN + "/".join([*parts, "*"])) if parts else None
 
 
 def opened(request: offload_pb2.StreamingOffloadRequest) -> Iterator[Where]:
-    """Name the topic of the whole stream; the messages that follow belong to it. Raises InvalidInput."""
+    """Yield the topic of the whole stream; later messages belong to it. Raises InvalidInput."""
     if request.WhichOneof("request") == "open":
         yield of_topic(TopicName.parse(request.open.topic))
 
 
 def target(request: rollback_pb2.PlanRollbackRequest) -> Iterator[Where]:
-    """Name a topic or a namespace. Raises InvalidInput."""
+    """Yield a topic or a namespace. Raises InvalidInput."""
     named = target_of(request.target)
     yield of_topic(named) if isinstance(named, TopicName) else of_namespace(*named)
 
 
 def level(request: policy_pb2.SetPoliciesRequest) -> Iterator[Where]:
-    """Name a topic, a namespace or (the broker) everything. Raises InvalidInput."""
+    """Yield a topic, a namespace or (the broker) everything. Raises InvalidInput."""
     where = level_of(request.level)
     if isinstance(where, TopicName):
         yield of_topic(where)
@@ -173,35 +171,34 @@ READS = frozenset({
     "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.ReadService/ReadMessages", "/offloaderd.v1.ReadService/Seek",
     "/offloaderd.v1.BrokerService/ReadLedger",
 })  # fmt: skip
-"""Calls that take one of the readers' places."""
+"""Calls that count as readers."""
 
 NEEDS: dict[str, Need] = {
     f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()
 }
-"""By the full name of the method."""
+"""Needs by the full name of the method."""
 
 
 def range_of(request: Any) -> dict[str, str]:  # noqa: ANN401 - a request of a call in READS
-    """Return what a reader asks for, as the audit log has it: the topic and the range's ends (empty: open) or what is
-    sought."""
+    """Return the topic and the range (empty: open) or the target of a read, for the audit log."""
     if hasattr(request, "ledger"):
         found = request.ledger
         ends = (f"{found.ledger_id}:{one}" for one in (request.first_entry_id, request.last_entry_id))
         return dict(zip(("topic", "first", "last"), (found.topic, *ends), strict=True))
     if isinstance(request, read_pb2.SeekRequest):
-        return {"topic": request.topic, "target": _told(request.target)}
+        return {"topic": request.topic, "target": _seek_text(request.target)}
     given = {name: getattr(request, name) for name in ("first", "last") if request_has(request, name)}
     ends_ = {name: position_text(one) for name, one in given.items()}
-    sought = {"target": _told(request.seek)} if request_has(request, "seek") else {}
+    sought = {"target": _seek_text(request.seek)} if request_has(request, "seek") else {}
     return {"topic": request.topic, "first": "", "last": "", **ends_, **sought}
 
 
-def _told(sought: read_pb2.SeekTarget) -> str:
-    """Return what is sought as the audit log has it."""
+def _seek_text(sought: read_pb2.SeekTarget) -> str:
+    """Return the target of a seek for the audit log."""
     target = sought.WhichOneof("target")
     return f"{target}={getattr(sought, target)}" if target else ""
 
 
 def request_has(request: Any, name: str) -> bool:  # noqa: ANN401
-    """Whether a request has a field of its kind, and in it something."""
+    """Whether a request's type has the field, and the request a value in it."""
     return name in request.DESCRIPTOR.fields_by_name and request.HasField(name)

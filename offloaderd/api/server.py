@@ -1,7 +1,7 @@
 """The gRPC server: all services, health and reflection behind one interceptor, on one port.
 
-With certificates it speaks TLS alone, 1.2 at least (gRPC has no older one), and asks at every handshake which
-certificate is the present one; connections that are open keep theirs.
+With certificates it accepts only TLS, 1.2 or newer. Each handshake uses the present certificate; open connections keep
+theirs.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ PROTOCOL = "offloaderd.protocol.v1"
 """Package of the generated modules."""
 
 FRAME_BYTES = 1024 * 1024
-"""A batch of entries is about this long: in one frame and not in 64 it costs whoever receives it a sixth less."""
+"""Size of a typical batch of entries: in one frame instead of 64 it costs the receiver a sixth less."""
 
 AHEAD_BYTES = 2 * FRAME_BYTES
-"""How much of a stream is received before it is read. Left to gRPC's estimate of the line, it was up to 50 MiB for one
-pusher: the estimate takes the daemon's own work for the line's latency, and no budget knows of those bytes."""
+"""Bytes of a stream that are received before they are read. gRPC's own estimate was up to 50 MiB for one pusher: it
+takes the daemon's work for latency of the line, and no budget counts those bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What is served; `ledgers` only where the daemon has a store of its own."""
+    """All services; `ledgers` only where the daemon has a store of its own."""
 
     offload: offload_pb2_grpc.OffloadServiceServicer
     read: read_pb2_grpc.ReadServiceServicer
@@ -71,7 +71,7 @@ class Services:
 
 
 class RpcServer:
-    """An async context manager: bound and starting inside, answering once `serve` is called, gone afterwards."""
+    """Async context manager of the server: bound on entry, answering once `show` has it serving, stopped on exit."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RpcServer:
         self.port = 0
 
     async def __aenter__(self) -> "RpcServer":
-        """Bind the port and answer health checks. Raises InvalidConfig when the port cannot be had."""
+        """Bind the port and answer health checks. Raises InvalidConfig when the port is not available."""
         options = self._options
         self._server = aio.server(
             interceptors=list(self._interceptors),
@@ -136,36 +136,36 @@ class RpcServer:
         reflection.enable_server_reflection(shown, self._server)
 
     async def show(self, *, serving: bool) -> None:
-        """Tell health checks whether calls are welcome, for the whole server and each service."""
+        """Set the health status of the whole server and of each service."""
         status = health_pb2.HealthCheckResponse
         for name in ("", *self._names):
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, and cut those still running after `grace_s`."""
+        """Take no new calls, and cut those that still run after `grace_s`."""
         await self._server.stop(grace_s)
 
     async def __aexit__(self, *_: object) -> None:
-        """Cut what still runs and free the port."""
+        """Cut running calls and free the port."""
         async with asyncio.timeout(10):
             await self._server.stop(0)
 
 
 def _tls(certificates: Watched[Certificates]) -> grpc.ServerCredentials:
-    """Return credentials that follow the files; gRPC asks from a thread of its own, which only reads a value."""
-    told = [certificates.value]
+    """Return credentials that follow the files; gRPC calls `present` in its own thread, which only reads a value."""
+    current = [certificates.value]
 
     def present() -> grpc.ServerCertificateConfiguration | None:
         now = certificates.value
-        if now is told[0]:
+        if now is current[0]:
             return None
-        told[0] = now
+        current[0] = now
         return _configuration(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(told[0]),
+        _configuration(current[0]),
         present,  # type: ignore[arg-type]  # the stubs know of no None, gRPC's own documentation does
-        require_client_authentication=told[0].client_ca is not None,
+        require_client_authentication=current[0].client_ca is not None,
     )
 
 

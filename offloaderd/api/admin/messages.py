@@ -1,6 +1,6 @@
-"""Messages of AdminService and of policies: what may be asked is checked here, what is answered is built. No I/O.
+"""Messages of AdminService and of policies: requests are checked, answers built. No I/O.
 
-What is wrong with a policy's value is said by `policy.rules`.
+Mistakes in a policy's values are reported by `policy.rules`.
 """
 
 from dataclasses import replace
@@ -20,11 +20,11 @@ from offloaderd.segment.states import SegmentState, state_of
 from offloaderd.topic.status import TopicStatus
 
 DAMAGED_MAX = 100
-"""Ledgers of one topic that a status names; `offloadctl ledgers list` names all."""
+"""Damaged ledgers of one topic in a status; `offloadctl ledgers list` shows all."""
 
 
 def checked_prefix(text: str) -> tuple[str, ...]:
-    """Read `tenant` or `tenant/namespace` (empty: everything); raises InvalidInput."""
+    """Parse `tenant` or `tenant/namespace` (empty: everything); raises InvalidInput."""
     parts = tuple(text.removesuffix("/").split("/")) if text else ()
     if len(parts) > 2 or not all(parts):
         raise InvalidInput(f"malformed prefix {text!r}", hint="write TENANT or TENANT/NAMESPACE")
@@ -32,7 +32,7 @@ def checked_prefix(text: str) -> tuple[str, ...]:
 
 
 def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = ANYWHERE) -> TopicPolicy:
-    """Read the policy of an EnableTopic request; raises InvalidInput with all that cannot work in it or there."""
+    """Parse the policy of an EnableTopic request; raises InvalidInput with all mistakes in it or at its place."""
     given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
     policies, flaws = sound({**given, **given_policies(request.policies)})
     checked(policies, flaws, by_itself(policies), place)
@@ -40,7 +40,7 @@ def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = 
 
 
 def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
-    """Return a selection as a message, with how many topics it has enabled; a damaged one says how it is."""
+    """Return a selection with the number of topics that it has enabled; of a damaged one only the damage."""
     if isinstance(found, CorruptData):
         return admin_pb2.Selection(pattern=pattern, topics=topics, damage=str(found))
     return filled(
@@ -67,7 +67,7 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
 
 
 def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segment:
-    """Return the open segment as a message; entries and bytes are known only to the daemon that writes it."""
+    """Return the open segment; only the daemon that writes it knows entries and bytes."""
     if status is not None and status.open_segment_id != str(attempt.segment_id):
         status = None
     return filled(
@@ -103,17 +103,17 @@ def lost_range(loss: Loss) -> admin_pb2.LostRange:
 
 
 def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:
-    """Return the values that are set, by name, as they were given."""
+    """Return the values that are set, by name."""
     return {field.name: value for field, value in message.ListFields()}
 
 
 def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
-    """Return what a policy says as a message."""
+    """Return a policy's values as a message."""
     return policy_pb2.OffloadPolicies(**policies.said())
 
 
 def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
-    """Return who said each value that there is."""
+    """Return the level of each value that is set."""
     said = effective.values.said()
     levels = {name: effective.level_of(name) for name in NAMES if name in said}
     return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

@@ -1,4 +1,4 @@
-"""AdminService's calls about offloading by hand: ask for it, see what it would come to, and what became of it."""
+"""AdminService's calls about manual offload: request it, plan it, and follow its outcome."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,9 +23,9 @@ from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests import Fate, Outcome, Plan, Take, Wanted, fate_of
 
 HEARTBEAT_S = 1.0
-"""A waiting call reports at least this often, so that a client can tell a slow upload from a dead daemon."""
+"""Longest pause between two reports of a waiting call, so that a client can tell a slow upload from a dead daemon."""
 ELSEWHERE_S = 5.0
-"""How often to read how far a topic is that another daemon works on: all its contexts are read for that."""
+"""How often the progress of another daemon's topic is read, which reads all its contexts."""
 CLAIM_S = 10.0
 """A topic that was enabled a moment ago is claimed well within this time."""
 
@@ -50,12 +50,12 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
     async def Offload(
         self, request: admin_pb2.OffloadRequest, context: Context
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
-        """Have what is wanted offloaded; with `wait`, report until that is committed, whoever owns the topic then.
+        """Offload what is requested; with `wait`, report until it is committed, whichever daemon owns the topic then.
 
-        What was said of the topic until now counts, also if its owner has not been told yet. Without `wait` there is
-        one report, and a dry run says what would be done. A topic that is just being claimed is waited for. Raises
-        InvalidInput for what cannot be meant, NotFound (not enabled), Conflict (owned elsewhere, or a method that takes
-        nothing), and what stopped the topic.
+        The topic's policy is read first, so that earlier changes count. Without `wait` there is one report; a dry run
+        only plans. A topic that is being claimed is waited for. Raises InvalidInput for an impossible request, NotFound
+        (not enabled), Conflict (owned by another daemon, or a method that offloads nothing), and the error that stopped
+        the topic.
         """
         topic, wanted = TopicName.parse(request.topic), wanted_of(request)
         offloader = await self._claimed(topic)
@@ -71,9 +71,9 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
     async def OffloadStatus(
         self, request: admin_pb2.OffloadStatusRequest, context: Context
     ) -> AsyncIterator[admin_pb2.OffloadProgress]:
-        """Say what became of the last request, or what goes on by itself; with `wait`, until nothing does.
+        """Report the last request, or the offload that runs by itself; with `wait`, until it ends.
 
-        Raises NotFound for a topic that is unknown, or not offloaded and nobody asked; CorruptData, Transient.
+        Raises NotFound for an unknown topic, or one that is not offloaded and has no request; CorruptData, Transient.
         """
         topic = TopicName.parse(request.topic)
         await self._engine.wake(topic)
@@ -103,7 +103,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
     async def _report(
         self, topic: TopicName, asked: Asked, offloader: TopicOffloader | None
     ) -> admin_pb2.OffloadProgress:
-        """Say how far a request is; what only the topic's owner knows is left out where that is another daemon."""
+        """Return the progress of a request; without the owner's own figures where that is another daemon."""
         stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
         none = offloader is not None and offloader.policy.method is OffloadMethod.NONE
         active = offloader is not None or await self._enabled(topic)
@@ -134,7 +134,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         return progress
 
     async def _unasked(self, topic: TopicName) -> admin_pb2.OffloadProgress:
-        """Say what can be said of a topic that this daemon does not work on, and of which nobody asked anything."""
+        """Return the progress of another daemon's topic without a request."""
         await self._known(topic)
         if not await self._enabled(topic):
             raise NotFound(f"{topic} is not offloaded", hint=f"offloadctl topics enable {topic}")
@@ -150,14 +150,14 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         )
 
     def _stalled(self, topic: TopicName) -> str:
-        """Say what keeps this daemon from working on a topic, empty for nothing, or nothing that lasts."""
+        """Return why a topic of this daemon is stalled, empty if it is not, or only for a moment."""
         for status in self._engine.statuses():
             if status.topic == topic and status.state == "stalled" and status.stalled_class != "transient":
                 return status.stalled_reason
         return ""
 
     async def _claimed(self, topic: TopicName) -> TopicOffloader:
-        """Return the topic's offloader, waiting CLAIM_S for a claim that is under way."""
+        """Return the topic's offloader, waiting CLAIM_S for a claim."""
         tries = round(CLAIM_S / HEARTBEAT_S)
         while True:
             tries -= 1
@@ -172,7 +172,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
             await changed_or_heartbeat(self._engine.changed)
 
     async def _enabled(self, topic: TopicName) -> bool:
-        """Whether some daemon offloads the topic, or will in a moment. Raises InvalidInput for a partitioned one."""
+        """Whether some daemon offloads the topic, or is about to. Raises InvalidInput for a partitioned one."""
         policy = (await policies.read(self._metadata, [topic])).get(topic)
         if isinstance(policy, TopicPolicy) and policy.partitioned:
             hint = f"name a partition: {topic}-partition-0"
@@ -190,7 +190,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
 
 
 async def exists(source: LedgerSource, topic: TopicName) -> bool:
-    """Whether the source knows the topic, without listing the others."""
+    """Whether the source has the topic, without listing the others."""
     try:
         await source.ledgers(topic)
     except NotFound:
@@ -208,7 +208,7 @@ async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) ->
 
 
 def wanted_of(request: admin_pb2.OffloadRequest) -> Wanted:
-    """Read what is wanted. Raises InvalidInput."""
+    """Parse a request. Raises InvalidInput."""
     return Wanted(
         to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
         keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
@@ -240,7 +240,7 @@ def _take(take: Take) -> admin_pb2.PlannedOffload:
 def _add_progress(
     progress: admin_pb2.OffloadProgress, fate: Fate, offloader: TopicOffloader, target: Position | None
 ) -> None:
-    """Add what the topic's owner knows."""
+    """Add the figures of the topic's owner."""
     progress.method = offloader.policy.method
     if fate.outcome is not Outcome.RUNNING or target is None:
         return

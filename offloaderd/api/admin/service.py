@@ -1,7 +1,7 @@
-"""AdminService: what an operator asks of a daemon, answered from the engine and the metadata store.
+"""AdminService: calls of operators, answered from the engine and the metadata store.
 
-Everything that it answers about a topic that another daemon owns, or that is disabled, comes from the metadata store.
-It raises OffloaderError; the server's interceptor turns that into a status.
+Answers about a topic that another daemon owns, or that is disabled, come from the metadata store. The interceptor turns
+its OffloaderErrors into statuses.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from offloaderd.api.admin.messages import (
     topic_status,
 )
 from offloaderd.api.admin.requests import ManualCalls
-from offloaderd.api.away import away, metadata_error
 from offloaderd.api.context import Context
+from offloaderd.api.metadata_outage import away, metadata_error
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.health import Dependency
@@ -45,7 +45,7 @@ from offloaderd.upkeep.grants import records as grant_records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSnapshot:
-    """The daemon as a whole, at one moment. `state` is starting, serving or draining."""
+    """State of the daemon at one moment. `state` is starting, serving or draining."""
 
     daemon_id: str
     version: str
@@ -57,7 +57,7 @@ class DaemonSnapshot:
 
 
 COUNTED_TOPICS_MAX = 1000
-"""Ledgers and entries are counted in lists of at most so many topics: each costs the source several requests."""
+"""Largest list of topics in which ledgers and entries are counted: each topic costs the source several requests."""
 
 METADATA = "metadata"
 """Name of the dependency that the metadata store is."""
@@ -79,14 +79,14 @@ class AdminService(ManualCalls):
         places: tuple[tuple[str, str], ...] = (),
         lost: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`lost` says that the metadata has lost what the bucket holds; empty: nothing tells of it."""
+        """`lost` returns the alarm that the metadata has lost what the bucket holds, empty without a sign of it."""
         super().__init__(engine=engine, metadata=metadata, source=source)
         self._places = places
         self._snapshot = snapshot
         self._lost = lost
 
     async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
-        """Return the topics that have a policy or that the ledger source knows, in name order."""
+        """Return the topics that have a policy or that the ledger source has, in name order."""
         prefix = checked_prefix(request.prefix)
         tenant, namespace = (*prefix, None, None)[:2]
         failure = await metadata_error(self._metadata)
@@ -128,7 +128,7 @@ class AdminService(ManualCalls):
     async def ListSelections(
         self, request: admin_pb2.ListSelectionsRequest, context: Context
     ) -> admin_pb2.ListSelectionsResponse:
-        """Return the selections in the order of their patterns, each with how many topics it has enabled."""
+        """Return the selections by pattern, each with the number of topics that it has enabled."""
         failure = await metadata_error(self._metadata)
         if failure:
             raise Transient(f"the metadata store is away: {failure}", hint="it alone has the patterns")
@@ -152,7 +152,7 @@ class AdminService(ManualCalls):
     async def DisableTopic(
         self, request: admin_pb2.DisableTopicRequest, context: Context
     ) -> admin_pb2.DisableTopicResponse:
-        """Complete the open segments and stop offloading; what was offloaded stays readable."""
+        """Complete the open segments and stop offloading; offloaded entries stay readable."""
         pattern = TopicPattern.named(request.topic)  # one that is not taken any more can be taken back
         changes = await self._engine.deselect(pattern, dry_run=request.dry_run)
         return filled(admin_pb2.DisableTopicResponse, pattern=pattern.text, topics=changes)
@@ -193,9 +193,9 @@ class AdminService(ManualCalls):
             yield open_segment(attempt, status)
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
-        """Return the daemon's state with one topic, or all topics that this daemon works on.
+        """Return the daemon's state with one topic, or all topics that it owns or waits for.
 
-        While the metadata store is away, what this daemon knows by itself.
+        While the metadata store does not answer, only what this daemon has in memory.
         """
         failure = await self.metadata_error()
         if request.topic:
@@ -212,7 +212,7 @@ class AdminService(ManualCalls):
         return await metadata_error(self._metadata)
 
     def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:
-        """Return the daemon's state, with some of its topics; `failure` is that with the metadata store."""
+        """Return the daemon's state with these topics; `failure` is that of the metadata store."""
         now = self._snapshot()
         overruled = [one for one in now.dependencies if failure and one.up and one.name == METADATA]
         dependencies = [
@@ -223,7 +223,7 @@ class AdminService(ManualCalls):
         )
 
     async def topic_status(self, topic: TopicName, failure: str = "") -> admin_pb2.TopicStatus:
-        """Return where any topic of the cluster stands. Raises NotFound for one that nobody knows, Transient."""
+        """Return the status of any topic of the cluster. Raises NotFound for an unknown one, Transient."""
         for status in self._engine.statuses():
             if status.topic == topic:
                 return await self.completed(status, failure)
@@ -246,9 +246,9 @@ class AdminService(ManualCalls):
         )
 
     async def completed(self, status: TopicStatus, failure: str = "") -> admin_pb2.TopicStatus:
-        """Complete what the engine knows by who owns the topic, and by what its owner has committed.
+        """Add the owner, and what it has committed, to the engine's status of a topic.
 
-        Not while there is `failure` with the metadata store: then it stays what the engine knows.
+        With a `failure` of the metadata store the engine's status stays as it is.
         """
         message = topic_status(status)
         if status.epoch:
@@ -257,9 +257,9 @@ class AdminService(ManualCalls):
             return message
         if failure:
             return message
-        message.ClearField("confirmed")  # it may have been this daemon's, whose word is old
+        message.ClearField("confirmed")  # this daemon's value is from its time as owner
         owner = await self._engine.owner_of(status.topic)
-        stored = await catalog.load(self._metadata, status.topic)  # who asks the engine wants the topic awake
+        stored = await catalog.load(self._metadata, status.topic)  # the engine would wake the topic
         message.segments_committed = len(stored.segments)
         message.damaged_ledgers[:] = (await grant_records.damaged(self._metadata, status.topic))[:DAMAGED_MAX]
         message.losses.extend(map(lost_range, stored.losses))
@@ -273,7 +273,7 @@ class AdminService(ManualCalls):
         return message
 
     async def _attempt(self, topic: TopicName) -> Attempt | None:
-        """Return the open segment's record: the owner's live one, else as stored."""
+        """Return the record of the open segment: the owner's own, else the stored one."""
         offloader = self._engine.find(topic)
         if offloader is not None:
             return offloader.attempt

@@ -1,10 +1,10 @@
-"""BrokerService: a topic ledger by ledger, as a broker's LedgerOffloader wants it (deploy/pulsar-offloader).
+"""BrokerService: a topic ledger by ledger, for a broker's LedgerOffloader (deploy/pulsar-offloader).
 
-The broker decides what is offloaded, when its own copy goes, and which copy is read; here is only what the tier has.
-A topic that nobody spoke of is enabled when its broker first asks for one of its ledgers. Nothing is deleted that
-Pulsar's list still has: a broker cleans up after each attempt that failed, by the same call and without a word of why.
-A broker asks for what its list calls offloaded, and may skip for good what is gone (EntriesDeleted), so that is said
-only of what is on record as deleted; of everything else it hears that nobody can tell, and tries again.
+The broker decides what is offloaded, when its own copy is deleted, and which copy is read. A topic without a policy is
+enabled when its broker first asks for one of its ledgers. A ledger in Pulsar's list is never deleted: a broker cleans
+up after each failed attempt by the same call, without a reason. A broker asks for ledgers that its list calls
+offloaded, and may skip for good what is deleted (EntriesDeleted). So only recorded deletions are reported as such; for
+anything else the broker gets an error and tries again.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -66,23 +66,24 @@ from offloaderd.upkeep.retention.retention import Retention
 log = structlog.get_logger(__name__)
 
 CHANGES_S = 0.05
-"""A broker asks in the moment of the close, before the source has heard of it: then it is looked again this soon, and
-after ever longer pauses."""
+"""First pause before the source is read again: a broker asks at the moment of the close, before the source knows of it.
+Later pauses are longer."""
 
 TOLD_S = 60.0
-"""After this long an owner that has not come to a ledger is told once more."""
+"""When the request to an owner is repeated."""
 
 LOST = (
     "is this daemon's metadata this cluster's, and whole? `offloaderd rebuild --config FILE` shows what the bucket has"
 )
-"""A broker asks only for what was once covered here, so the map has gone back, is another's, or is not rebuilt yet."""
+"""Hint for a ledger that the map lacks: a broker asks only for what was covered before, so the map is older, another
+cluster's, or not rebuilt yet."""
 
 STATES = broker_pb2.EnsureState
 Report = broker_pb2.EnsureLedgerResponse
 
 
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
-    """Answers brokers. `register` is Pulsar's list; a daemon that cannot read it deletes nothing at a broker's word."""
+    """Answers brokers. `register` is Pulsar's list; without it nothing is deleted at a broker's request."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         register: LedgerRegister | None,
         keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
     ) -> None:
-        """`keep` hears of ledgers whose copy is not sound."""
+        """`keep` is called with ledgers whose copy is unsound."""
         self._keep = keep
         self._engine = engine
         self._reader = reader
@@ -139,10 +140,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             pause_s = min(2 * pause_s, HEARTBEAT_S)
 
     async def _hurried(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
-        """Have a ledger's owner hurry unless it was told a moment ago; returns what is in the way. Raises as `hurry`.
+        """Request a ledger from its owner, unless it was requested a moment ago; return what prevents it. Raises as
+        `hurry`.
 
-        A broker asks again and again, and each wish is written down. Of a ledger whose entries are all offloaded only
-        its end is missing: that was said too early, as a commit was under way.
+        A broker repeats its call, and each request is recorded. A ledger whose entries are all offloaded lacks only its
+        end: the earlier request came too early, during a commit, and is repeated.
         """
         told, at = self._told.get(offloader, (None, 0.0))
         waits = offloader.offloaded is None or offloader.offloaded < wanted.last
@@ -154,7 +156,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return hindrance
 
     async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
-        """Return how many segments hold a ledger; of a copy that is not sound the grant goes. Raises as `verified`."""
+        """Return how many segments hold a ledger; an unsound copy loses its grant. Raises as `verified`."""
         try:
             return await self._copies.verified(stored, wanted)
         except (CorruptData, Unsound) as error:
@@ -166,7 +168,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def OpenLedger(
         self, request: broker_pb2.OpenLedgerRequest, context: Context
     ) -> broker_pb2.OpenLedgerResponse:
-        """Say how far a ledger reaches.
+        """Return the last entry and the length of a ledger.
 
         Raises EntriesDeleted, MapUnknown, TopicUnknown, EntriesMissing, InvalidInput, InvalidConfig, CorruptData,
         Transient.
@@ -233,7 +235,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def DeleteLedger(
         self, request: broker_pb2.DeleteLedgerRequest, context: Context
     ) -> broker_pb2.DeleteLedgerResponse:
-        """Let go of a ledger that Pulsar's list has no more. Raises InvalidInput, InvalidConfig, Transient, Denied."""
+        """Delete a ledger that Pulsar's list does not have. Raises InvalidInput, InvalidConfig, Transient, Denied."""
         topic, ledger_id, object_id = named(request.ledger)
         if await self._listed(topic, ledger_id):
             log.info("ledger.delete_refused", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
@@ -254,7 +256,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return broker_pb2.DeleteLedgerResponse(outcome="marked")
 
     async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:
-        """Return the topic's offloader if it is here; else say in the report where it is, or that it is on its way."""
+        """Return the topic's offloader if this daemon owns it; else put the owner or the reason into the report."""
         try:
             return await self._engine.owned(topic)
         except Conflict:
@@ -269,7 +271,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return None
 
     async def _own(self, ledger: broker_pb2.OffloadedLedger) -> broker_pb2.OffloadedLedger:
-        """Return a ledger as one of the topic that wrote it. Raises as `ShadowSources`."""
+        """Return a ledger under the topic that wrote it. Raises as `ShadowSources`."""
         topic, ledger_id, _ = named(ledger)
         source = await self._shadows.source_of(await self._engine.topic_map(topic), ledger_id)
         if source is None:
@@ -282,9 +284,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _theirs(
         self, ledger: broker_pb2.OffloadedLedger, first: Position | None = None
     ) -> CommittedSegment | None:
-        """Return a ledger in an object of Pulsar's own driver, None for one that our segments hold from `first` on.
+        """Return a ledger in an object of Pulsar's own driver; None for one that our map holds from `first` on.
 
-        What the map has is ours to read, whoever wrote it. Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
+        Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
         """
         topic, ledger_id, object_id = named(ledger)
         stored = await self._engine.topic_map(topic)
@@ -303,7 +305,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         raise await self._unknown(stored, ledger_id)
 
     async def _unknown(self, stored: TopicMap, ledger_id: int) -> MapUnknown:
-        """Return what to say of a ledger that the map has not, or not all of, nor its deletion."""
+        """Return the error for a ledger that the map does not have completely, without a recorded deletion."""
         topic = stored.topic
         if stored == TopicMap(topic) and not (await self._engine.book.of(topic)).known:
             return TopicUnknown(
@@ -318,9 +320,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
     @contextmanager
     def _told_apart(self, topic: TopicName, ledger_id: int) -> Iterator[None]:
-        """Have a broker hear that something is gone only if that is on record, and count what nobody can tell.
+        """Report a deletion to a broker only if it is recorded; count everything else as unknown.
 
-        A loss on record is no such word: the map has the ledger, or had it a moment ago.
+        A recorded loss is no deletion: the map has the ledger, or had it a moment ago.
         """
         unknown: EntriesMissing | MapUnknown
         try:
@@ -338,7 +340,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         raise unknown
 
     async def _listed(self, topic: TopicName, ledger_id: int) -> bool:
-        """Whether Pulsar's list has a ledger, or nobody can say that it has not. Raises Transient."""
+        """Whether Pulsar's list has a ledger, or cannot be read at all. Raises Transient."""
         if self._register is None:
             return True
         try:
@@ -347,7 +349,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             return False
 
     async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
-        """Delete the objects that Pulsar's own driver has written. Raises Denied, Transient, IdentityRefused."""
+        """Delete the objects of Pulsar's own driver. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
         found = await present(self._copies.doomed(topic, ledger_id, ledger.bucket, object_id))
         if found is None:
@@ -361,13 +363,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
 
 
 def closed_ledger(request: broker_pb2.EnsureLedgerRequest) -> ClosedLedger:
-    """Read which ledger is meant. Raises InvalidInput."""
+    """Parse the requested ledger. Raises InvalidInput."""
     ledger_id = checked_ledger(request.ledger_id)
     return ClosedLedger(ledger_id, Position(ledger_id, request.last_entry_id).checked().entry_id, request.length_bytes)
 
 
 def named(ledger: broker_pb2.OffloadedLedger) -> tuple[TopicName, int, UUID]:
-    """Read a ledger's topic, its id, and the broker's name for the attempt to offload it. Raises InvalidInput."""
+    """Parse a ledger's topic, its id, and the broker's id of the attempt. Raises InvalidInput."""
     try:
         object_id = UUID(ledger.object_id)
     except ValueError:

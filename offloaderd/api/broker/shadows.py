@@ -1,8 +1,8 @@
-"""Shadow topics (PIP-180): a broker reads by the shadow's name what the topic behind it has offloaded.
+"""Shadow topics (PIP-180): a broker reads ledgers of the source topic under the shadow's name.
 
-The shadow's list has the ledgers of its source, and the driver hears no name but the shadow's: neither the recorded
-metadata nor the attempt's id tells it another one. So Pulsar's own word is asked, a property of the shadow's list. An
-id would be a key to the ledger of whatever topic it belongs to; here the caller needs the role for the source as well.
+The shadow's list has the ledgers of its source, and the driver gets only the shadow's name: neither its metadata nor
+the attempt's id name the source. So the source is read from a property of the shadow's list. An id alone would open the
+ledger of any topic; here the caller needs the role for the source as well.
 """
 
 import structlog
@@ -19,13 +19,13 @@ log = structlog.get_logger(__name__)
 
 
 KNOWN_MAX = 10_000
-"""As many topics' answers are kept, of those that were asked for last."""
+"""Topics whose answers are kept, the most recent ones."""
 
 
 class ShadowSources:
-    """Whose ledgers the topics of a daemon's callers read.
+    """Source topics of shadow topics.
 
-    A topic is made as a shadow or not, so the last answer stands while Pulsar's metadata cannot be read.
+    Whether a topic is a shadow never changes, so the last answer counts while Pulsar's metadata cannot be read.
     """
 
     def __init__(self, register: object) -> None:
@@ -34,9 +34,10 @@ class ShadowSources:
         self._known: Bounded[TopicName, TopicName | None] = Bounded(KNOWN_MAX)
 
     async def source_of(self, stored: TopicMap, ledger_id: int) -> TopicName | None:
-        """Return the topic whose ledger a broker reads by its shadow's name, None for a ledger of the topic itself.
+        """Return the source topic of a ledger of a shadow topic, None for a ledger of the topic itself.
 
-        Raises NotAllowed (the caller may not read the source), Transient (nobody can say, nor could before).
+        Raises NotAllowed (the caller may not read the source), Transient (Pulsar's metadata cannot be read, nor could
+        before).
         """
         if self._register is None or is_held(stored, ledger_id):
             return None
@@ -47,7 +48,6 @@ class ShadowSources:
         return source
 
     async def _asked(self, register: ShadowTopics, topic: TopicName) -> TopicName | None:
-        """Ask Pulsar; raises Transient."""
         try:
             source = await register.source_topic(topic)
         except NotFound:

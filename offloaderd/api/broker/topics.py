@@ -1,8 +1,8 @@
-"""Topics that nobody spoke of, and that are enabled because their broker wants a ledger offloaded.
+"""Enabling of topics without a policy, because their broker wants a ledger offloaded.
 
-The role `offload` is enough for that, so what it can make here is bounded: topics that Pulsar's list has, if it can be
-read, with the very ledger; names of a length that brokers take; so many topics in a namespace, so many namespaces in
-a tenant, and as many tenants.
+The role `offload` is enough for that, so it is bounded: only topics of Pulsar's list, if that can be read, with the
+requested ledger; names of a length that brokers accept; a limit of topics in a namespace, of namespaces in a tenant,
+and of tenants.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from offloaderd.policy.records.topic import TopicPolicy
 log = structlog.get_logger(__name__)
 
 NAME_BYTES_MAX = 1024
-"""Of a managed ledger's name. It becomes a node's name, and goes into the user metadata of objects: 2 KiB with S3."""
+"""Length of a managed ledger's name. It becomes a node's name and user metadata of objects: 2 KiB with S3."""
 NAMESPACE_TOPICS_MAX = 10_000
 TENANT_NAMESPACES_MAX = 1_000
 
 
 class BrokerTopics:
-    """Enables them. `register` is None when Pulsar's list cannot be read; the limits may change."""
+    """Enables topics. `register` is None when Pulsar's list cannot be read; the limits may change."""
 
     def __init__(self, engine: Engine, register: LedgerRegister | None) -> None:
         self.namespace_topics_max = NAMESPACE_TOPICS_MAX
@@ -37,7 +37,7 @@ class BrokerTopics:
         self._one_by_one = asyncio.Lock()  # so that none comes in between counting and enabling
 
     async def enable(self, topic: TopicName, ledger_id: int) -> None:
-        """Enable a topic if nobody has said anything of it.
+        """Enable a topic without a policy.
 
         Raises InvalidInput for a name that is too long, TopicUnknown when Pulsar's list has no such topic or ledger,
         Conflict for a topic that was disabled or one too many, Transient when the list cannot be read.
@@ -77,7 +77,7 @@ class BrokerTopics:
         )
 
     async def _check_room(self, topic: TopicName) -> None:
-        """Raise Conflict if a folder is full that gets a new name: that of the namespace, of the tenant, or of all."""
+        """Raise Conflict if the new name would exceed the limit of its namespace, tenant or deployment."""
         path = paths.topic(topic)
         namespace, most_above = (
             f"{topic.tenant}/{topic.namespace}",

@@ -30,7 +30,7 @@ UNPACK_BYTES = 64 * 1024 * 1024
 
 
 class Unpacking:
-    """Two budgets, half of `limit_bytes` each. A `holder` is whose read it is; None: nobody can say."""
+    """Two budgets, half of `limit_bytes` each. `holder` is the identity of a read, None if unknown."""
 
     def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
         self._unpacked = ByteBudget(limit_bytes - limit_bytes // 2)
@@ -40,17 +40,17 @@ class Unpacking:
 
     @property
     def used_bytes(self) -> int:
-        """What is held at this moment."""
+        """Bytes held now."""
         return self._unpacked.used_bytes + self._waiting.used_bytes
 
     @asynccontextmanager
     async def room(self, size_bytes: int, holder: str | None = None) -> AsyncIterator[None]:
-        """Hold room for what is unpacked, once it is there."""
+        """Hold room for unpacked bytes; waits for it."""
         async with self._unpacked.held(size_bytes, holder):
             yield
 
     def wait(self, before_bytes: int, now_bytes: int, holder: str | None = None) -> None:
-        """Count what the chunks of one read hold now, and held before. Raises Throttled when there is no room."""
+        """Count the bytes that the chunks of one read hold now, and held before. Raises Throttled without room."""
         more_bytes = now_bytes - before_bytes
         if more_bytes <= 0:
             self._waiting.release(-more_bytes)
@@ -78,24 +78,24 @@ class Unpacking:
 MIB = 1024 * 1024
 ANSWER_BYTES = MIB
 CLIENT_BYTES_MAX = 32 * MIB
-"""What clients take as one answer."""
+"""Largest answer that clients accept."""
 CONTENT_BYTES_MAX = 16 * MIB
-"""Greatest content of an entry or of a message in chunks that is unpacked, if an answer may hold it."""
+"""Largest content of an entry, or of a message in chunks, that is unpacked, if an answer may hold it."""
 THREAD_BYTES = 256 * 1024
-"""What unpacks to less does so at once: that takes less than a millisecond, and less than an answer."""
+"""Entries that unpack to less are unpacked at once: that takes less than a millisecond."""
 FIELDS_BYTES = MIB
-"""Room in an answer for all of a message but its content."""
+"""Room in an answer for all of a message except its content."""
 FRAMING_BYTES = 64
-"""More than what an answer has around one message."""
+"""Upper bound of an answer's bytes around one message."""
 
 _STATES = {state: read_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
 _OUTCOMES = {state: read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
 
 
 class MessageReader:
-    """Turns the entries of one read, in their order, into answers of at most `message_bytes_max`.
+    """Turns the entries of one read, in order, into answers of at most `message_bytes_max`.
 
-    Of what is told by the view: all of it with `everything`, else what is neither a marker nor aborted.
+    With `everything` all messages of the view, else without markers and aborted ones.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class MessageReader:
         unpacking: Unpacking,
         holder: str | None = None,
     ) -> None:
-        """`holder` is whose read it is, for the shares of memory."""
+        """`holder` is the identity of the read, for the shares of memory."""
         self._unpacking = unpacking
         self._holder = holder
         self._waiting_bytes = 0
@@ -118,9 +118,9 @@ class MessageReader:
         self._joiner = Joiner(self._content_bytes_max)
 
     async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
-        """Yield the messages that a batch completes; what unpacks to much does so in a thread, when there is room.
+        """Yield the messages that a batch completes; large entries are unpacked in a thread, once there is room.
 
-        Raises Throttled when there is none for chunks that wait.
+        Raises Throttled without room for chunks that wait.
         """
         small: list[tuple[Position, bytes]] = []
         for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
@@ -145,7 +145,7 @@ class MessageReader:
         self._count_waiting()
 
     def close(self) -> None:
-        """Give back what chunks hold that wait."""
+        """Release the memory of waiting chunks."""
         self._unpacking.wait(self._waiting_bytes, 0, self._holder)
         self._waiting_bytes = 0
 
@@ -155,7 +155,7 @@ class MessageReader:
         self._waiting_bytes = held_bytes
 
     def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-        """Yield the chunks whose messages go on behind the range, and what consumers are not given yet."""
+        """Yield the chunks whose messages end behind the range, and what is withheld from consumers."""
         yield from self._packed(self._joiner.rest(), tier)
         if (held := self._view.held) is not None:
             yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))
@@ -173,14 +173,14 @@ class MessageReader:
         return self._everything or self._is_given(messages[0])
 
     def _is_given(self, first: Message) -> bool:
-        """Whether consumers are given an entry, by its first message; it lies before all that is open."""
+        """Whether consumers get an entry, by its first message; it is before all open transactions."""
         if first.state is MessageState.MARKER:
             return False
         known = first.transaction
         return known is None or self._view.state(first.position, known) is not TransactionState.ABORTED
 
     def _packed(self, messages: Iterable[Message], tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-        """Put messages together until an answer is large enough."""
+        """Collect messages until an answer is large enough."""
         answer, size = read_pb2.ReadMessagesResponse(), 0
         for message in messages:
             made = self._to_message(message, tier)
@@ -196,7 +196,7 @@ class MessageReader:
             yield answer
 
     def _without_bytes(self, message: read_pb2.Message, length: int) -> read_pb2.Message:
-        """Return what is left of a message that no answer can hold."""
+        """Return a message that no answer can hold, without its bytes."""
         reason = f"{length} bytes are more than the {self._bytes_max} of an answer (grpc.message_bytes_max)"
         return read_pb2.Message(
             position=message.position,

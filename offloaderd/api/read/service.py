@@ -1,7 +1,7 @@
-"""ReadService: entries by range or as they come, seeks, and how far a topic reaches.
+"""ReadService: entries by range or as they arrive, seeks, and last positions.
 
-A client that stops reading holds only its own stream: gRPC takes no further answer until the client makes room, so
-the read pauses with what it has fetched ahead, which the block cache bounds. A client that vanishes ends the read.
+A client that stops reading holds only its own stream: gRPC takes no further answer until the client makes room, so the
+read pauses with what it has fetched ahead, which the block cache bounds. A client that disconnects ends the read.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -26,7 +26,7 @@ from offloaderd.read.seek.goal import Answered, Sought
 from offloaderd.read.seek.seek import seek
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""Payload bytes of one answer; clients take messages of 32 MiB, and small entries need room for their heads."""
+"""Payload bytes of one answer; clients accept messages of 32 MiB, and small entries need room for their heads."""
 _KINDS = {"time_ms": SeekKind.TIME, "index": SeekKind.INDEX, "sequence": SeekKind.SEQUENCE}
 _ANSWERS = {
     Answered.MANIFEST: read_pb2.SEEK_ANSWER_MANIFEST,
@@ -60,7 +60,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def Read(  # type: ignore[override] # its answers are serialized already
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        """Stream a range. Raises what TopicReader.read raises, Throttled when there are too many readers."""
+        """Stream a range. Raises as TopicReader.read, Throttled when there are too many readers."""
         with self.counted():
             framed = request.framed and not request.client_bytes
             async with aclosing(self._entries(request, framed=framed)) as batches:
@@ -70,7 +70,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def ReadMessages(
         self, request: read_pb2.ReadRequest, context: Context
     ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
-        """Stream a range as messages. Raises as Read does; what cannot be unpacked is no error."""
+        """Stream a range as messages. Raises as Read; an entry that cannot be unpacked is no error."""
         everything = request.transactions == read_pb2.TRANSACTIONS_ALL
         topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
         with self.counted(), ExitStack() as stack:
@@ -99,7 +99,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def _entries(
         self, request: read_pb2.ReadRequest, *, framed: bool
     ) -> AsyncGenerator[tuple[Entries, Tier], None]:
-        """Read what was asked for. Raises InvalidInput, and what TopicReader.read and a seek raise."""
+        """Read the requested entries. Raises InvalidInput, and as TopicReader.read and a seek."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
             raise InvalidInput(
@@ -131,7 +131,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Hold one of the readers' places. Raises Throttled."""
+        """Count as a reader. Raises Throttled."""
         if self._readers >= self.readers_max:
             raise Throttled(
                 f"{self._readers} reads are open already", hint="try again later, or raise read.readers_max"
@@ -147,24 +147,24 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def LastPositions(
         self, request: read_pb2.LastPositionsRequest, context: Context
     ) -> read_pb2.LastPositionsResponse:
-        """Say how far a topic reaches. Raises TopicNotFound."""
+        """Return the last positions of a topic. Raises TopicNotFound."""
         found = await self._reader.last_positions(TopicName.parse(request.topic))
         return filled(read_pb2.LastPositionsResponse, found)
 
     async def Seek(self, request: read_pb2.SeekRequest, context: Context) -> read_pb2.SeekResponse:
-        """Say where a time, a message or an entry is. Raises TopicNotFound, InvalidInput, Throttled."""
+        """Return the position of a time, a message or an entry. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
             return _to_response(await seek(self._reader, TopicName.parse(request.topic), _goal_of(request.target)))
 
 
 def _client_bytes(batch: Entries) -> EntryBatch:
-    """Return the entries without what the broker put before them (PIP-70)."""
+    """Return the entries without the broker's metadata before them (PIP-70)."""
     payloads = [broker_entry.without_head(payload) for payload in batch.payloads]
     return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)
 
 
 def _goal_of(target: read_pb2.SeekTarget) -> Goal:
-    """Read what to look for; raises InvalidInput when nothing is said."""
+    """Parse the target of a seek; raises InvalidInput without one."""
     chosen = target.WhichOneof("target")
     if chosen is None:
         raise InvalidInput("a seek without a target", hint="say a time, an index or a sequence number")
@@ -172,7 +172,7 @@ def _goal_of(target: read_pb2.SeekTarget) -> Goal:
 
 
 def _to_response(found: Sought) -> read_pb2.SeekResponse:
-    """Return what a seek found as a message."""
+    """Return the result of a seek as a message."""
     hit, cost = found.hit, found.cost
     return filled(
         read_pb2.SeekResponse,

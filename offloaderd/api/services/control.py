@@ -1,4 +1,4 @@
-"""ControlService: what is changed while a daemon runs: settings, log levels, topics that stand still."""
+"""ControlService: changes of a running daemon: settings, log levels, paused topics."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,9 +26,9 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         raised: Callable[[str, str, float], object],
         fallen: Callable[[str], None],
     ) -> None:
-        """`reload` has who asks and whether it is a dry run, and returns what differs (`config.change.Change`).
+        """`reload` takes the caller and whether it is a dry run, and returns the changes (`config.change.Change`).
 
-        The others are those of `LogLevels`.
+        The others are methods of `LogLevels`.
         """
         self._metadata = metadata
         self._clock = clock
@@ -37,16 +37,16 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         self._shown, self._raised, self._fallen = shown, raised, fallen
 
     async def Reload(self, request: control_pb2.ReloadRequest, context: Context) -> control_pb2.ReloadResponse:
-        """Follow the settings as they are written now. Raises InvalidConfig, Conflict."""
+        """Apply the settings as they are written now. Raises InvalidConfig, Conflict."""
         changes = self._reload(context.peer(), request.dry_run)
         return filled(control_pb2.ReloadResponse, request, changes=changes, daemon_id=self._daemon_id)
 
     async def ListLogLevels(self, request: control_pb2.ListLogLevelsRequest, context: Context) -> control_pb2.LogLevels:
-        """Return the level of all, then of each module that has another."""
+        """Return the level of the daemon, then of each module with another one."""
         return self._levels()
 
     async def SetLogLevel(self, request: control_pb2.SetLogLevelRequest, context: Context) -> control_pb2.LogLevels:
-        """Set a module's level for a while, or take that back. Raises InvalidInput."""
+        """Set a module's level for a time, or reset it. Raises InvalidInput."""
         if request.level:
             self._raised(request.module, request.level, request.seconds)
         else:
@@ -56,17 +56,17 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def PauseTopic(
         self, request: control_pb2.PauseTopicRequest, context: Context
     ) -> control_pb2.PauseTopicResponse:
-        """Have a topic stand still, or go on. Raises NotFound when it is not enabled."""
+        """Pause a topic, or resume it. Raises NotFound when it is not enabled."""
         topic = TopicName.parse(request.topic)
         paused = None if request.undo else Paused(self._clock.wall_ms(), context.peer())
         found = await pausing.set_paused(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
         return control_pb2.PauseTopicResponse(
             topics=[
-                control_pb2.PausedTopic(
-                    topic=str(one.topic),
+                filled(
+                    control_pb2.PausedTopic,
+                    one,
                     paused_ms=one.paused.since_ms if one.paused is not None else 0,
                     paused_by=one.paused.by if one.paused is not None else "",
-                    changed=one.changed,
                 )
                 for one in found
             ]

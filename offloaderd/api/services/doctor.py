@@ -1,4 +1,4 @@
-"""DoctorService: the daemon examines what it depends on, with its own settings, from its own place in the network."""
+"""DoctorService: the daemon examines its dependencies with its own settings, from its own host."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -12,7 +12,7 @@ from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
     """Runs one examination at a time: each writes probes and opens connections of its own.
 
-    `examine` yields what has the fields of a CheckResult: those of the package `doctor`.
+    `examine` yields values with the fields of a CheckResult.
     """
 
     def __init__(self, examine: Callable[[], AsyncGenerator[object, None]]) -> None:

@@ -1,4 +1,4 @@
-"""HistoryService: into which segments a topic's history would be split, and how far it is offloaded."""
+"""HistoryService: the segments into which a topic's history would be split, and the progress of its offload."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from offloaderd.protocol.v1 import history_pb2, history_pb2_grpc
 from offloaderd.segment.roll import RollPolicy
 
 RANGES_MAX = 10_000
-"""Ranges that one answer may have."""
+"""Ranges in one answer."""
 
 
 class HistoryService(history_pb2_grpc.HistoryServiceServicer):
@@ -31,7 +31,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
     async def PlanHistory(
         self, request: history_pb2.PlanHistoryRequest, context: Context
     ) -> history_pb2.PlanHistoryResponse:
-        """Split what is left of history. Raises InvalidInput, NotFound (unknown, or no source), Transient."""
+        """Split the remaining history. Raises InvalidInput, NotFound (unknown, or no source), Transient."""
         topic, source = TopicName.parse(request.topic), self._context.source
         if source is None:
             raise NotFound(f"the ledgers of {topic} have no source", hint="history is read from BookKeeper, or a store")
@@ -114,7 +114,7 @@ def boundary_of(topic_map: TopicMap) -> int | None:
 
 
 def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
-    """Return the first entry of history that is not offloaded, None when all is, or retention has deleted it."""
+    """Return the first entry of history that is not offloaded; None when all is, or retention has deleted it."""
     if topic_map.history is not None and topic_map.unfinished is None:
         return None
     end = topic_map.history_end if topic_map.history is not None else topic_map.floor
@@ -126,7 +126,7 @@ def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
 
 
 def plan_message(plan: HistoryPlan) -> history_pb2.HistoryPlan:
-    """Return a plan as the API says it."""
+    """Return a plan as a message."""
     return filled(
         history_pb2.HistoryPlan,
         plan,

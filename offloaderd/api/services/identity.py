@@ -1,4 +1,4 @@
-"""IdentityService: which deployment this is, what is refused, and an operator's word that it is right after all."""
+"""IdentityService: this deployment's identity, refusals, and their acceptance by an operator."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ BELIEFS = {
     RefusalKind.LEDGER_REPLACED: "the ledger is the one that was offloaded, whenever it was created",
     RefusalKind.LEDGER_SHORTER: "the ledger ended where the source says: what the tier has beyond that stays readable",
 }
-"""What is believed of a topic once a refusal of the kind is accepted."""
+"""Consequence of accepting each kind of refusal."""
 
 
 class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
@@ -48,7 +48,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
     async def ShowIdentity(
         self, request: identity_pb2.ShowIdentityRequest, context: Context
     ) -> identity_pb2.ShowIdentityResponse:
-        """Return what is known. Raises InvalidInput, CorruptData, Transient."""
+        """Return the identities and refusals. Raises InvalidInput, CorruptData, Transient."""
         known = await identity.deployment(self._context.metadata)
         found = identity_pb2.ShowIdentityResponse(source_found=await self._source() or "")
         accepted: Sequence[Acceptance] = known.accepted if known is not None else ()
@@ -67,7 +67,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
     async def AcceptIdentity(
         self, request: identity_pb2.AcceptIdentityRequest, context: Context
     ) -> identity_pb2.AcceptIdentityResponse:
-        """Believe what is refused. Raises InvalidInput, NotFound (nothing is refused), Conflict, Transient."""
+        """Accept a refused difference. Raises InvalidInput, NotFound (nothing is refused), Conflict, Transient."""
         match request.WhichOneof("what"):
             case "topic":
                 believed = await self._accept_topic(

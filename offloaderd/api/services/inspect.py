@@ -1,11 +1,11 @@
-"""InspectService: where an entry is, and whether a topic's segments are what was written."""
+"""InspectService: explanation of an entry, and verification of a topic's segments."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
-from offloaderd.api.away import metadata_error, needed
 from offloaderd.api.context import Context
+from offloaderd.api.metadata_outage import metadata_error, needed
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName
@@ -23,13 +23,13 @@ from offloaderd.upkeep.verify.flaws import Level
 from offloaderd.upkeep.verify.topic import Between, SegmentReport, TopicVerifier
 
 SOURCE_S = 4.0
-"""How long the ledger source may take to tell of a topic; it is asked twice."""
+"""How long the ledger source may take for a topic; there are two requests."""
 EXPLAIN_S = 24.0
-"""How long an explanation may take in all: less than callers wait, so that they hear what did not answer."""
+"""How long an explanation may take in all: less than callers wait, so that they learn what did not answer."""
 
 
 class InspectService(inspect_pb2_grpc.InspectServiceServicer):
-    """Explains and verifies; nothing is changed, but that `damaged` hears of what is found damaged."""
+    """Explains and verifies. Changes nothing; `damaged` is called with damaged segments."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
         known: Callable[[TopicName], Awaitable[object]] | None = None,
     ) -> None:
-        """`known` raises TopicNotFound for a topic of which there is no trace."""
+        """`known` raises TopicNotFound for an unknown topic."""
         self._known = known
         self._damaged = damaged
         self._explainer = explainer
@@ -49,7 +49,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         self._metadata = metadata
 
     async def Explain(self, request: inspect_pb2.ExplainRequest, context: Context) -> inspect_pb2.ExplainResponse:
-        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and what the stores raise.
+        """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and as the stores.
 
         Transient at once while the metadata store does not answer.
         """
@@ -70,10 +70,10 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     async def Verify(
         self, request: inspect_pb2.VerifyRequest, context: Context
     ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
-        """Yield what was found of each segment, then what is between them.
+        """Yield a report of each segment, then the flaws between them.
 
-        Raises TopicNotFound, InvalidInput, and what the stores raise; Transient at once while the metadata store does
-        not answer.
+        Raises TopicNotFound, InvalidInput, and as the stores; Transient at once while the metadata store does not
+        answer.
         """
         topic = TopicName.parse(request.topic)
         try:
@@ -90,7 +90,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 
 
 async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
-    """Return what the tiers beside the bucket hold. Raises NotFound for a topic that no tier knows, Transient."""
+    """Return the tiers beside the bucket that hold an entry. Raises NotFound for an unknown topic, Transient."""
     why = ""
     try:
         view = await reader.view(topic, source_s=SOURCE_S)
@@ -113,7 +113,7 @@ async def held(reader: TopicReader, topic: TopicName, position: Position) -> Hel
 
 
 def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:
-    """Return an explanation as the API says it."""
+    """Return an explanation as a message."""
     return filled(
         inspect_pb2.ExplainResponse,
         found,
@@ -157,7 +157,7 @@ def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.Explai
 
 
 def event_message(one: SegmentReport | Between) -> inspect_pb2.VerifyEvent:
-    """Return what was found as the API says it."""
+    """Return a report as a message."""
     if not isinstance(one, SegmentReport):
         return inspect_pb2.VerifyEvent(between=filled(inspect_pb2.VerifyEvent.Between, one))
     segment = filled(

@@ -1,7 +1,7 @@
-"""LedgerService: writing to the daemon's own ledger store. A daemon without one does not serve it.
+"""LedgerService: writes to the daemon's own ledger store. A daemon without one does not serve it.
 
-Appends are taken one after the other, so answers come in order and a client that sends faster than the disk is held
-back by gRPC's flow control.
+Appends run one after the other, so answers come in order, and gRPC's flow control holds back a client that sends faster
+than the disk writes.
 """
 
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):
     ) -> AsyncIterator[ledgers_pb2.AppendResponse]:
         """Append each request's entries durably and answer it. Raises InvalidInput, NoSpace, Transient.
 
-        After an error nothing of that request is stored, and everything that was answered before it is.
+        After an error nothing of that request is stored; all answered requests are.
         """
         async for request in request_iterator:
             payloads = checked_payloads(request.payloads)

@@ -1,8 +1,8 @@
-"""OffloadService: a broker pushes entries as they are written (PIP-76's OffloadHandle over the wire).
+"""OffloadService: a broker pushes entries as they are written (PIP-76's OffloadHandle over gRPC).
 
-Batches are answered in order. A topic with a ledger source declines what finds no room (FULL) and reads it from the
-source itself; for a push-only topic the service stops reading the stream instead, so gRPC's flow control holds the
-broker back. `Offloaded` messages tell whenever the offloaded position moves.
+Batches are answered in order. A topic with a ledger source declines entries without room (FULL) and reads them from the
+source itself. For a push-only topic the service stops reading the stream instead, so that gRPC's flow control holds the
+broker back. `Offloaded` messages report each new offloaded position.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
     async def StreamingOffload(  # type: ignore[override] # reads and writes by context
         self, request_iterator: object, context: Context
     ) -> None:
-        """Take a stream of batches for one topic. Raises what the engine raises, InvalidInput for a wrong request."""
+        """Take a stream of batches for one topic. Raises as the engine, InvalidInput for a wrong request."""
         del request_iterator
         first = await context.read()
         if not isinstance(first, offload_pb2.StreamingOffloadRequest):
@@ -70,7 +70,7 @@ class _Push:
         self._told = topic.offloaded
 
     async def run(self) -> None:
-        """Answer until the broker is done and everything that it sent has been answered."""
+        """Answer until the broker has closed its side and all its entries are answered."""
         opened = offload_pb2.StreamingOffloadResponse.Opened(
             offloaded=to_position(self._topic.offloaded),
             last_offered=to_position(self._topic.handle.last_offered()),
@@ -96,7 +96,7 @@ class _Push:
         await self._all_durable()
 
     async def _next_request(self) -> object:
-        """Read on, unless the topic takes nothing at the moment."""
+        """Read the next request, once the topic takes entries."""
         if self._topic.outage.blocked:
             started = self._clock.monotonic()
             await self._topic.outage.may_take()
@@ -124,7 +124,7 @@ class _Push:
             raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
 
     async def _tell_progress(self) -> None:
-        """Send every new position. Raises Closed when the topic is given up: a broker that only waits must know."""
+        """Send every new position. Raises Closed when the topic is released: a broker that only waits must know."""
         while True:
             if not await self._tell():
                 if self._topic.buffer.closed:
@@ -132,7 +132,7 @@ class _Push:
                 await self._topic.changed.wait()
 
     async def _tell(self) -> bool:
-        """Send the offloaded position if it has moved since it was last sent."""
+        """Send the offloaded position if it has moved since the last time; True if it was sent."""
         now = self._topic.offloaded
         if now is None or now == self._told:
             return False
@@ -145,7 +145,7 @@ class _Push:
         return True
 
     async def _all_durable(self) -> None:
-        """The broker has no more to send: stay until what it sent is durable, or the topic is given up."""
+        """Wait until all entries of a broker that sends no more are durable, or the topic is released."""
         last = self._topic.handle.last_offered()
         while last is not None and (self._topic.offloaded is None or self._topic.offloaded < last):
             if self._topic.buffer.closed:

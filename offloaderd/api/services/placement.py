@@ -1,4 +1,4 @@
-"""PlacementService: which daemons there are, which topics belong where, and draining on demand."""
+"""PlacementService: the daemons, the topics for which each ranks first, and draining."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
     async def ListDaemons(
         self, request: placement_pb2.ListDaemonsRequest, context: Context
     ) -> placement_pb2.ListDaemonsResponse:
-        """Return all daemons; for a topic in the order in which they should have it, with its owner.
+        """Return all daemons; for a topic in the order of their rank, with its owner.
 
         Raises NotFound for a topic that was never enabled.
         """
@@ -61,7 +61,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
     async def Drain(
         self, request: placement_pb2.DrainRequest, context: Context
     ) -> AsyncIterator[placement_pb2.DrainProgress]:
-        """Hand all topics over, or take part again. Raises Conflict when there is nobody to hand them to."""
+        """Hand all topics over, or take part again. Raises Conflict when no other daemon could take them."""
         me, engine = self._engine.placement.me, self._engine
         if request.undo:
             if not request.dry_run:
@@ -86,7 +86,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         yield placement_pb2.DrainProgress(done=True)
 
     async def _plan(self, me: DaemonNode) -> placement_pb2.DrainProgress:
-        """Say where each topic would go, without this daemon."""
+        """Return the daemon that each topic would move to."""
         moves = []
         for topic in self._engine.topics():
             ranking = self._engine.placement.ranking(str(topic))
@@ -95,7 +95,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         return placement_pb2.DrainProgress(left=len(moves), moves=moves)
 
     async def _firsts(self, topics: Sequence[TopicName]) -> list[tuple[TopicName, DaemonNode]]:
-        """Return who ranks first for each topic, giving others their turn on the way."""
+        """Return the daemon that ranks first for each topic, giving other tasks their turn."""
         found = []
         for number, topic in enumerate(topics):
             found.append((topic, self._engine.placement.ranking(str(topic))[0]))

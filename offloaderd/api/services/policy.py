@@ -1,6 +1,7 @@
-"""PolicyService: what is said of offloading at every level, what holds, and who said it.
+"""PolicyService: policies at every level, the values that hold, and their levels.
 
-What is to be said is checked together with what it inherits, and every mistake is told; only then is anything stored.
+A policy is checked together with the values that it inherits. All mistakes are reported together, and nothing is stored
+then.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +26,7 @@ from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, 
 from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 Retention = Callable[[str, str], Awaitable[Retained]]
-"""Says what Pulsar retains of the topics of a tenant's namespace, as far as that is known."""
+"""Returns what Pulsar retains of the topics of a tenant's namespace, as far as it is known."""
 
 Where = Namespace | TopicName | None
 """A level: a namespace, a topic, or (None) the broker."""
@@ -34,7 +35,9 @@ log = structlog.get_logger(__name__)
 
 
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
-    """Answers from the metadata store; changes through the engine's levels. `place` is what the daemon has."""
+    """Answers from the metadata store; changes policies through the engine's levels. `place` has the daemon's own
+    limits.
+    """
 
     def __init__(
         self, levels: Levels, metadata: MetadataStore, place: Surroundings, *, retained: Retention | None = None
@@ -47,7 +50,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     async def GetPolicies(
         self, request: policy_pb2.GetPoliciesRequest, context: Context
     ) -> policy_pb2.GetPoliciesResponse:
-        """Return what is said at a level, and what holds there. Raises InvalidInput, Transient."""
+        """Return the values set at a level, and those that hold there. Raises InvalidInput, Transient."""
         where = level_of(request.level)
         await self._levels.book.load()
         answer = policy_pb2.GetPoliciesResponse(level=request.level)
@@ -70,7 +73,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     async def SetPolicies(
         self, request: policy_pb2.SetPoliciesRequest, context: Context
     ) -> policy_pb2.ChangePoliciesResponse:
-        """Say something at a level. Raises InvalidInput with every mistake, Transient."""
+        """Set values at a level. Raises InvalidInput with every mistake, Transient."""
         where = level_of(request.level)
         policies, flaws = sound(given_policies(request.policies))
         if not (flaws or policies.said()):
@@ -85,7 +88,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     async def RemovePolicies(
         self, request: policy_pb2.RemovePoliciesRequest, context: Context
     ) -> policy_pb2.ChangePoliciesResponse:
-        """Say nothing at a level any more. Raises InvalidInput, NotFound when nothing is said there, Transient."""
+        """Remove all values of a level. Raises InvalidInput, NotFound when there are none, Transient."""
         where = level_of(request.level)
         if isinstance(where, TopicName):
             effects = await self._levels.remove_topic_policies(where, dry_run=request.dry_run)
@@ -99,7 +102,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         return await self._levels.set_policies(where, policies, dry_run=dry_run)
 
     def _merged(self, where: Where, policies: OffloadPolicies) -> Effective:
-        """Return what holds at a level that says this."""
+        """Return the values that hold at a level with these own ones."""
         book = self._levels.book
         if isinstance(where, TopicName):
             return book.effective(where, replace(TopicPolicy(), **policies.said()))
@@ -109,7 +112,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     async def _placed(
         self, where: Where, policies: OffloadPolicies, merged: Effective
     ) -> tuple[Surroundings, list[str]]:
-        """Return the place of a level with what Pulsar retains of its topics, and a note when nobody can say."""
+        """Return the limits of a level with Pulsar's retention of its topics, and a note when that is unknown."""
         waits = " and ".join(filter(None, (waiting_time(policies, merged), waiting_size(policies, merged))))
         if not waits or where is None or not self._place.has_brokers:
             return self._place, []
@@ -128,7 +131,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
 
 
 def level_of(message: policy_pb2.PolicyLevel) -> Where:
-    """Read which level is meant. Raises InvalidInput."""
+    """Parse a level. Raises InvalidInput."""
     match message.WhichOneof("level"):
         case "broker" if message.broker:
             return None
@@ -140,7 +143,7 @@ def level_of(message: policy_pb2.PolicyLevel) -> Where:
 
 
 def namespace_of(text: str) -> Namespace:
-    """Read `TENANT/NAMESPACE`. Raises InvalidInput."""
+    """Parse `TENANT/NAMESPACE`. Raises InvalidInput."""
     try:
         pattern = TopicPattern.named(f"{text}/*")  # nothing is compiled for whoever writes re: here
     except InvalidInput:
@@ -155,7 +158,7 @@ def _changed(effects: list[Effect], notes: list[str]) -> policy_pb2.ChangePolici
 
 
 def _notes(where: Where, policies: OffloadPolicies, merged: Effective) -> list[str]:
-    """Say what an operator may not expect."""
+    """Return notes about effects that an operator may not expect."""
     notes = []
     values = merged.values
     off = (values.threshold_bytes or 0) < 0 and (values.threshold_s or 0) < 0

@@ -1,10 +1,10 @@
-"""RetentionService: what has become of a topic's ledgers, and what may be deleted, here and at the source."""
+"""RetentionService: the state of a topic's ledgers, and deletions here and at the source."""
 
 import asyncio
 from collections.abc import Sequence
 
-from offloaderd.api.away import ANSWERS_S, away, metadata_error
 from offloaderd.api.context import Context
+from offloaderd.api.metadata_outage import ANSWERS_S, away, metadata_error
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName
@@ -18,7 +18,7 @@ from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
 from offloaderd.upkeep.retention.retention import Retention
 
 LEDGERS_MAX = 10_000
-"""Ledgers that one request may name."""
+"""Ledgers in one request."""
 
 
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
@@ -36,7 +36,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     async def ListLedgers(
         self, request: retention_pb2.ListLedgersRequest, context: Context
     ) -> retention_pb2.ListLedgersResponse:
-        """Return the ledgers. A source that does not answer is told, and the rest shown. Raises Transient."""
+        """Return the ledgers. The error of a source that does not answer is part of the answer. Raises Transient."""
         topic = TopicName.parse(request.topic)
         away_for = await metadata_error(self._metadata)
         known = self._engine.known(topic) if away_for else await self._engine.topic_map(topic)
@@ -57,7 +57,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         )
 
     async def _listed(self, topic: TopicName, within_s: float | None) -> tuple[Sequence[LedgerInfo] | None, str]:
-        """Return the source's ledgers, None for not known, and why not."""
+        """Return the source's ledgers, None if unknown, and the reason."""
         if self._source is None:
             return None, ""
         try:
@@ -73,7 +73,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     async def DeleteLedgers(
         self, request: retention_pb2.DeleteLedgersRequest, context: Context
     ) -> retention_pb2.DeleteLedgersResponse:
-        """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another's topic)."""
+        """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another daemon's topic)."""
         topic = TopicName.parse(request.topic)
         if not 0 < len(request.ledger_ids) <= LEDGERS_MAX:
             raise InvalidInput(f"name 1 to {LEDGERS_MAX} ledgers, not {len(request.ledger_ids)}")
@@ -86,10 +86,10 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     async def RevokeGrant(
         self, request: retention_pb2.RevokeGrantRequest, context: Context
     ) -> retention_pb2.RevokeGrantResponse:
-        """Take a grant back, or forbid it beforehand.
+        """Revoke a grant, or forbid it beforehand.
 
-        Raises InvalidInput, NotFound for a ledger that nobody knows, Conflict once the source deletes, OutcomeUnknown,
-        Transient. While the source does not answer, what it may have is taken as there.
+        Raises InvalidInput, NotFound for an unknown ledger, Conflict once the source deletes, OutcomeUnknown,
+        Transient. While the source does not answer, a ledger that it may have is taken for known.
         """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
         source, failure = await self._listed(topic, ANSWERS_S)
@@ -114,7 +114,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
 
 
 def checked_ledger(ledger_id: int) -> int:
-    """Return a ledger id that can be one. Raises InvalidInput."""
+    """Return a valid ledger id. Raises InvalidInput."""
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise InvalidInput(f"{ledger_id} is no ledger id", hint="ledger ids are 0 to 2^63-1")
     return ledger_id

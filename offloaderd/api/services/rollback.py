@@ -1,4 +1,4 @@
-"""RollbackService: what a stock broker could read of a topic, and having the rest rewritten for it."""
+"""RollbackService: the ledgers of a topic that a stock broker could read, and the rewriting of the others."""
 
 from collections.abc import AsyncGenerator
 
@@ -25,7 +25,7 @@ FOLLOW_S = 1.0
 
 
 class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
-    """Plans from metadata, for any topic; has segments rewritten by the topic's owner."""
+    """Plans from metadata, for any topic; the topic's owner rewrites its segments."""
 
     def __init__(self, engine: Engine, metadata: MetadataStore) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     async def PlanRollback(
         self, request: rollback_pb2.PlanRollbackRequest, context: Context
     ) -> AsyncGenerator[rollback_pb2.PlanRollbackResponse, None]:
-        """Yield a plan for each topic. Raises InvalidInput, NotFound for a topic, or namespace, without any."""
+        """Yield a plan for each topic. Raises InvalidInput, NotFound (unknown topic, or namespace without any)."""
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
         target = target_of(request.target)
         policies = await topic_policies(self._metadata)
@@ -77,7 +77,9 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     async def ConvertTopic(
         self, request: rollback_pb2.ConvertTopicRequest, context: Context
     ) -> rollback_pb2.ConvertTopicResponse:
-        """Order it. Raises InvalidInput, NotFound (not enabled, no such ledger), Conflict with the owner, Transient."""
+        """Order the rollback. Raises InvalidInput, NotFound (not enabled, no such ledger), Conflict with the owner,
+        Transient.
+        """
         topic = TopicName.parse(request.topic)
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
         order = await self._engine.rollback.order(await self._engine.owned(topic), to)
@@ -86,7 +88,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     async def FollowRollback(
         self, request: rollback_pb2.FollowRollbackRequest, context: Context
     ) -> AsyncGenerator[rollback_pb2.RollbackProgress, None]:
-        """Yield progress until there is nothing to do. Raises NotFound, Conflict with the owner, Transient."""
+        """Yield progress until the order is done. Raises NotFound, Conflict with the owner, Transient."""
         topic = TopicName.parse(request.topic)
         clock = self._engine.context.upload_context.clock
         while True:
@@ -100,13 +102,13 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     async def StopRollback(
         self, request: rollback_pb2.StopRollbackRequest, context: Context
     ) -> rollback_pb2.StopRollbackResponse:
-        """Take the order back. Raises NotFound when there is none, Conflict with the owner, Transient."""
+        """Withdraw the order. Raises NotFound without one, Conflict with the owner, Transient."""
         offloader = await self._engine.owned(TopicName.parse(request.topic))
         return rollback_pb2.StopRollbackResponse(order=order_message(await self._engine.rollback.stop(offloader)))
 
 
 def target_of(text: str) -> TopicName | Namespace:
-    """Read a topic, or TENANT/NAMESPACE. Raises InvalidInput."""
+    """Parse a topic, or TENANT/NAMESPACE. Raises InvalidInput."""
     tenant, slash, namespace = text.partition("/")
     if slash and namespace and "/" not in namespace and "://" not in text:
         TopicName.parse(f"persistent://{text}/any")
@@ -121,7 +123,7 @@ def _ledger_message(rollback: Rollback, row: LedgerState) -> rollback_pb2.Rollba
 
 
 def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
-    """Return an order as the API says it."""
+    """Return an order as a message."""
     failures = sorted(order.failures.items())
     return filled(
         rollback_pb2.RollbackOrder,
@@ -131,6 +133,6 @@ def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
 
 
 def progress_message(found: Progress) -> rollback_pb2.RollbackProgress:
-    """Return progress as the API says it."""
+    """Return progress as a message."""
     order = order_message(found.order) if found.order is not None else None
     return filled(rollback_pb2.RollbackProgress, found, order=order, ledger_bytes=found.ledger_done_bytes)

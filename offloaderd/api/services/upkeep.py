@@ -1,4 +1,4 @@
-"""UpkeepService: the collection of garbage, on demand."""
+"""UpkeepService: garbage collection on request."""
 
 import math
 from collections.abc import AsyncIterator
@@ -14,14 +14,14 @@ from offloaderd.upkeep.gc.findings import Finding
 
 
 class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
-    """Collects when asked; `grace_s` is the age that counts when the caller names none."""
+    """Collects on request; `grace_s` is the grace age if the caller names none."""
 
     def __init__(self, collector: Collector, *, grace_s: float) -> None:
         self._collector = collector
         self.grace_s = grace_s
 
     async def Gc(self, request: upkeep_pb2.GcRequest, context: Context) -> AsyncIterator[upkeep_pb2.GcEvent]:
-        """Yield finds as they are judged, then the sum. Raises InvalidInput, and Conflict while another one runs."""
+        """Yield findings, then the summary. Raises InvalidInput, and Conflict while another collection runs."""
         grace_s = request.grace_s if request.HasField("grace_s") else self.grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
             raise InvalidInput(f"grace_s must be a number of seconds >= 0, not {grace_s}")
@@ -35,7 +35,7 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
 
 
 def checked_segment(text: str) -> UUID:
-    """Read a segment's id; raises InvalidInput."""
+    """Parse a segment's id; raises InvalidInput."""
     try:
         return UUID(text)
     except ValueError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.api import away
+from offloaderd.api import metadata_outage
 from offloaderd.api.services.inspect import InspectService
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
@@ -28,7 +28,7 @@ async def frozen(room: Room, monkeypatch: pytest.MonkeyPatch) -> Room:
     await commit(room.store, ORDERS, 0, 9)
     room.engine.maps[ORDERS] = await load(room.store, ORDERS)
     room.engine.waiting.append(TopicStatus(topic=ORDERS, state="claiming", offloaded=Position(1, 9)))
-    monkeypatch.setattr(away, "ANSWERS_S", 0.01)
+    monkeypatch.setattr(metadata_outage, "ANSWERS_S", 0.01)
 
     async def silent(path: str) -> Sequence[str]:
         await asyncio.get_running_loop().create_future()

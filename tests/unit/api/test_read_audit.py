@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from offloaderd.access.roles import Identity, Kind, Rights
 from offloaderd.access.tokens import TokenKey
 from offloaderd.api.gate import Caller, Limits, NotAllowed
-from offloaderd.api.interceptor import told
+from offloaderd.api.interceptor import shortened
 from offloaderd.api.roles_needed import NEEDS, READS, range_of
 from offloaderd.core.errors import Denied, InvalidInput
 from offloaderd.core.model import Position, TopicName
@@ -65,8 +65,8 @@ def test_what_is_no_name_of_a_topic_is_in_no_log() -> None:
         with pytest.raises(error):
             caller.check(read_pb2.ReadRequest(topic=topic))
         assert caller.read is None
-    assert len(told(long)) < 1 << 12
-    assert told("no such topic") == "no such topic"
+    assert len(shortened(long)) < 1 << 12
+    assert shortened("no such topic") == "no such topic"
 
 
 def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:

@@ -1,4 +1,4 @@
-"""Whether the metadata store answers, found out fast: who is on call asks in the very moment in which it does not."""
+"""Fast detection of an outage of the metadata store, for calls that answer without it."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.metadata.port import MetadataStore
 
 ANSWERS_S = 1.0
-"""How long a small request may take before what is asked is answered without the metadata store."""
+"""How long a small request may take before the call is answered without the metadata store."""
 
 WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
 
@@ -24,7 +24,7 @@ async def metadata_error(metadata: MetadataStore) -> str:
 
 
 def away(failure: str) -> Transient:
-    """Return the error for what nobody can say without the metadata store."""
+    """Return the error of a call about a topic that this daemon does not have in memory."""
     return Transient(
         f"the metadata store is away ({failure}), and this daemon does not know of the topic by itself",
         hint="ask the daemon that owns it, or wait until ZooKeeper is back",
@@ -32,5 +32,5 @@ def away(failure: str) -> Transient:
 
 
 def needed(failure: str) -> Transient:
-    """Return the error for what no daemon can say without the metadata store, whichever owns the topic."""
+    """Return the error of a call that no daemon can answer without the metadata store."""
     return Transient(f"the metadata store is away ({failure}), and this is looked up there", hint=WAIT)
