@@ -27,9 +27,8 @@ from offloaderd.spark.scan.stores import HeldStores, Stores
 from offloaderd.spark.source.offsets import take_snapshots
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.rebuild.plan import Known
-from offloaderd.upkeep.verify.cluster import between
+from offloaderd.upkeep.verify.cluster import between, check_committed
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
-from offloaderd.upkeep.verify.topic import check_committed
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments does not delay the others."""

@@ -52,8 +52,8 @@ from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.verify.cluster import CALLS_BYTES, TopicVerifier
 from offloaderd.upkeep.verify.scrub import Scrubber
-from offloaderd.upkeep.verify.topic import CALLS_BYTES, TopicVerifier
 
 
 class Components:

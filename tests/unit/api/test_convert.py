@@ -29,8 +29,8 @@ from offloaderd.protocol.v1 import (
 )
 from offloaderd.upkeep.gc.findings import Summary
 from offloaderd.upkeep.retention.ledgers import LedgerRow
+from offloaderd.upkeep.verify.cluster import Between
 from offloaderd.upkeep.verify.flaws import Flaw, Kind
-from offloaderd.upkeep.verify.topic import Between
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,9 +27,9 @@ from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify import topic as verify_topic
+from offloaderd.upkeep.verify import cluster
+from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
 from offloaderd.upkeep.verify.flaws import Kind, Level
-from offloaderd.upkeep.verify.topic import Between, SegmentReport, TopicVerifier
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 from tests.unit.read.build import FastClock
@@ -248,7 +248,7 @@ async def test_one_object_that_always_fails_leaves_the_other_segments_verified()
 
 async def test_a_store_that_is_away_ends_a_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a thousand segments that each fail."""
-    monkeypatch.setattr(verify_topic, "IN_A_ROW_MAX", 1)
+    monkeypatch.setattr(cluster, "IN_A_ROW_MAX", 1)
     told, error = await verified(await filled(), data_key(1), data_key(2))
     assert len(told) == 2
     assert error.startswith("1 of 2 segments")

@@ -37,7 +37,7 @@ from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.settings import SpillSettings
 from offloaderd.upkeep.retention.retention import Limits, limits_of
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
-from offloaderd.upkeep.verify.topic import CALLS_BYTES
+from offloaderd.upkeep.verify.cluster import CALLS_BYTES
 from tests.unit.read.build import turns
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.retention.ledgers import deletion_plan
 from offloaderd.upkeep.retention.retention import Limits, over_limit
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify.cluster import Between, TopicVerifier
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import Between, TopicVerifier
 from tests.unit.history.test_history import checked, map_of, plan_of, rig_with, until_done
 from tests.unit.read.test_plan import segment
 from tests.unit.rigs.owned import Owned

@@ -21,10 +21,9 @@ from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.rebuild.plan import Failure
 from offloaderd.upkeep.settings import GrantSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify.cluster import Verifier, Wish
+from offloaderd.upkeep.verify.cluster import TopicVerifier, Verifier, Wish
 from offloaderd.upkeep.verify.flaws import Kind, Level
 from offloaderd.upkeep.verify.segment import Target, check_blocks, check_tables
-from offloaderd.upkeep.verify.topic import TopicVerifier
 from tests.unit.history.test_rollback import source_of
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC

@@ -29,8 +29,8 @@ from offloaderd.policy.records.topic import TopicPolicy
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.verify.cluster import check_committed
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import check_committed
 from tests.unit.rigs.lives import until_recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
 

@@ -24,8 +24,8 @@ from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify.cluster import TopicVerifier
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import TopicVerifier
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_grants import OPTIONS

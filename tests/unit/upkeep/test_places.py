@@ -26,9 +26,8 @@ from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify.cluster import Verifier, Wish
+from offloaderd.upkeep.verify.cluster import SegmentReport, TopicVerifier, Verifier, Wish
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import SegmentReport, TopicVerifier
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.objects.buckets import Buckets
 from tests.unit.rigs.owned import Owned, identified

@@ -21,8 +21,8 @@ from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.grants.closed_ledger import ClosedLedger, Copies, length_of
 from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.stored import Site
+from offloaderd.upkeep.verify.cluster import check_committed
 from offloaderd.upkeep.verify.flaws import Level
-from offloaderd.upkeep.verify.topic import check_committed
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 from tests.unit.upkeep.test_damage import Maps
