@@ -1,7 +1,7 @@
 """The calls of the client that have one answer, or a stream of answers, and no more to them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from google.protobuf.message import Message
 from grpc import aio
@@ -41,6 +41,7 @@ from offloaderd.protocol.v1 import (
 )
 
 Answer = TypeVar("Answer", bound="Message")
+Service = TypeVar("Service")
 
 
 class Said(TypedDict, total=False):
@@ -56,8 +57,33 @@ class Said(TypedDict, total=False):
     retention_bytes: int | None
 
 
+class Stub(Generic[Service]):
+    """A service of the present channel."""
+
+    def __init__(self, make: "Callable[[aio.Channel], Service]") -> None:
+        self._make = make
+
+    def __get__(self, calls: Connection, _owner: object) -> Service:
+        """Return the stub."""
+        return self._make(calls._channel)  # noqa: SLF001 - a part of the connection
+
+
 class Calls(Connection):
     """These calls, by service, for DaemonClient to inherit."""
+
+    _admin: Stub["admin_pb2_grpc.AdminServiceAsyncStub"] = Stub(admin_pb2_grpc.AdminServiceStub)
+    _control: Stub["control_pb2_grpc.ControlServiceAsyncStub"] = Stub(control_pb2_grpc.ControlServiceStub)
+    _doctor: Stub["doctor_pb2_grpc.DoctorServiceAsyncStub"] = Stub(doctor_pb2_grpc.DoctorServiceStub)
+    _history: Stub["history_pb2_grpc.HistoryServiceAsyncStub"] = Stub(history_pb2_grpc.HistoryServiceStub)
+    _identity: Stub["identity_pb2_grpc.IdentityServiceAsyncStub"] = Stub(identity_pb2_grpc.IdentityServiceStub)
+    _inspect: Stub["inspect_pb2_grpc.InspectServiceAsyncStub"] = Stub(inspect_pb2_grpc.InspectServiceStub)
+    _ledgers: Stub["ledgers_pb2_grpc.LedgerServiceAsyncStub"] = Stub(ledgers_pb2_grpc.LedgerServiceStub)
+    _placement: Stub["placement_pb2_grpc.PlacementServiceAsyncStub"] = Stub(placement_pb2_grpc.PlacementServiceStub)
+    _policy: Stub["policy_pb2_grpc.PolicyServiceAsyncStub"] = Stub(policy_pb2_grpc.PolicyServiceStub)
+    _reads: Stub["read_pb2_grpc.ReadServiceAsyncStub"] = Stub(read_pb2_grpc.ReadServiceStub)
+    _retention: Stub["retention_pb2_grpc.RetentionServiceAsyncStub"] = Stub(retention_pb2_grpc.RetentionServiceStub)
+    _rollback: Stub["rollback_pb2_grpc.RollbackServiceAsyncStub"] = Stub(rollback_pb2_grpc.RollbackServiceStub)
+    _upkeep: Stub["upkeep_pb2_grpc.UpkeepServiceAsyncStub"] = Stub(upkeep_pb2_grpc.UpkeepServiceStub)
 
     async def _ask(
         self, method: Callable[..., Awaitable[Answer]], request: Message, timeout_s: float | None = None
@@ -72,10 +98,6 @@ class Calls(Connection):
         with self._errors(made):
             async for answer in made:
                 yield answer
-
-    @property
-    def _admin(self) -> "admin_pb2_grpc.AdminServiceAsyncStub":
-        return admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:
         """Return the topics below `prefix` (tenant or tenant/namespace; empty: all)."""
@@ -142,22 +164,14 @@ class Calls(Connection):
 
     def examine(self, *, timeout_s: float | None = None) -> AsyncGenerator[doctor_pb2.CheckResult, None]:
         """Have the daemon try what it depends on; yields each result as it is found."""
-        return self._stream(
-            lambda: doctor_pb2_grpc.DoctorServiceStub(self._channel).Examine(
-                doctor_pb2.ExamineRequest(), timeout=timeout_s
-            )
-        )
+        return self._stream(lambda: self._doctor.Examine(doctor_pb2.ExamineRequest(), timeout=timeout_s))
 
     def gc(
         self, *, apply: bool, grace_s: float | None = None, also: Sequence[str] = (), timeout_s: float | None = None
     ) -> AsyncGenerator[upkeep_pb2.GcEvent, None]:
         """Have the daemon collect garbage; yields each find, then the sum. Deletes only with `apply`."""
         request = upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s, also=also)
-        return self._stream(lambda: upkeep_pb2_grpc.UpkeepServiceStub(self._channel).Gc(request, timeout=timeout_s))
-
-    @property
-    def _control(self) -> "control_pb2_grpc.ControlServiceAsyncStub":
-        return control_pb2_grpc.ControlServiceStub(self._channel)
+        return self._stream(lambda: self._upkeep.Gc(request, timeout=timeout_s))
 
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
         """Have the daemon read its settings again; says what changed. Raises InvalidConfig with every mistake."""
@@ -179,10 +193,6 @@ class Calls(Connection):
         request = control_pb2.PauseTopicRequest(topic=str(topic), undo=undo, dry_run=dry_run)
         return (await self._ask(self._control.PauseTopic, request)).topics
 
-    @property
-    def _history(self) -> "history_pb2_grpc.HistoryServiceAsyncStub":
-        return history_pb2_grpc.HistoryServiceStub(self._channel)
-
     async def plan_history(self, topic: TopicName | str, *, segment_bytes: int = 0) -> history_pb2.PlanHistoryResponse:
         """Return how a topic's history would be split; it takes as long as the source takes to answer."""
         request = history_pb2.PlanHistoryRequest(topic=str(topic), segment_bytes=segment_bytes)
@@ -194,10 +204,6 @@ class Calls(Connection):
         """Return how far a topic's planned history is, with some of its ranges."""
         request = history_pb2.GetHistoryRequest(topic=str(topic), ranges_from=ranges_from, ranges_max=ranges_max)
         return await self._ask(self._history.GetHistory, request)
-
-    @property
-    def _identity(self) -> "identity_pb2_grpc.IdentityServiceAsyncStub":
-        return identity_pb2_grpc.IdentityServiceStub(self._channel)
 
     async def identity(self, topic: TopicName | str = "") -> identity_pb2.ShowIdentityResponse:
         """Return which deployment this is, and what is refused of a topic."""
@@ -216,10 +222,6 @@ class Calls(Connection):
             request.source = True
         return list((await self._ask(self._identity.AcceptIdentity, request)).believed)
 
-    @property
-    def _inspect(self) -> "inspect_pb2_grpc.InspectServiceAsyncStub":
-        return inspect_pb2_grpc.InspectServiceStub(self._channel)
-
     async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
         """Return where an entry is, or why there is none."""
         request = inspect_pb2.ExplainRequest(topic=str(topic), position=to_position(position))
@@ -232,10 +234,6 @@ class Calls(Connection):
         request = inspect_pb2.VerifyRequest(topic=str(topic), level=level)
         return self._stream(lambda: self._inspect.Verify(request, timeout=timeout_s))
 
-    @property
-    def _placement(self) -> "placement_pb2_grpc.PlacementServiceAsyncStub":
-        return placement_pb2_grpc.PlacementServiceStub(self._channel)
-
     async def daemons(self, topic: TopicName | str | None = None) -> placement_pb2.ListDaemonsResponse:
         """Return all daemons; for a topic in the order in which they should have it."""
         request = placement_pb2.ListDaemonsRequest(topic="" if topic is None else str(topic))
@@ -247,10 +245,6 @@ class Calls(Connection):
         """Have the daemon hand its topics to the others; yields how many are left, until there is none."""
         request = placement_pb2.DrainRequest(undo=undo, dry_run=dry_run)
         return self._stream(lambda: self._placement.Drain(request, timeout=timeout_s))
-
-    @property
-    def _policy(self) -> "policy_pb2_grpc.PolicyServiceAsyncStub":
-        return policy_pb2_grpc.PolicyServiceStub(self._channel)
 
     async def policies(self, level: policy_pb2.PolicyLevel) -> policy_pb2.GetPoliciesResponse:
         """Return what is said at a level, and what holds there."""
@@ -270,10 +264,6 @@ class Calls(Connection):
         request = policy_pb2.RemovePoliciesRequest(level=level, dry_run=dry_run)
         return await self._ask(self._policy.RemovePolicies, request)
 
-    @property
-    def _reads(self) -> "read_pb2_grpc.ReadServiceAsyncStub":
-        return read_pb2_grpc.ReadServiceStub(self._channel)
-
     async def seek(self, topic: TopicName | str, goal: Goal) -> read_pb2.SeekResponse:
         """Return where an entry is, or where the next one may come. Raises InvalidInput for a number that is none."""
         request = read_pb2.SeekRequest(topic=str(topic), target=seek_target(goal))
@@ -284,17 +274,9 @@ class Calls(Connection):
         request = read_pb2.LastPositionsRequest(topic=str(topic))
         return await self._ask(self._reads.LastPositions, request)
 
-    @property
-    def _ledgers(self) -> "ledgers_pb2_grpc.LedgerServiceAsyncStub":
-        return ledgers_pb2_grpc.LedgerServiceStub(self._channel)
-
     async def roll(self, topic: TopicName | str) -> None:
         """Close the open ledger of the daemon's ledger store."""
         await self._ask(self._ledgers.Roll, ledgers_pb2.RollRequest(topic=str(topic)))
-
-    @property
-    def _retention(self) -> "retention_pb2_grpc.RetentionServiceAsyncStub":
-        return retention_pb2_grpc.RetentionServiceStub(self._channel)
 
     async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
         """Return a topic's ledgers, with what has become of each."""
@@ -316,10 +298,6 @@ class Calls(Connection):
         """Lift a revocation."""
         request = retention_pb2.AllowGrantRequest(topic=str(topic), ledger_id=ledger_id)
         await self._ask(self._retention.AllowGrant, request)
-
-    @property
-    def _rollback(self) -> "rollback_pb2_grpc.RollbackServiceAsyncStub":
-        return rollback_pb2_grpc.RollbackServiceStub(self._channel)
 
     def plan_rollback(
         self, target: str, *, to_ledger_id: int | None = None

@@ -3,14 +3,13 @@
 A fault that comes after the act is a lost answer: the caller sees OutcomeUnknown, the store has done it.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, Literal
 
 from offloaderd.core.errors import OutcomeUnknown
-from offloaderd.metadata.port import MetadataStore, Session, Step, Versioned
-from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, SegmentStore, UploadInfo
+from offloaderd.metadata.port import MetadataStore, Session
+from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
 
-T = TypeVar("T")
 When = Literal["before", "after"]
 Plan = Callable[[str, str, When], Exception | None]
 """Asked with (operation, key or path, before or after the act); returns what to raise, or None."""
@@ -52,13 +51,23 @@ class _Faulty:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    async def _do(self, operation: str, key: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def _do(self, operation: str, key: str, act: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401 - any result
         if error := self._plan(operation, key, "before"):
             raise error
         result = await act()
         if error := self._plan(operation, key, "after"):
             raise error
         return result
+
+
+def _call(name: str, operation: str = "", key: Callable[[Any], str] = str) -> Callable[..., Any]:
+    """Return a method that calls that of the real store with faults; `key` makes the fault's of its first argument."""
+
+    async def call(self: "FaultyStore | FaultyMetadata", first: object, *others: object, **named: object) -> object:
+        method: Callable[..., Awaitable[object]] = getattr(self._store, name)
+        return await self._do(operation or name, key(first), lambda: method(first, *others, **named))
+
+    return call
 
 
 class FaultyStore(_Faulty):
@@ -73,17 +82,16 @@ class FaultyStore(_Faulty):
         there = self._store.at(bucket)
         return self if there is self._store else FaultyStore(there, self._plan)
 
-    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
-        """See ObjectReader."""
-        return await self._do("get", key, lambda: self._store.get(key, first, length))
-
-    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
-        """See ObjectReader."""
-        return await self._do("get", key, lambda: self._store.get_pieces(key, first, lengths))
-
-    async def head(self, key: str) -> ObjectInfo:
-        """See ObjectReader."""
-        return await self._do("head", key, lambda: self._store.head(key))
+    get: Callable[..., Coroutine[Any, Any, bytes]] = _call("get")
+    get_pieces = _call("get_pieces", "get")
+    head: Callable[..., Coroutine[Any, Any, ObjectInfo]] = _call("head")
+    put: Callable[..., Coroutine[Any, Any, ObjectInfo]] = _call("put")
+    delete = _call("delete", key=" ".join)
+    create_upload = _call("create_upload")
+    upload_part = _call("upload_part")
+    list_parts = _call("list_parts")
+    complete_upload = _call("complete_upload")
+    abort_upload = _call("abort_upload")
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
@@ -91,36 +99,6 @@ class FaultyStore(_Faulty):
             raise error
         async for info in self._store.list(prefix):
             yield info
-
-    async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
-    ) -> ObjectInfo:
-        """See ObjectStore."""
-        return await self._do("put", key, lambda: self._store.put(key, data, metadata=metadata, if_etag=if_etag))
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
-        await self._do("delete", " ".join(keys), lambda: self._store.delete(keys))
-
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """See MultipartStore."""
-        return await self._do("create_upload", key, lambda: self._store.create_upload(key, metadata=metadata))
-
-    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
-        """See MultipartStore."""
-        return await self._do("upload_part", key, lambda: self._store.upload_part(key, upload_id, part_number, pieces))
-
-    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        """See MultipartStore."""
-        return await self._do("list_parts", key, lambda: self._store.list_parts(key, upload_id))
-
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """See MultipartStore."""
-        return await self._do("complete_upload", key, lambda: self._store.complete_upload(key, upload_id, parts))
-
-    async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See MultipartStore."""
-        await self._do("abort_upload", key, lambda: self._store.abort_upload(key, upload_id))
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
@@ -137,29 +115,12 @@ class FaultyMetadata(_Faulty):
         super().__init__(plan)
         self._store = store
 
-    async def get(self, path: str) -> Versioned:
-        """See MetadataStore."""
-        return await self._do("get", path, lambda: self._store.get(path))
-
-    async def children(self, path: str) -> Sequence[str]:
-        """See MetadataStore."""
-        return await self._do("children", path, lambda: self._store.children(path))
-
-    async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        """See MetadataStore."""
-        await self._do("create", path, lambda: self._store.create(path, value, ephemeral=ephemeral))
-
-    async def replace(self, path: str, value: bytes, version: int) -> int:
-        """See MetadataStore."""
-        return await self._do("replace", path, lambda: self._store.replace(path, value, version))
-
-    async def delete(self, path: str, version: int | None = None) -> None:
-        """See MetadataStore."""
-        await self._do("delete", path, lambda: self._store.delete(path, version))
-
-    async def transact(self, steps: Sequence[Step]) -> None:
-        """See MetadataStore; the key of the fault is the paths of all steps."""
-        await self._do("transact", " ".join(step.path for step in steps), lambda: self._store.transact(steps))
+    get = _call("get")
+    children = _call("children")
+    create = _call("create")
+    replace = _call("replace")
+    delete = _call("delete")
+    transact = _call("transact", key=lambda steps: " ".join(step.path for step in steps))
 
     def watch(self, path: str) -> AsyncGenerator[None, None]:
         """See MetadataStore."""
