@@ -6,4 +6,4 @@ stderr; `program.py` turns every error into one line, a hint and an exit code.
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what its core says of every lost connection is no news to a user
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core logs every lost connection, which users need not see

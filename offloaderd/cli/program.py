@@ -1,4 +1,4 @@
-"""What both commands share: every failure ends as one line, a hint and an exit code; never as a traceback."""
+"""The frame of both commands: every failure ends as one line, a hint and an exit code; never as a traceback."""
 
 import asyncio
 import json
@@ -34,15 +34,15 @@ Exit codes:
   141  the reader of the output ended"""
 
 DEBUG = "OFFLOADERD_DEBUG"
-"""Set in the environment, it lets unexpected errors through with their traceback."""
+"""Environment variable that shows unexpected errors with their traceback."""
 
 _AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 """Whether --json is on the command line, so that errors are JSON as well, those of usage included."""
 
 
 def exit_code(error: OffloaderError) -> int:
-    """Return the exit code that tells a script what happened."""
-    from offloaderd.client import TimedOut, Unreachable  # noqa: PLC0415 - what goes well need not wait for gRPC
+    """Return the exit code for an error."""
+    from offloaderd.client import TimedOut, Unreachable  # noqa: PLC0415 - successful commands need not load gRPC
 
     kinds = (
         (Unreachable, UNREACHABLE),
@@ -57,9 +57,9 @@ def exit_code(error: OffloaderError) -> int:
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; imported when they are called.
+    """Commands by name, imported when they are called.
 
-    Said as `module:attribute` in a package, whose attribute is the command's name, and what it does in a line.
+    `commands` maps `module:attribute` in the package to a line of help; the attribute is the name of the command.
     """
 
     def __init__(self, package: str, commands: Mapping[str, str]) -> None:
@@ -109,7 +109,7 @@ class Program(click.Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature
-        """Run the command; a broken pipe is told from a failure before click makes one of it."""
+        """Run the command; note a broken pipe before click turns it into a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -117,14 +117,11 @@ class Program(click.Group):
 
 
 class ReaderGone(Exception):
-    """Whoever read our output closed the pipe."""
+    """The reader of our output closed the pipe."""
 
 
 def outcome_of(error: BaseException) -> int:
-    """Tell the user what went wrong and return the exit code.
-
-    Of a group of errors, from tasks that fell together, the most urgent one counts.
-    """
+    """Report an error to the user and return the exit code; of a group of errors the most urgent one."""
     if isinstance(error, BaseExceptionGroup):
         error = first_of(error)
     if isinstance(error, click.ClickException):
@@ -144,28 +141,28 @@ def outcome_of(error: BaseException) -> int:
     if isinstance(error, OSError):
         return report(OffloaderError(os_error_text(error)))
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
-        told = f"this command needs {error.name}, which is not installed"
-        return report(InvalidConfig(told, hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this"))
+        missing = f"this command needs {error.name}, which is not installed"
+        return report(InvalidConfig(missing, hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this"))
     if os.environ.get(DEBUG):
         raise error
     return report(unexpected(error))
 
 
 def unexpected(error: BaseException) -> OffloaderError:
-    """Return what to say of an error that nobody foresaw."""
+    """Return an unforeseen error as one of ours."""
     return OffloaderError(
         f"internal error: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it"
     )
 
 
 def extra_of(module: str) -> str | None:
-    """Return the smallest extra of this distribution that brings a module, None for none."""
-    brought = defaultdict[str, set[str]](set)
+    """Return the smallest extra of this distribution that installs a module, None for none."""
+    modules_of = defaultdict[str, set[str]](set)
     for line in metadata.requires("offloaderd") or []:
         if (found := re.match(r"""([\w-]+).*extra == ['"](\w+)['"]""", line)) is not None:
-            brought[found[2]].add(found[1].replace("-", "_"))
-    having = [extra for extra, modules in brought.items() if module.partition(".")[0] in modules]
-    return min(having, key=lambda extra: len(brought[extra]), default=None)
+            modules_of[found[2]].add(found[1].replace("-", "_"))
+    extras = [extra for extra, modules in modules_of.items() if module.partition(".")[0] in modules]
+    return min(extras, key=lambda extra: len(modules_of[extra]), default=None)
 
 
 def os_error_text(error: OSError) -> str:
@@ -188,13 +185,13 @@ def report(error: OffloaderError) -> int:
 
 
 def _tell_json(message: str, hint: str | None, code: int) -> int:
-    said = {"error": message, "hint": hint or None, "exit_code": code}
-    click.echo(json.dumps(said, ensure_ascii=False), err=True)
+    document = {"error": message, "hint": hint or None, "exit_code": code}
+    click.echo(json.dumps(document, ensure_ascii=False), err=True)
     return code
 
 
 def broken_pipe() -> int:
-    """Go quietly: what is still buffered has no reader, and must not complain at exit."""
+    """Discard the buffered output, so that its flush at exit does not fail; returns the exit code."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""How far work is, on stderr: bars on a terminal, gone when the work ends; elsewhere a line a step, or nothing."""
+"""Progress on stderr: bars on a terminal, removed when the work ends; elsewhere a line for each step, or nothing."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ BAR_CHARS = 30
 
 
 class Bars:
-    """A bar for each name that was shown; a context manager, since the terminal's cursor has to come back."""
+    """A progress bar for each name; a context manager, since the cursor of the terminal has to be restored."""
 
     def __init__(self, *, hidden: bool = False) -> None:
         console = show.console(sys.stderr)
@@ -38,13 +38,13 @@ class Bars:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take them away."""
+        """Remove them."""
         self.clear()
 
     def show(self, name: str, said: str, done: float = 0, total: float | None = None, *, step: int = 0) -> None:
-        """Draw how much is done of a total (None: nobody knows), with a word on it.
+        """Draw how much is done of a total (None: unknown), with a text beside it.
 
-        `step` counts what is worth a line where there is no terminal; 0 is worth none.
+        Without a terminal a line is written whenever `step` changes; 0 writes none.
         """
         if not self._progress.disable:
             self._progress.start()
@@ -56,16 +56,16 @@ class Bars:
             click.echo(f"{name} {as_text(done, total)} {said}", err=True)
 
     def counter(self, name: str) -> Callable[[int], None]:
-        """Return what shows a number that has no total."""
+        """Return a function that shows a number without a total."""
         return lambda count: self.show(name, show.number(count))
 
     def clear(self) -> None:
-        """Take the bars away, for something to be written; the next `show` draws them again."""
+        """Remove the bars, so that other output can be written; the next `show` draws them again."""
         self._progress.stop()
 
 
 def as_text(done: float, total: float | None) -> str:
-    """Return how much is done as text, with its percentage; nothing of nothing is all."""
+    """Return a bar and its percentage as text; without a total it is full."""
     share = min(1.0, max(0.0, done / total)) if total else 1.0
     filled = int(share * BAR_CHARS)
     return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * share:5.1f} %"

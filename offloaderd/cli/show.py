@@ -1,4 +1,4 @@
-"""How values are shown: to people in words and units, to programs as JSON. Nothing here knows a command."""
+"""Output of values: words and units for people, JSON for programs. Nothing here knows a command."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def json_line(value: Mapping[str, object]) -> str:
 
 
 def note(text: str) -> None:
-    """Write to stderr what is under way, for whoever waits; it is no part of the answer."""
+    """Write to stderr what is in progress; it is no part of the answer."""
     click.echo(text, err=True)
 
 
@@ -48,7 +48,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as text: a line a row, whatever is in it, without the blanks that pad its last column."""
+    """Return a table as text: a line a row, control characters escaped, without blanks at the ends of lines."""
     lines = [[name.removeprefix(">") for name in columns], *([visible(one) for one in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
 
@@ -60,9 +60,9 @@ def rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class Table(Generic[T]):
-    """A table by its columns: each has a name, as in `table`, and shows a field of a row (see `cell`) or what is said.
+    """A table by its columns: a name, as in `table`, and a field of the row (see `cell`) or a function of the row.
 
-    An empty text is `-`, and nothing in the last column.
+    An empty text is shown as `-`, except in the last column.
     """
 
     def __init__(self, *columns: tuple[str, str | Callable[[T], str]]) -> None:
@@ -82,9 +82,9 @@ class Table(Generic[T]):
 
 
 def cell(of: object, field: str) -> str:
-    """Return a field, or an item of a mapping, as its name and type say; `-` if it is unset.
+    """Return a field, or an item of a mapping, in the form that its name and type demand; `-` if it is unset.
 
-    That is as bytes, a moment, a time, a number with its thousands apart, an id, a position or a text.
+    The forms: bytes, a moment, a duration, a number with separated thousands, an id, a position or a text.
     """
     value = of[field] if isinstance(of, Mapping) else getattr(of, field)
     if value is None:

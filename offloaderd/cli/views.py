@@ -44,14 +44,14 @@ async def shown(results: AsyncGenerator[Result, None], *, as_json: bool) -> int:
 
 
 def line(result: Result) -> str:
-    """Return a result in one line, what to do at its end."""
+    """Return a result in one line that ends with its hint."""
     verdict = f"{result.verdict.upper() if result.verdict == 'fail' else result.verdict:<8}"
     todo = f" -> {result.what_to_do}" if result.what_to_do else ""
     return f"{click.style(verdict, STYLES.get(result.verdict))} {result.name:<{NAME_WIDTH}} {result.found}{todo}"
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Return how many of each, in one line."""
+    """Return the number of results of each verdict, in one line."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[kind]} {one if counts[kind] == 1 else many}" for kind, one, many in NOUNS if counts[kind]]
     return f"{', '.join(parts)} in {show.age(sum(result.seconds for result in results))}"
@@ -63,7 +63,7 @@ def document(result: Result) -> dict[str, object]:
 
 
 def status(segment: admin_pb2.Segment) -> str:
-    """Return the status word, with the state of a segment that is still open; an older daemon does not tell it."""
+    """Return the status, with the state of an open segment, which older daemons do not send."""
     return f"{segment.status}, {segment.state}" if segment.state and not segment.HasField("end") else segment.status
 
 
@@ -82,7 +82,7 @@ TABLE: show.Table[admin_pb2.Segment] = show.Table(
 
 
 def write_flaws(flaws: Iterable[Flaw | inspect_pb2.Flaw]) -> None:
-    """Write flaws with their offsets to stdout: two lines each, what is wrong and what to do."""
+    """Write flaws with their offsets to stdout: a line for the flaw and one for its hint."""
     for flaw in flaws:
         kind, offset = flaw.kind.upper() if flaw.is_problem else flaw.kind, picked(flaw, "offset")["offset"]
         where = f"{flaw.key} at byte {offset}" if offset is not None else flaw.key
@@ -94,14 +94,14 @@ def write_flaws(flaws: Iterable[Flaw | inspect_pb2.Flaw]) -> None:
 
 
 def write_ledgers(ledgers: Iterable[DamagedLedger]) -> None:
-    """Write what became of ledgers whose copies are damaged, as flaws are written."""
+    """Write the fates of ledgers with damaged copies, in the form of flaws."""
     for one in ledgers:
         click.echo(f"  {one.fate.upper():<12} ledger {one.ledger_id}: {one.text}")
         click.echo(f"  {'':<12} -> {one.what_to_do}")
 
 
 def ledger_as_json(one: DamagedLedger) -> dict[str, object]:
-    """Return what became of a ledger as JSON shows it."""
+    """Return the fate of a ledger as JSON shows it."""
     return picked(one, "topic", "ledger_id", "fate", "text", "what_to_do", kept=("text", "what_to_do"))
 
 

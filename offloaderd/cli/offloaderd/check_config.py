@@ -1,4 +1,4 @@
-"""`offloaderd check-config`: what the daemon would run with, or everything that is wrong with it."""
+"""`offloaderd check-config`: the settings that the daemon would use, or all mistakes in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("check-config")
 @CONFIG
-@click.option("--connect", is_flag=True, help="Also try ZooKeeper, the bucket and the ports.")
+@click.option("--connect", is_flag=True, help="Also check ZooKeeper, the bucket and the ports.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
     """Check the settings; show each effective one and where it comes from, secrets masked.
@@ -52,7 +52,7 @@ def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
 
 
 def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str, object]:
-    """Return the report as JSON shows it; `connections` is there when they were `tried`."""
+    """Return the report as JSON shows it, with `connections` if they were `tried`."""
     found: dict[str, object] = {
         "valid": report.settings is not None,
         "mistakes": list(report.mistakes),
@@ -65,12 +65,12 @@ def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str
 
 
 def doubts(report: Report) -> list[tuple[str, str]]:
-    """Return what is allowed and may be a mistake, each with what to do."""
+    """Return valid settings that may be a mistake, each with advice."""
     return list(doubtful(report.settings)) if report.settings is not None else []
 
 
 def message(one: CheckResult) -> str:
-    """Say what is wrong with a connection, and what to do."""
+    """Return the problem of a connection, with its hint."""
     return f"{one.found} ({one.what_to_do})" if one.what_to_do else one.found
 
 

@@ -1,4 +1,4 @@
-"""`offloaderd doctor`: try everything that a daemon with these settings would need, from this machine."""
+"""`offloaderd doctor`: check from this machine everything that a daemon with these settings needs."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from offloaderd.daemon.settings import check
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
 def doctor(*, config: Path | None, as_json: bool) -> int:
-    """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks; no daemon need run.
+    """Check ZooKeeper, bookies, the admin API of the brokers, the bucket and the clocks; no daemon need run.
 
     One line a check, with what to do. Probes of its own are written, read and deleted again: a node below
     metadata.root, and objects below <objects.prefix>offloaderd-doctor/. Exit code 1 when anything failed. To see it
@@ -32,7 +32,7 @@ def doctor(*, config: Path | None, as_json: bool) -> int:
       offloaderd doctor --config /etc/offloaderd/offloaderd.toml
       offloaderd doctor --config offloaderd.toml --json | jq -r '.checks[] | select(.verdict != "ok")'
     """
-    log.configure("critical")  # what the libraries complain about is what the checks report
+    log.configure("critical")  # the checks report what the libraries would log
     return asyncio.run(_doctor(config, as_json=as_json))
 
 

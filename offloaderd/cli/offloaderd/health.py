@@ -1,4 +1,4 @@
-"""`offloaderd health`: whether the daemon of these settings, on this machine, is alive or ready."""
+"""`offloaderd health`: check whether the daemon with these settings on this machine is alive or ready."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ANSWER_S = 3.0
 
 REASON_BYTES = 2000
 HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a daemon that listens everywhere is
-"""By which address this machine reaches a server that listens on all of them."""
+"""The loopback address for a server that listens on all addresses."""
 
 
 @click.command()
 @CONFIG
-@click.option("--ready", is_flag=True, help="Ask whether calls are welcome, not only whether its loop turns.")
+@click.option("--ready", is_flag=True, help="Check whether it accepts calls, not only whether its event loop runs.")
 def health(*, config: Path | None, ready: bool) -> int:
     """Exit with 0 if the daemon with these settings is alive, with 1 if it is not; for health checks and scripts.
 
@@ -46,13 +46,13 @@ def health(*, config: Path | None, ready: bool) -> int:
     settings = usable(config, os.environ)
     if not settings.http.port:
         raise InvalidConfig("http.port = 0 takes any free port", hint="give it a number, so that it can be asked")
-    well, said = ask(settings, "/readyz" if ready else "/healthz")
-    click.echo(said, err=not well)
-    return OK if well else FAILED
+    healthy, text = ask(settings, "/readyz" if ready else "/healthz")
+    click.echo(text, err=not healthy)
+    return OK if healthy else FAILED
 
 
 def ask(settings: Settings, path: str) -> tuple[bool, str]:
-    """Return whether the daemon answered `path` with 200, and what it said or how it failed."""
+    """Return whether the daemon answered `path` with 200, and its answer or the error."""
     where = HERE.get(settings.http.host, settings.http.host.strip("[]"))
     try:
         connection = _connection(settings, where)
@@ -78,7 +78,7 @@ def _connection(settings: Settings, where: str) -> http.client.HTTPConnection:
     port, tls = settings.http.port, settings.tls
     if settings.http.tls == "off":
         return http.client.HTTPConnection(where, port, timeout=ANSWER_S)
-    # This machine's own port, which is sent nothing but the path: by which name it is certified does not matter.
+    # It is the port of this machine, and only the path is sent: the name in the certificate does not matter.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if settings.http.tls == "mutual" and tls.cert_file and tls.key_file:

@@ -1,4 +1,4 @@
-"""`offloaderd rebuild`: the metadata from the bucket alone."""
+"""`offloaderd rebuild`: rebuild the metadata from the bucket alone."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -32,7 +32,7 @@ SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; wri
 @click.command()
 @CONFIG
 @STANDALONE
-@click.option("--apply", "apply_", is_flag=True, help="Write it. Without this nothing is written.")
+@click.option("--apply", "apply_", is_flag=True, help="Write the metadata. Without this nothing is written.")
 @click.option(
     "--topic",
     "topics",
@@ -92,7 +92,7 @@ def rebuild(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """What somebody has decided on the command line."""
+    """The decisions of the user on the command line."""
 
     topics: Sequence[TopicName]
     prefer: Sequence[UUID]
@@ -139,7 +139,7 @@ async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The outcome, for people and for programs. `target` says why the metadata cannot take it."""
+    """The result, for people and for programs. `target`: why the metadata store refuses it, or empty."""
 
     found: Found
     plan: Plan
@@ -150,17 +150,17 @@ class Shown:
 
     @property
     def left_out(self) -> int:
-        """How many topics are not written because somebody has to decide first."""
+        """Number of topics that are not written until the user decides."""
         return sum(self.state(one) == "blocked" for one in self.plan.topics) + self.plan.blocked
 
     def state(self, plan: TopicPlan) -> str:
-        """Return what became of a topic, in a word."""
+        """Return the state of a topic."""
         if plan.topic in self.written:
             return "written"
         return "blocked" if plan.blocked or self.plan.blocked else "ready"
 
     def write(self) -> None:
-        """Show it to people."""
+        """Write the result as text."""
         plans = self.plan.topics
         if plans:
             TABLE.show(map(self._topic, plans))
@@ -201,7 +201,7 @@ class Shown:
         }
 
     def document(self) -> dict[str, object]:
-        """Return it for programs."""
+        """Return the result as JSON shows it."""
         return {
             "applied": self.applied,
             **picked(self.found.counts, "segments", "object_bytes"),
@@ -231,7 +231,7 @@ TABLE = show.Table[dict[str, object]](
 
 
 def line(problem: Problem) -> str:
-    """Return a problem in one line, what to do at its end."""
+    """Return a problem in one line that ends with its hint."""
     kind = problem.kind.upper() if problem.blocks else problem.kind.value
     where = f"{problem.topic}: " if problem.topic is not None else ""
     todo = f" -> {problem.what_to_do}" if problem.what_to_do else ""

@@ -1,4 +1,4 @@
-"""What a standalone shows: a live table on a terminal, now and then a line elsewhere (CI, a file, a pipe)."""
+"""Output of a standalone: a live table on a terminal, elsewhere (CI, a file, a pipe) a line every few seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offloaderd.standalone.walkthrough import Comparison, Progress
 
 LINE_EVERY_S = 2.0
-"""Pause between two progress lines where nothing can be drawn over."""
+"""Pause between two progress lines without a terminal."""
 TIERS = {"objects": "S3", "buffer": "the daemon's buffer", "source": "the ledger store"}
 
 
@@ -44,17 +44,17 @@ class TerminalScreen:
         self._console.file.flush()
 
     def close(self) -> None:
-        """End a live table; what it showed last stays."""
+        """End a live table; its last state stays on the screen."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def starting(self) -> None:
-        """The servers are being started."""
+        """Show that the servers are being started."""
         self.say(f"starting ZooKeeper and SeaweedFS over {self._directory} ...")
 
     def ready(self, running: Stack) -> None:
-        """Everything runs: say where."""
+        """Show the addresses of everything that runs."""
         here = running.state
         self.say("again, over existing data" if running.restarted else "first start: chose ports and credentials")
         for name, value in (
@@ -69,13 +69,13 @@ class TerminalScreen:
         self.say(f"offloadctl --standalone {shlex.quote(str(self._directory))} status    Ctrl-C drains and stops")
 
     def appending(self, title: str, topic: TopicName) -> None:
-        """Entries are going to be appended."""
+        """See Screen."""
         self.say()
         self.say(f"appending {title}")
         self.say(f"to {topic}, over gRPC, in segments of 16 MiB")
 
     def progress(self, now: Progress) -> None:
-        """Show the flow: drawn over on a terminal, else a line every few seconds."""
+        """Show the progress: a live table on a terminal, else a line every few seconds."""
         self._last = now
         if self._console.is_terminal:
             self._draw(flow_table(now))
@@ -83,13 +83,13 @@ class TerminalScreen:
             self.say(flow_line(now))
 
     def offloading(self, skipped: int) -> None:
-        """The rest is offloaded by hand; empty lines are no entries."""
+        """See Screen."""
         if skipped:
             self.say(f"{show.plural(skipped, 'empty line')} skipped")
         self.say("all appended; offloading what is still open by hand (offloadctl offload --wait)")
 
     def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
-        """Show what is where."""
+        """See Screen."""
         if self._last is not None and not self._console.is_terminal:
             self.say(flow_line(self._last))
         self.say()
@@ -102,7 +102,7 @@ class TerminalScreen:
         self.say("reading it back over gRPC")
 
     def reading(self, entries: int, total: int) -> None:
-        """Show how far the reading back is."""
+        """See Screen."""
         text = f"read {show.number(entries)} of {show.number(total)} entries"
         if self._console.is_terminal:
             self._draw(text)
@@ -110,7 +110,7 @@ class TerminalScreen:
             self.say(text)
 
     def compared(self, comparison: Comparison) -> None:
-        """Show both sides."""
+        """See Screen."""
         sent, received = comparison.sent, comparison.received
         rows = [
             ("in", show.number(sent.entries), show.number(sent.payload_bytes), sent.hexdigest()),
@@ -125,7 +125,7 @@ class TerminalScreen:
         self.say("DIFFERENT: " + "; ".join(differences) if differences else "identical, bit for bit")
 
     def how_to_resume(self, topic: TopicName) -> None:
-        """Say what can be done next."""
+        """Show commands to continue with."""
         where = "" if str(self._directory) == state.DEFAULT_DIRECTORY else f" --standalone {self._quoted()}"
         data = "" if not where else f" --data {self._quoted()}"
         start = f"offloaderd standalone{data}" if data else "make standalone"
@@ -154,7 +154,7 @@ class TerminalScreen:
 
 
 def flow_table(now: Progress) -> Text:
-    """Return the flow as a table: where the entries are."""
+    """Return the progress as a table."""
     share = f" of {show.number(now.total_entries)}" if now.total_entries else ""
     rate = show.rate(now.appended_bytes, now.seconds)
     committed = show.plural(now.segments, "segment")
@@ -170,12 +170,12 @@ def flow_table(now: Progress) -> Text:
 
 
 def lag_age(now: Progress) -> str:
-    """Return the age of the oldest entry that is not committed, a question mark when nobody knows it."""
+    """Return the age of the oldest entry that is not committed, a question mark if it is unknown."""
     return "?" if now.lag_seconds is None else show.age(now.lag_seconds)
 
 
 def flow_line(now: Progress) -> str:
-    """Return the flow in one line."""
+    """Return the progress in one line."""
     of = f" of {show.number(now.total_entries)}" if now.total_entries else ""
     parts = [
         f"{now.seconds:6.1f} s  appended {show.number(now.appended_entries)}{of} ({show.size(now.appended_bytes)})",

@@ -1,4 +1,4 @@
-"""`offloaderd serve`: the daemon."""
+"""`offloaderd serve`: run the daemon."""
 
 import asyncio
 import os
@@ -16,9 +16,9 @@ from offloaderd.daemon.memory import freeze_heap, limit_arenas, relax_gc
 def serve(config: Path | None) -> int:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.
 
-    SIGHUP has it read its settings again, as `offloadctl reload` does. Every setting can also be given in the
+    SIGHUP makes it read its settings again, as `offloadctl reload` does. Every setting can also be given in the
     environment: OFFLOADERD__SECTION__SETTING. While ZooKeeper or the bucket cannot be reached the daemon waits for
-    them and says so on /readyz.
+    them and reports it on /readyz.
 
     \b
     Examples:

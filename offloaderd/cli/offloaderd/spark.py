@@ -1,4 +1,4 @@
-"""`offloaderd spark`: jobs over what is stored, on this machine's cores or on a cluster of Spark."""
+"""`offloaderd spark`: jobs over stored segments, on this machine or on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ METADATA = click.option(
     type=click.Choice(("zookeeper", "bucket")),
     default="zookeeper",
     show_default=True,
-    help="Where it is asked what is committed. bucket: read all manifests, and no ZooKeeper.",
+    help="Source of the list of committed segments. bucket: read all manifests, and no ZooKeeper.",
 )
 
 
 class ExportWish(TypedDict):
-    """What an export is to do."""
+    """Options of an export."""
 
     form: str
     table: str | None
@@ -52,7 +52,7 @@ class ExportWish(TypedDict):
 
 @click.group()
 def spark() -> None:
-    """Run jobs over what is stored, on this machine's cores or on a cluster of Spark.
+    """Run jobs over stored segments, on this machine or on a Spark cluster.
 
     \b
     Examples:
@@ -86,9 +86,9 @@ def spark() -> None:
     "--encoding", type=click.Choice(("avro", "json")), help="How values are written, if FILE does not say it."
 )
 @click.option("--without", metavar="TOPICS", help="Topics of a pattern to leave out: deleted, or made again.")
-@click.option("--skip", is_flag=True, help="Leave out what cannot be read, counted in a row of its own.")
+@click.option("--skip", is_flag=True, help="Skip what cannot be read, counted in a row of its own.")
 @click.option("--round-size", type=SIZE, default="4GiB", show_default=True, help="What is committed at a time, about.")
-@click.option("--dry-run", is_flag=True, help="Only say how much there is to export.")
+@click.option("--dry-run", is_flag=True, help="Only show how much there is to export.")
 @METADATA
 @MASTER
 @JSON
@@ -107,7 +107,7 @@ def export(
     the name of a table in a catalogue that pyiceberg is set up for. Needs: pip install 'offloaderd[iceberg]'.
 
     Each entry is written exactly once: the position is committed with the data, so the same command again adds what is
-    new since, or nothing. What a crash has left is finished or taken back by the next run.
+    new since, or nothing. The next run completes or undoes what a crash has left.
 
     \b
     Examples:
@@ -149,7 +149,7 @@ def export(
 
 
 def _place(target: str, wish: ExportWish) -> str | IcebergTable:
-    """Return where an export goes. Raises UsageError."""
+    """Return the target of an export. Raises UsageError."""
     from offloaderd.spark.export.iceberg import IcebergTable  # noqa: PLC0415 - as above
 
     table, catalog = wish["table"], wish["catalog"]
@@ -185,7 +185,7 @@ def _teller(*, as_json: bool) -> Callable[[Round], None]:
 @click.argument("topic")
 @click.option("--level", type=click.Choice(LEVELS), default="full", show_default=True, help="As `offloaderd verify`.")
 @click.option("--report", metavar="FOLDER", help="Also write the whole report there, as Parquet.")
-@click.option("--dry-run", is_flag=True, help="Revoke no grant of a ledger whose copy is damaged, only say of which.")
+@click.option("--dry-run", is_flag=True, help="Revoke no grant; only list the ledgers whose copy is damaged.")
 @METADATA
 @MASTER
 @JSON

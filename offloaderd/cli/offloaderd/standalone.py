@@ -1,4 +1,4 @@
-"""`offloaderd standalone`: everything on one machine, and the walkthrough."""
+"""`offloaderd standalone`: run everything on one machine, and the walkthrough."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LOG_NAME = "offloaderd.log"
     type=click.Path(path_type=Path, file_okay=False),
     default=state.DEFAULT_DIRECTORY,
     show_default=True,
-    help="Where everything is kept; a later start over it goes on.",
+    help="Directory of all data; a later start continues with it.",
 )
 @click.option("--walkthrough", is_flag=True, help="Append a data set, watch it reach S3, read it back, compare; stop.")
 @click.option(
     "--input", "source", metavar="PATH", help="Walk through this file (- for standard input), one entry a line."
 )
-@click.option("--keep", is_flag=True, help="Go on running after the walkthrough.")
+@click.option("--keep", is_flag=True, help="Keep running after the walkthrough.")
 @click.option(
     "--config",
     metavar="PATH",
@@ -52,7 +52,7 @@ def standalone(
     """Run ZooKeeper, an S3 server (SeaweedFS), a ledger store and the daemon, all on the loopback interface.
 
     One process tree, no root, no container; credentials are random and stay in DIR. Ctrl-C completes open segments
-    and stops everything; the next start goes on from DIR.
+    and stops everything; the next start continues with DIR.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def standalone(
 
 
 async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) -> None:
-    """Be the user of the daemon that has just come up."""
+    """Run the walkthrough against the daemon."""
     from offloaderd.client import DaemonClient  # noqa: PLC0415
     from offloaderd.standalone.walkthrough import Walkthrough  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) 
 
 
 def start_log(running: Stack, exits: ExitStack, *, to_file: bool) -> None:
-    """Send the daemon's log to a file, where a live table is shown, else to stderr."""
+    """Write the log of the daemon to a file, if a live table is shown, else to stderr."""
     from offloaderd.daemon.log import log  # noqa: PLC0415
 
     settings = running.settings.log

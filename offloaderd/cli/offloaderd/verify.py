@@ -1,4 +1,4 @@
-"""`offloaderd verify`: everything that is stored, looked at with read access to the bucket only."""
+"""`offloaderd verify`: verify everything in the bucket with read access only."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ SUM = ("topics", "segments", "entries", "object_bytes", "problems", "notes", "un
 
 
 class Against(TypedDict):
-    """What the bucket is compared with, and whether what follows is only said."""
+    """What the bucket is compared with, and whether grants are revoked."""
 
     against_map: bool
     dry_run: bool
@@ -79,12 +79,13 @@ def verify(
 ) -> int:
     """Look at every segment under the prefix: is all of it there, and is it what was written?
 
-    Nothing in the bucket is written or repaired, and no daemon need run. Daemons may be at work meanwhile. Each topic
-    is told as soon as it is done; one that was broken off goes on with --after. What is said in small letters is no
-    problem.
+    Nothing in the bucket is written or repaired. No daemon need run, and daemons may run meanwhile. The result of each
+    topic is shown as soon as it is verified; an interrupted run continues with --after. Findings in lower case are no
+    problems.
 
-    With --against-map the grants of ledgers whose copy is damaged are revoked, so that their source keeps them: that is
-    the one thing that is written, in ZooKeeper. Where it may not be, each such ledger is named with the command to run.
+    With --against-map the grants of ledgers whose copy is damaged are revoked, so that their source keeps them: nothing
+    else is written, and only in ZooKeeper. Without the right to write there, each such ledger is named with the command
+    to run.
 
     \b
     Exit codes:
@@ -138,7 +139,7 @@ async def opened(
     metadata: MetadataStore | None,
     progress: Callable[[str, int], None],
 ) -> Verifier:
-    """Open what is needed. Raises what the stores raise."""
+    """Open the stores and return a verifier. Raises what the stores raise."""
     clock = SystemClock()
     objects = bucket_store(settings.objects, clock)
     await stack.enter_async_context(objects)
@@ -147,7 +148,7 @@ async def opened(
 
 
 async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
-    """Have the source keep the ledgers of damaged segments that are committed. Raises what reading the map does."""
+    """Revoke the grants of ledgers with damaged committed segments. Raises what reading the map raises."""
     damage = damage_by_segment(report.flaws)
     if metadata is None or report.topic is None or not damage:
         return []
@@ -156,7 +157,7 @@ async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper
 
 @dataclass(slots=True)
 class View:
-    """What was seen so far, and how it is shown."""
+    """The totals so far, and their output."""
 
     as_json: bool
     bars: Bars
@@ -171,12 +172,12 @@ class View:
     error: str = ""
 
     def progress(self, what: str, count: int) -> None:
-        """Tell on a terminal how far one is."""
+        """Show the progress of a topic on a terminal."""
         shown = show.size(count) if what.startswith("bytes") else show.number(count)
         self.bars.show("verifying", f"{shown} {what.removeprefix('bytes ')}")
 
     def show(self, one: Report, ledgers: Sequence[DamagedLedger] = ()) -> None:
-        """Count a topic and show it, and what becomes of the ledgers whose copies are damaged."""
+        """Count a topic and show it, with the fates of ledgers whose copies are damaged."""
         self.bars.clear()
         if one.topic is not None:
             self.topics += 1
@@ -195,19 +196,19 @@ class View:
         views.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
-        """Note that the rest could not be looked at."""
+        """Record that the rest could not be verified."""
         self.error = str(error)
         self.unreachable += 1
         report(error)
         self.hint()
 
     def hint(self) -> None:
-        """Say how to go on."""
+        """Show how to continue."""
         if self.last:
             click.echo(f"hint: go on with --after {self.last}", err=True)
 
     def end(self) -> int:
-        """Show the sum; returns the exit code."""
+        """Show the totals; returns the exit code."""
         code = FAILED if self.problems else NOT_LOOKED if self.unreachable else OK
         if self.as_json:
             click.echo(show.json_line({"summary": picked(self, *SUM)}), nl=False)
@@ -222,7 +223,7 @@ class View:
 
 
 def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str, object]:
-    """Return a topic as JSON shows it; `topic` is null for what belongs to none."""
+    """Return a topic as JSON shows it; `topic` is null for objects of no topic."""
     return {
         **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
         "flaws": [views.flaw_as_json(flaw) for flaw in one.flaws],

@@ -1,4 +1,4 @@
-"""What every offloadctl command takes: which daemon, how long to wait, and JSON; and types of arguments.
+"""Options of every offloadctl command: the daemon, how long to wait, JSON; and types of arguments.
 
 The options may stand before or after the subcommand; the later one wins.
 """
@@ -23,7 +23,7 @@ from offloaderd.standalone import state
 
 T = TypeVar("T")
 DEFAULT_ADDRESS = "127.0.0.1:7650"
-"""Where a daemon with default settings listens; said again here, as loading them takes longer than a call."""
+"""Address of a daemon with default settings; repeated here, since loading the settings takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
 TRUST_FILES = {
     "tls_ca": "Authorities that sign the daemon's certificate (PEM). Not given: those of the system.",
@@ -39,12 +39,12 @@ TRUST_FIELDS = {
     "token_file": "token_file",
 }
 PATTERN_TIMEOUT_S = 300.0
-"""Of calls that change the policies of many topics; ten thousand take some ten seconds."""
+"""For calls that change the policies of many topics: ten thousand take about ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How one command reaches the daemon and answers. `timeout_s` None: the command's own default."""
+    """How a command connects to the daemon and writes its answer. `timeout_s` None: the default of the command."""
 
     address: str | None = None
     standalone: Path | None = None
@@ -64,21 +64,21 @@ class Session:
         return DEFAULT_ADDRESS
 
     def client(self, *, timeout_s: float = CALL_TIMEOUT_S) -> DaemonClient:
-        """Return a client that is not connected yet; `timeout_s` is the command's own default."""
+        """Return a client that is not connected yet; `timeout_s` is the default of the command."""
         self.trust.check()
         return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
 
     def ask(self, call: Callable[[DaemonClient], Awaitable[T]], *, timeout_s: float = CALL_TIMEOUT_S) -> T:
-        """Ask the daemon something and return its answer; `timeout_s` as in `client`."""
+        """Make a call to the daemon and return its answer; `timeout_s` as in `client`."""
 
-        async def asked() -> T:
+        async def connected() -> T:
             async with self.client(timeout_s=timeout_s) as client:
                 return await call(client)
 
-        return self.run(asked())
+        return self.run(connected())
 
     def tell(self, document: Mapping[str, object], text: str | Callable[[], object]) -> None:
-        """Write an answer: the document with --json, else the text, if there is any, or what is to be called for it."""
+        """Write an answer: the document with --json; else the text, if it is not empty, or call what writes it."""
         if self.json:
             show.document(document)
         elif callable(text):
@@ -87,7 +87,7 @@ class Session:
             click.echo(text)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a command to its end. Where a standalone has stopped, the error names it."""
+        """Run a command to its end. If the standalone that it needs is stopped, the error names it."""
         try:
             return asyncio.run(work)
         except Unreachable as error:
@@ -102,10 +102,10 @@ class Session:
 
 
 class ConnectionOption(click.Option):
-    """An option of the connection: described in the program's own help, and named in one line by its commands."""
+    """An option of the connection: described in the help of the program; the help of commands names it in one line."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return what --help shows, None for nothing."""
+        """Return the line of --help, None for no line."""
         if ctx.parent is None:
             return super().get_help_record(ctx)
         if self.name != "address":
@@ -186,27 +186,27 @@ def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def taken_trust(context: click.Context, arguments: dict[str, Any], outer: Trust) -> Trust:
-    """Take what is said of TLS and tokens out of a command's arguments; a flag beats the environment, and outer flags.
+    """Take the options of TLS and tokens out of the arguments; a flag overrides the environment and outer flags.
 
-    The token itself comes by the environment alone: options can be seen by whoever lists processes.
+    The token itself is taken from the environment only: everybody who lists processes can see options.
     """
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name, attribute in TRUST_FIELDS.items():
         value = arguments.pop(name)
         if value and (from_command_line(context, name) or not getattr(outer, attribute)):
-            said[attribute] = value
-    return replace(outer, token=os.environ.get("OFFLOADCTL_TOKEN") or None, **said)
+            given[attribute] = value
+    return replace(outer, token=os.environ.get("OFFLOADCTL_TOKEN") or None, **given)
 
 
 def from_command_line(context: click.Context, name: str) -> bool:
-    """Whether an option was written, and does not come from the environment."""
+    """Whether an option was given on the command line, and not by the environment."""
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def merged(
     context: click.Context, address: str | None, standalone: Path | None, timeout_s: float | None, *, as_json: bool
 ) -> Session:
-    """Return the outer command's session with what was said here; a flag beats the environment.
+    """Return the session of the outer command with the options of this one; a flag overrides the environment.
 
     Raises UsageError for two flags that contradict each other.
     """
@@ -223,7 +223,7 @@ def merged(
 
 
 def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
-    """Read the one topic or pattern of a command; tells of quotes when the shell seems to have expanded a pattern."""
+    """Parse the one topic or pattern of a command; several words mean that the shell expanded a pattern."""
     if len(words) > 1:
         hint = "quote a pattern, or the shell puts names of files in its place: 'public/default/*'"
         raise click.UsageError(f"one topic or pattern, not {len(words)}\nhint: {hint}", context)

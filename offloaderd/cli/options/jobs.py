@@ -1,4 +1,4 @@
-"""What the commands of jobs take, `offloadctl backfill` and `offloadctl convert`, and what is made of it."""
+"""Options of the commands for jobs, `offloadctl backfill` and `offloadctl convert`, and how they are parsed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ class Given:
         """Settings of Spark, once they were looked at."""
 
     def checked(self) -> tuple[JobTopics, Options]:
-        """Return what is wanted and how. Raises InvalidConfig."""
+        """Return the topics and the options of the job. Raises InvalidConfig."""
         topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
         namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
         if not self._names and not self._namespaces:

@@ -1,4 +1,4 @@
-"""Whose settings a command works with: those of a file and the environment, or those of a standalone."""
+"""The settings of a command: those of a file and the environment, or those of a standalone."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ STANDALONE = click.option(
 
 
 def usual(config: Path | None) -> Path | None:
-    """Return the directory of the standalone that is meant where nothing is said: it runs, and nothing is set."""
+    """Return the directory of the default standalone, if it runs and no setting is given."""
     directory = Path(state.DEFAULT_DIRECTORY)
-    said = config is not None or any(name.upper().startswith("OFFLOADERD__") for name in os.environ)
-    return directory if not said and state.running(directory) else None
+    given = config is not None or any(name.upper().startswith("OFFLOADERD__") for name in os.environ)
+    return directory if not given and state.running(directory) else None
 
 
 def settings_at(config: Path | None, standalone: Path | None) -> Settings:

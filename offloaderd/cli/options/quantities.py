@@ -1,5 +1,4 @@
-"""What commands take as options: texts that are parsed, sizes, durations and times; core/units.py says how to write
-them."""
+"""Types of options: sizes, durations, times and other parsed texts; core/units.py defines how they are written."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,33 +15,35 @@ from offloaderd.core.units import format_bytes, parse_bytes, parse_seconds
 T = TypeVar("T")
 _MILLISECOND = timedelta(milliseconds=1)
 SEGMENT_BYTES_SMALL = 2**20
-"""No policy is refused below it, as tests and trials need such segments; nobody wants them for long."""
+"""Below it a policy is taken with a warning: tests and trials need such segments, production does not."""
 
 
 def with_hint(_: str, error: Exception) -> str:
-    """Return what is said of a text that cannot be parsed: the error, and its hint in a line of its own."""
+    """Return the message for a text that cannot be parsed: the error, and its hint in a line of its own."""
     if not isinstance(error, InvalidInput):
         return str(error)
     return f"{error.message}\nhint: {error.hint}" if error.hint else error.message
 
 
 class Parsed(click.ParamType[T]):
-    """What `parse` makes of a text; `told` says of one that it refuses what one looks like."""
+    """The value that `parse` makes of a text; `message` describes a text that it refuses."""
 
-    def __init__(self, name: str, parse: Callable[[str], T], told: Callable[[str, Exception], str] = with_hint) -> None:
+    def __init__(
+        self, name: str, parse: Callable[[str], T], message: Callable[[str, Exception], str] = with_hint
+    ) -> None:
         self.name = name
         self._parse = parse
-        self._told = told
+        self._message = message
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:  # noqa: ANN401
-        """Parse a text, or fail; a default is taken as it is."""
+        """Parse a text, or fail; a default is taken unchanged."""
         if not isinstance(value, str):
             parsed: T = value
             return parsed
         try:
             return self._parse(value)
         except (InvalidInput, ValueError) as error:
-            self.fail(self._told(value, error), param, ctx)
+            self.fail(self._message(value, error), param, ctx)
 
 
 def size_param(bare: int = 1) -> Parsed[int]:
@@ -72,9 +73,9 @@ def duration_param(least: float | None = None) -> Parsed[float]:
 
 
 def moment_ms(value: str) -> int:
-    """Read a point in time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Gives the latter.
+    """Parse a time: ISO 8601, UTC unless it names a zone, or milliseconds since 1970. Returns milliseconds.
 
-    Raises ValueError with what one looks like.
+    Raises ValueError whose text shows an example.
     """
     text = value.strip()
     if text.isascii() and text.isdecimal():
@@ -91,12 +92,12 @@ def moment_ms(value: str) -> int:
 
 
 def ago_ms(clock: Clock, seconds: float) -> int:
-    """Return when it was so long ago, 1970 at the earliest."""
+    """Return the time that lies so many seconds back, 1970 at the earliest."""
     return max(0, clock.wall_ms() - round(seconds * 1000))
 
 
 def warn_of_small_segments(size_bytes: int) -> None:
-    """Say on stderr what segments of such a size mean, if somebody has left out a unit, or thought of blocks."""
+    """Warn on stderr of a segment size that is probably a forgotten unit or meant for blocks."""
     if 0 < size_bytes < SEGMENT_BYTES_SMALL:
         click.echo(
             f"warning: segments of {words.size(size_bytes)}: each is three objects and a transaction in ZooKeeper, "

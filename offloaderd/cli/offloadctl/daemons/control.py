@@ -1,4 +1,4 @@
-"""`offloadctl reload` and `offloadctl log-level`: changing a daemon while it runs."""
+"""`offloadctl reload` and `offloadctl log-level`: change a daemon while it runs."""
 
 import click
 
@@ -17,11 +17,11 @@ DEFAULT_FOR = "10m"
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change.")
 @options.common
 def reload(session: Session, *, dry_run: bool) -> None:
-    """Have the daemon read its settings file again, as SIGHUP does, and say of each setting what became of it.
+    """Make the daemon read its settings file again, as SIGHUP does, and show the effect of each changed setting.
 
-    Limits, budgets, rolling and other policies, roles, token keys and log levels take effect at once; what says who
-    the daemon is, where its stores are and how objects are cut is named and waits for a restart. If anything in the
-    file is wrong, nothing changes, and all mistakes are told. What the environment sets goes over the file and stays.
+    Limits, budgets, rolling and other policies, roles, token keys and log levels take effect at once. Changed identity,
+    places of stores and sizes of blocks and parts are listed and take effect with a restart. If anything in the file is
+    wrong, nothing changes, and all mistakes are listed. The environment overrides the file.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def reload(session: Session, *, dry_run: bool) -> None:
 
 
 def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
-    """Show what became of each setting."""
+    """Show the effect of each changed setting."""
     if not found.changes:
         click.echo(f"{found.daemon_id}: nothing has changed")
         return
@@ -52,13 +52,13 @@ def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
 @click.argument("module", required=False)
 @click.argument("level", type=click.Choice(LEVELS), required=False)
 @click.option("--for", "seconds", type=DURATION, default=DEFAULT_FOR, show_default=True, help="For how long.")
-@click.option("--reset", is_flag=True, help="Have MODULE log as the settings say, at once.")
+@click.option("--reset", is_flag=True, help="Reset MODULE to the level of the settings.")
 @options.common
 def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> None:
-    """Have MODULE, and all below it, log from LEVEL on; it falls back by itself. Without MODULE the levels are shown.
+    """Set the log level of MODULE and all below it for a time. Without MODULE the levels are shown.
 
     MODULE is a package or module of offloaderd (topic, topic.tailer, api.gate) or a library (kazoo, botocore,
-    aiobotocore, grpc, aiohttp, asyncio, urllib3). What is to stay is a matter of [log] levels in the settings.
+    aiobotocore, grpc, aiohttp, asyncio, urllib3). A permanent level is set by [log] levels in the settings.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`offloadctl daemons` and `offloadctl drain`: who works on what, and taking a daemon out of it."""
+"""`offloadctl daemons` and `offloadctl drain`: the daemons of the cluster, and how to take one out of service."""
 
 from contextlib import aclosing
 
@@ -18,10 +18,10 @@ from offloaderd.protocol.v1 import placement_pb2
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def daemons(session: Session, topic: TopicName | None) -> None:
-    """Show the daemons that share the cluster's topics, as the one that is asked knows them.
+    """Show the daemons that share the topics of the cluster, as the contacted daemon knows them.
 
-    With TOPIC they come in the order in which they should have it: the first does, the next one when the first is gone,
-    and so on. TOPICS counts the enabled topics for which a daemon comes first.
+    With TOPIC they are listed in the order of placement: the first owns the topic, the second takes over when the first
+    stops, and so on. TOPICS counts the enabled topics for which a daemon is first.
 
     \b
     Examples:
@@ -38,17 +38,17 @@ def daemons(session: Session, topic: TopicName | None) -> None:
 
 @click.command()
 @click.argument("daemon", required=False)
-@click.option("--self", "self_", is_flag=True, help="The daemon that is asked, instead of naming one.")
-@click.option("--undo", is_flag=True, help="Have it take topics again.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say where the topics would go.")
+@click.option("--self", "self_", is_flag=True, help="The contacted daemon, instead of naming one.")
+@click.option("--undo", is_flag=True, help="Let it take topics again.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show where the topics would go.")
 @options.common
 def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_run: bool) -> None:
-    """Have DAEMON hand all its topics to the others, a few at a time, and take none any more.
+    """Make DAEMON hand all its topics to the others, a few at a time, and take no more.
 
-    Each topic's open segment is sealed and committed first, and the next owner waits for it, so no topic stands still
-    for longer than a claim takes. The daemon goes on running and serving reads; --undo, or its restart, ends it.
-    Interrupting this command does not. A daemon that gets SIGTERM does the same by itself, so this is for taking one
-    out of service without stopping it. Refused when no other daemon could take the topics.
+    The open segment of each topic is sealed and committed first, and the next owner waits for it, so the offload pauses
+    only for as long as a claim takes. The daemon keeps running and serving reads. --undo or its restart ends the drain;
+    interrupting this command does not. SIGTERM drains a daemon as well; this command takes one out of service without
+    stopping it. It is refused when no other daemon could take the topics.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_
 
 
 def show_daemons(found: placement_pb2.ListDaemonsResponse, topic: TopicName | None) -> None:
-    """Show the daemons, and who has the topic."""
+    """Show the daemons, and the owner of the topic."""
     TABLE.show(found.daemons)
     if topic is not None:
         owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
@@ -93,7 +93,7 @@ MOVES: show.Table[placement_pb2.Move] = show.Table(("TOPIC", "topic"), ("TO", "t
 async def _drain(
     session: Session, client: DaemonClient, daemon: str | None, *, undo: bool, dry_run: bool
 ) -> tuple[str, placement_pb2.DrainProgress]:
-    """Have a daemon drained, wherever the command was sent; returns its id and the last report."""
+    """Drain a daemon, whichever one was contacted; returns its id and the last report."""
     found = (await client.daemons()).daemons
     target = next((one for one in found if one.daemon_id == daemon or (daemon is None and one.asked)), None)
     if target is None:
@@ -106,7 +106,7 @@ async def _drain(
 
 
 async def _follow(session: Session, client: DaemonClient, *, undo: bool, dry_run: bool) -> placement_pb2.DrainProgress:
-    """Wait until it is done, telling on stderr how many topics are left. Returns the last report."""
+    """Wait for the end of the drain, writing the number of remaining topics to stderr; returns the last report."""
     last: placement_pb2.DrainProgress | None = None
     reports = client.drain(undo=undo, dry_run=dry_run, timeout_s=session.timeout_s)
     async with aclosing(reports):

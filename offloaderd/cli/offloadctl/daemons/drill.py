@@ -1,4 +1,4 @@
-"""`offloadctl drill`: faults in front of the operator's own stores, and what becomes of each promise."""
+"""`offloadctl drill`: inject faults in front of the operator's own stores, and check each promise."""
 
 import asyncio
 from pathlib import Path
@@ -20,21 +20,21 @@ from offloaderd.drill.scratch import Scratch
 
 
 @click.command()
-@click.option("--apply", is_flag=True, help="Do it. Without this only what would be done is shown.")
+@click.option("--apply", is_flag=True, help="Run the drill. Without this only the plan is shown.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report (Markdown) there.")
 @click.option(
-    "--clean", "word", metavar="DRILL", help="Take away what the drill of this name has left, and do no other."
+    "--clean", "word", metavar="DRILL", help="Delete what the drill of this name has left behind, and run no drill."
 )
 @CONFIG
 @options.common
 def drill(session: Session, *, apply: bool, output: Path | None, word: str | None, config: Path | None) -> int:
-    """Run a daemon of its own on the bucket and the ZooKeeper of the settings, put faults in front of both, and see
-    whether the promises P1 to P10 hold.
+    """Run a separate daemon on the bucket and the ZooKeeper of the settings, inject faults into both, and check the
+    promises P1 to P10.
 
-    It takes about a minute and 25 MB. All keys lie below a prefix, and all nodes below a cluster's name, that no other
-    daemon knows; both are taken away at the end. Faults are injected by proxies on this machine, that nobody else goes
-    through. Run it where a daemon would run, with the same settings. Exit code 1 when a promise was broken or
-    something was left behind.
+    It takes about a minute and 25 MB. All keys are below a prefix, and all nodes below the name of a cluster, that no
+    other daemon uses; both are deleted at the end. Proxies on this machine inject the faults, and only the drill uses
+    them. Run it where a daemon would run, with the same settings. Exit code 1 when a promise was broken or something
+    was left behind.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path 
 
 
 def _tell(exercise: Exercise, finding: Finding | None) -> None:
-    """Say on stderr how far the drill is."""
+    """Write the progress of the drill to stderr."""
     if finding is None:
         click.echo(f"{exercise.promise}: {exercise.done}", err=True)
     else:

@@ -20,7 +20,7 @@ Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def status(session: Session, topic: TopicName | None) -> None:
-    """Show the daemon, what it depends on, and how far each topic is; or one topic with its positions.
+    """Show the daemon, its dependencies and the progress of each topic; or one topic with its positions.
 
     \b
     Examples:
@@ -28,12 +28,12 @@ def status(session: Session, topic: TopicName | None) -> None:
       offloadctl status orders
       offloadctl status orders --json | jq '.topics[0].lag_entries'
     """
-    found, positions = session.ask(lambda client: asked(client, topic))
+    found, positions = session.ask(lambda client: status_and_positions(client, topic))
     session.tell(as_json(found, positions), lambda: show_status(topic, found, positions))
 
 
-async def asked(client: DaemonClient, topic: TopicName | None) -> Answers:
-    """Ask for the status, and for a topic's positions unless the metadata are away."""
+async def status_and_positions(client: DaemonClient, topic: TopicName | None) -> Answers:
+    """Return the status, and the positions of a topic unless ZooKeeper is unreachable."""
     found = await client.status(topic)
     if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
         return found, None
@@ -43,7 +43,7 @@ async def asked(client: DaemonClient, topic: TopicName | None) -> Answers:
 def show_status(
     topic: TopicName | None, found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
 ) -> None:
-    """Show the daemon and its topics, or the one."""
+    """Show the daemon and its topics, or one topic."""
     show.facts(daemon_facts(found))
     if topic is not None:
         for one in found.topics:
@@ -73,7 +73,7 @@ TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
 
 
 def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:
-    """Return the status as JSON shows it; `positions` is there for a single topic."""
+    """Return the status as JSON shows it, with `positions` for a single topic."""
     result: dict[str, object] = {
         "daemon": daemon_json(found),
         "topics": [topic_json(one) for one in found.topics],
@@ -86,9 +86,9 @@ def as_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsRe
 @click.command()
 @options.common
 def doctor(session: Session) -> int:
-    """Try ZooKeeper, bookies, the brokers' admin API, the bucket and the clocks, from where the daemon runs.
+    """Check ZooKeeper, bookies, the admin API of brokers, the bucket and the clocks, from the machine of the daemon.
 
-    One line a check, with what to do; exit code 1 when anything failed. When no daemon can be reached, or none can
+    One line a check, with a hint; exit code 1 when anything failed. When no daemon can be reached, or none can
     start, use: offloaderd doctor --config PATH.
 
     \b

@@ -30,7 +30,7 @@ SORTS = {"l": "lag", "b": "bytes", "r": "rate", "s": "segment", "t": "topic"}
 
 QUIT = {"q", "Q", "\x04"}
 FRAME_ROWS = 5
-"""Lines that are no topic: two of the daemon, two of the table, one of the keys."""
+"""Lines without a topic: two of the daemon, two of the table, one of the keys."""
 
 KEYS = "sort: l lag  b bytes  r rate  s segment  t topic    q quit"
 FAILURES_MAX = 3
@@ -43,7 +43,7 @@ NAME_MIN = 8
 
 @dataclass
 class View:
-    """What is looked at, and how. `rates` are known from the second answer on."""
+    """The answer that is shown, and how. `rates` are known from the second answer on."""
 
     sort: str = "lag"
     search: str = ""
@@ -53,12 +53,12 @@ class View:
     failure: str = ""
 
     def take(self, found: admin_pb2.StatusResponse, now_s: float) -> None:
-        """Look at another answer."""
+        """Replace the answer."""
         self.rates.look(found.topics, now_s)
         self.found, self.failure = found, ""
 
     def topics(self) -> list[admin_pb2.TopicStatus]:
-        """Return the topics whose name holds what is searched for, in order; those that stall first where they lag."""
+        """Return the topics whose name contains the searched text, in the chosen order."""
         nothing, needle = Rate(0.0, 0.0), self.search.casefold()
         keys: dict[str, Callable[[admin_pb2.TopicStatus], object]] = {
             "lag": lambda one: (not one.lag_age_unknown, -one.lag_seconds, -one.lag_entries),
@@ -107,7 +107,7 @@ def top(session: Session, *, sort: str, search: str, limit: int | None, interval
 
 
 async def watch(session: Session, view: View, clock: Clock, interval_s: float, *, once: bool) -> None:
-    """Look again and again. Raises what the first look raises; later ones may fail, which is shown."""
+    """Refresh the status until interrupted. Raises what the first call raises; failures of later calls are shown."""
     async with session.client() as client:
 
         async def look() -> None:
@@ -128,7 +128,7 @@ async def watch(session: Session, view: View, clock: Clock, interval_s: float, *
 
 
 def print_once(session: Session, view: View) -> None:
-    """Print what was seen, as it is wanted."""
+    """Print the answer once, as a table or as JSON."""
     if session.json:
         show.document(as_json(view))
         return
@@ -139,7 +139,7 @@ def print_once(session: Session, view: View) -> None:
 
 
 class Screen:
-    """The live table; it has the whole terminal, and leaves it as it was."""
+    """The live table; it fills the terminal, and restores it at the end."""
 
     def __init__(self, view: View, clock: Clock, interval_s: float, console: Console | None = None) -> None:
         self._view = view
@@ -150,7 +150,7 @@ class Screen:
         self._pressed = asyncio.Event()
 
     async def run(self, look: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Show until `q`. An answer that does not come is told; so is one that is refused, which ends it."""
+        """Show the table until `q`. A failed call is shown; a refused one ends the table."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live, keys(self._press):
             while not self._ended.is_set():
                 live.update(self._table(), refresh=True)
@@ -168,7 +168,7 @@ class Screen:
             self._view.failure = f"no answer: {error.message}"
 
     def _press(self, key: str) -> None:
-        """Do what a key says."""
+        """Handle a key."""
         if key in QUIT:
             self._ended.set()
         self._view.sort = SORTS.get(key.lower(), self._view.sort)
@@ -196,7 +196,7 @@ class Screen:
 
 @contextmanager
 def keys(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Hear of every key that is pressed, unless nobody can press any; the terminal is as before afterwards."""
+    """Call `pressed` for every key, if standard input is a terminal; its mode is restored afterwards."""
     if not sys.stdin.isatty():
         yield
         return
@@ -218,11 +218,11 @@ def keys(pressed: Callable[[str], None]) -> Iterator[None]:
 
 COLUMNS = ("TOPIC", "STATE", "OWNER", ">LAG", ">LAG BYTES", ">LAG AGE", ">IN/S", ">ENTRIES/S", ">OPEN SEGMENT", ">AGE")
 FOR_WIDE = ("OWNER", ">ENTRIES/S", ">AGE")
-"""What a narrow terminal does without."""
+"""Columns that a narrow terminal does not show."""
 
 
 def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
-    """Return a topic's line; what is not known is a dash."""
+    """Return the line of a topic; unknown values are a dash."""
     rate = view.rates.get(one.topic)
     return (
         show.visible(one.topic),
@@ -237,12 +237,12 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
 
 
 def ended(name: str, width: int) -> str:
-    """Return a topic's name in so many columns: its end tells it from others, its begin is most often the same."""
+    """Return a topic's name shortened to so many columns: its end is shown, since names often begin alike."""
     return name if len(name) <= width else f"…{name[len(name) - max(width - 1, NAME_MIN) :]}"
 
 
 def headline(view: View) -> str:
-    """Say how the daemon is, in one line."""
+    """Return the state of the daemon in one line."""
     found = view.found
     if found is None:
         return ""
@@ -259,7 +259,7 @@ def headline(view: View) -> str:
 
 
 def troubles(view: View, most: int | None) -> list[str]:
-    """Return a line for each topic that stalls, at most so many, in the order of the list."""
+    """Return a line for each stalled topic, at most `most`, in the order of the list."""
     stalled = [
         f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in view.topics() if one.stalled_reason
     ]
@@ -267,7 +267,7 @@ def troubles(view: View, most: int | None) -> list[str]:
 
 
 def as_json(view: View) -> dict[str, object]:
-    """Return what was seen as JSON shows it; rates are null until they are known."""
+    """Return the answer as JSON shows it; rates are null until they are known."""
     assert view.found is not None  # noqa: S101 - nothing is shown before the first answer
     return {
         "daemon": daemon_json(view.found),

@@ -1,4 +1,4 @@
-"""`offloadctl explain`: where one entry is, or why there is none."""
+"""`offloadctl explain`: where an entry is stored, or why it is not."""
 
 import click
 
@@ -20,11 +20,11 @@ UNREACHABLE = "unreachable"
 @click.argument("position", type=options.POSITION)
 @options.common
 def explain(session: Session, topic: TopicName, position: Position) -> int:
-    """Say where an entry is: which tiers hold it, in which object and bytes, verified when; or why there is none.
+    """Show where an entry is stored: its tiers, object and bytes, and when it was verified; or why there is none.
 
     Its block is read from the bucket and its checksum compared. Exit code 4 when there is no such entry (deleted, lost,
-    not written yet), 5 when the bucket's copy is damaged, 1 when the bucket does not answer: what is known without it
-    is told after some seconds.
+    not written yet), 5 when the copy in the bucket is damaged, 1 when the bucket does not answer: the
+    answer then comes after some seconds, without what only the bucket knows.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
 
 
 def facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:
-    """Return what is known, a name and a value a line."""
+    """Return the known facts, each a name and a value."""
     pairs = [("tiers", tiers(found))]
     if found.HasField("place"):
         pairs += place_facts(found.place)
@@ -60,7 +60,7 @@ def facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:
 
 
 def tiers(found: inspect_pb2.ExplainResponse) -> str:
-    """Return which tiers hold it."""
+    """Return the tiers that hold the entry."""
     named = (("buffer", found.in_buffer), ("source", found.in_source), ("bucket", found.in_objects))
     held = [name for name, there in named if there]
     said = ", ".join(held) or "none"
@@ -68,7 +68,7 @@ def tiers(found: inspect_pb2.ExplainResponse) -> str:
 
 
 def place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str]]:
-    """Return where it is in the bucket."""
+    """Return the place of the entry in the bucket."""
     begin, end = show.position_of(place, "begin"), show.position_of(place, "end")
     pairs = [
         ("segment", f"{place.segment_id} ({begin} to {end}), offloaded {show.moment(place.offloaded_ms)}"),
@@ -88,7 +88,7 @@ def place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str
 
 
 def verified(place: inspect_pb2.ExplainResponse.Place) -> str:
-    """Return when the scrub looked at the segment, and what it saw."""
+    """Return when the scrub verified the segment, and the result."""
     if not place.verified_ms:
         return "not yet by the scrub"
     said = f"{show.moment(place.verified_ms)} by the scrub, level {place.verified_level}"
@@ -96,7 +96,7 @@ def verified(place: inspect_pb2.ExplainResponse.Place) -> str:
 
 
 def grant(found: inspect_pb2.ExplainResponse) -> str:
-    """Return whether the source may delete the ledger."""
+    """Return the state of the permission to delete the ledger from its source."""
     if not found.HasField("grant"):
         return "none: the source may not delete the ledger"
     one = found.grant

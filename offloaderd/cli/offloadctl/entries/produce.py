@@ -17,7 +17,7 @@ from offloaderd.standalone.dataset import Lines
 
 @dataclass(slots=True)
 class Total:
-    """What has been sent and what has been acknowledged."""
+    """Totals of sent bytes and acknowledged entries."""
 
     sent_bytes: int = 0
     entries: int = 0
@@ -32,8 +32,8 @@ class Total:
 def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> None:
     """Append every line of FILE (standard input when it is left out or `-`) as one entry.
 
-    Empty lines are skipped. What is counted as appended survives a crash of the daemon and of the machine. Only a
-    daemon with an embedded ledger store, as standalone has, offers this; to a Pulsar topic, produce with Pulsar.
+    Empty lines are skipped. Entries that are counted as appended survive a crash of the daemon and of the machine. Only
+    a daemon with an embedded ledger store, as standalone has, offers this; to a Pulsar topic, produce with Pulsar.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`offloadctl read`: entries, wherever they are, on standard output."""
+"""`offloadctl read`: write entries of any tier to standard output."""
 
 import sys
 from typing import Unpack
@@ -34,7 +34,7 @@ from offloaderd.core.read_options import Transactions
     "--from-sequence", "sequence", type=NUMBER, metavar="N", help="Begin with the topic's entry N, from 0 on."
 )
 @click.option("--to", "last", type=options.POSITION, metavar="POS", help="Last entry, inclusive. [default: the newest]")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new entries as they come.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new entries as they arrive.")
 @click.option("--max", "entries_max", type=click.IntRange(min=1), metavar="N", help="Stop after this many entries.")
 @click.option(
     "--format",
@@ -109,7 +109,7 @@ def read(
 async def _read(session: Session, topic: TopicName, wanted: Wanted, encode: Encoder) -> None:
     output = sys.stdout.buffer
     async with session.client() as client:
-        # Whoever follows wants to go on; whoever reads a range wants to hear of the daemon that went away.
+        # With --follow the read continues at another daemon; a read of a range ends with the error.
         resume_s = RESUME_S if wanted["follow"] else 0
         async for answer in client.read(topic, timeout_s=session.timeout_s, resume_s=resume_s, **wanted):
             output.writelines(encode(answer.batch, TIERS.get(answer.tier, "unknown")))

@@ -1,4 +1,4 @@
-"""How `offloadctl read` writes entries and messages: text, hexadecimal, the bytes alone, JSON lines."""
+"""Output formats of `offloadctl read` for entries and messages: text, hexadecimal, raw bytes, JSON lines."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def as_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
 
 
 def as_safe_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
-    """One entry a line; what could move the cursor or is no UTF-8 is shown as an escape."""
+    """One entry a line; control characters and bytes that are not UTF-8 are shown as escapes."""
     for payload in batch.payloads:
         yield f"{printable(payload)}\n".encode()
 
@@ -46,7 +46,7 @@ def as_hex(batch: EntryBatch, tier: str) -> Iterator[bytes]:
 
 
 def as_raw(batch: EntryBatch, tier: str) -> Iterator[bytes]:
-    """The bytes and nothing else."""
+    """The bytes alone."""
     yield from batch.payloads
 
 
@@ -58,7 +58,7 @@ def as_json(batch: EntryBatch, tier: str) -> Iterator[bytes]:
 
 
 def printable(data: bytes) -> str:
-    """Return bytes as text that leaves a terminal alone."""
+    """Return bytes as text without control characters."""
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text
@@ -68,7 +68,7 @@ def printable(data: bytes) -> str:
 
 
 def as_value(data: bytes) -> dict[str, object]:
-    """Return bytes for JSON: as text, or as base64 where they are no UTF-8."""
+    """Return bytes for JSON: as text, or as base64 if they are not UTF-8."""
     try:
         text, encoding = data.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ def message_encoder(style: str, *, terminal: bool) -> MessageEncoder:
 
 
 def message_as_text(message: read_pb2.Message) -> bytes:
-    """One message a line, bytes untouched; what a consumer is not given is named in angle brackets."""
+    """One message a line, bytes unchanged; messages that a consumer does not get are named in angle brackets."""
     return _named(message) or _not_committed(message) + message.data + b"\n"
 
 
@@ -98,13 +98,13 @@ def message_as_safe_text(message: read_pb2.Message) -> bytes:
 
 
 def message_as_hex(message: read_pb2.Message) -> bytes:
-    """Id, key and bytes in hexadecimal, and of a message in a transaction that one's id and state."""
+    """Id, key and bytes in hexadecimal; for a message of a transaction its id and state."""
     transaction = f"\t{transaction_of(message)}" if message.HasField("transaction") else ""
     return f"{message_id(message)}\t{message.key.hex()}\t{message.data.hex()}{transaction}\n".encode()
 
 
 def message_as_json(message: read_pb2.Message) -> bytes:
-    """One JSON object a line with all that is known of the message; times are milliseconds."""
+    """One JSON object a line with all known fields of the message; times are milliseconds."""
     line: dict[str, object] = {
         "ledger_id": message.position.ledger_id,
         "entry_id": message.position.entry_id,
@@ -129,13 +129,13 @@ def message_as_json(message: read_pb2.Message) -> bytes:
 
 
 def message_id(message: read_pb2.Message) -> str:
-    """Return LEDGER:ENTRY, with the place in its batch behind it if it has one."""
+    """Return LEDGER:ENTRY, or LEDGER:ENTRY:INDEX for a message in a batch."""
     position = position_text(message.position)
     return position if message.batch_index < 0 else f"{position}:{message.batch_index}"
 
 
 def state_of(message: read_pb2.Message) -> str:
-    """Return what a message's data is, in lower case."""
+    """Return the state of a message in lower case."""
     return read_pb2.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_").lower()
 
 
@@ -145,7 +145,7 @@ def transaction_id(transaction: read_pb2.Transaction) -> str:
 
 
 def transaction_state(transaction: read_pb2.Transaction) -> str:
-    """Return what became of a transaction, in lower case."""
+    """Return the state of a transaction in lower case."""
     return read_pb2.TransactionState.Name(transaction.state).removeprefix("TRANSACTION_STATE_").lower()
 
 
@@ -155,7 +155,7 @@ def transaction_of(message: read_pb2.Message) -> str:
 
 
 def held_back(held: read_pb2.HeldBack) -> str:
-    """Say where what a consumer is given ends, and why."""
+    """Return the note that consumers get no messages from a position on, and why."""
     at = position_text(held.position)
     return (
         f"note: consumers are given nothing from {at} on yet: transaction {transaction_id(held.transaction)} begins "
@@ -164,14 +164,14 @@ def held_back(held: read_pb2.HeldBack) -> str:
 
 
 def _not_committed(message: read_pb2.Message) -> bytes:
-    """Say what stands before the data of a message that a consumer is not given; empty for one that is."""
+    """Return the mark before the data of a message that a consumer does not get; empty for other messages."""
     if not message.HasField("transaction") or message.transaction.state == read_pb2.TRANSACTION_STATE_COMMITTED:
         return b""
     return f"<{message_id(message)} {transaction_of(message)}> ".encode()
 
 
 def _named(message: read_pb2.Message) -> bytes:
-    """Say what stands where there is no message that could be shown; empty where there is one."""
+    """Return the text in place of a message that cannot be shown; empty if it can."""
     if message.state == read_pb2.MESSAGE_STATE_PLAIN:
         return b""
     reason = printable(message.reason.encode())

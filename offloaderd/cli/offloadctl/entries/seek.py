@@ -1,4 +1,4 @@
-"""`offloadctl seek`: where a time, a message or an entry is."""
+"""`offloadctl seek`: find the position of a time, a message or an entry."""
 
 from collections.abc import Mapping
 
@@ -60,7 +60,7 @@ def seek(session: Session, topic: TopicName, *, ago: float | None, **wanted: int
 
 
 def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
-    """Return the one thing that options by the names of SeekKind ask for, None for none; raises UsageError for two."""
+    """Return the goal that options named after SeekKind give, None for none. Raises UsageError for two."""
     goals = [Goal(SeekKind(name), value) for name, value in wanted.items() if value is not None]
     if len(goals) > 1:
         raise click.UsageError("a time, an index and a sequence number exclude each other")
@@ -68,12 +68,12 @@ def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
 
 
 def there(found: read_pb2.SeekResponse) -> bool:
-    """Whether there is such an entry."""
+    """Whether the entry exists."""
     return found.answer != read_pb2.SEEK_ANSWER_NOTHING
 
 
 def facts(found: read_pb2.SeekResponse) -> list[tuple[str, str]]:
-    """Return what is known, a name and a value a line."""
+    """Return the known facts, each a name and a value."""
     position = show.position_of(found, "position")
     if not there(found):
         where = f"nothing yet; the next entry may come at {position}" if position else "the topic has no entries yet"
@@ -89,7 +89,7 @@ def facts(found: read_pb2.SeekResponse) -> list[tuple[str, str]]:
 
 
 def cost(found: read_pb2.SeekResponse) -> str:
-    """Return what was read in words."""
+    """Return the requests and reads that the search took, as text."""
     parts = [
         show.plural(found.tables, "manifest") if found.tables else "",
         f"{show.plural(found.gets, 'GET')} of {show.size(found.get_bytes)}" if found.gets else "",
@@ -99,7 +99,7 @@ def cost(found: read_pb2.SeekResponse) -> str:
 
 
 def as_json(found: read_pb2.SeekResponse) -> dict[str, object]:
-    """Return an answer as JSON shows it; what is not known is null."""
+    """Return an answer as JSON shows it; unknown values are null."""
     return {
         "found": there(found),
         **picked(found, "position", "time_ms", "message_index=index", "entry_sequence=sequence"),

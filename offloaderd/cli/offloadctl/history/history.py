@@ -1,4 +1,4 @@
-"""`offloadctl history`: what was in a topic's ledgers before its live edge, and how far it is offloaded."""
+"""`offloadctl history`: plan the history of a topic, and show its progress."""
 
 import click
 
@@ -12,7 +12,7 @@ from offloaderd.protocol.message_json import as_json, picked
 from offloaderd.protocol.v1 import history_pb2
 
 PLAN_TIMEOUT_S = 3600.0
-"""Every boundary is some twenty questions to the source; years of ledgers have thousands."""
+"""Each boundary takes about twenty requests to the source; years of ledgers have thousands of boundaries."""
 SHOWN = 50
 RANGES_MAX = 10_000
 
@@ -20,7 +20,7 @@ RANGES_MAX = 10_000
 @click.group()
 @options.common
 def history(session: Session) -> None:
-    """Plan a topic's history, and see how far it is offloaded.
+    """Plan the history of a topic, and show how far it is offloaded.
 
     History is what the closed ledgers held when the topic was enabled. The daemon offloads a small one by itself; a
     large one (history.daemon_bytes_max) is left to a backfill job. New entries begin behind it, or at once if the
@@ -46,7 +46,7 @@ def plan(session: Session, topic: TopicName, segment_size: int) -> None:
 
 
 def show_plan(topic: TopicName, found: history_pb2.PlanHistoryResponse) -> None:
-    """Show into which segments history would be split, and what finding that took."""
+    """Show into which segments history would be split, and the cost of the search."""
     if not found.ranges:
         click.echo(f"{topic} has no history that is not offloaded", err=True)
         return
@@ -68,7 +68,7 @@ def show_plan(topic: TopicName, found: history_pb2.PlanHistoryResponse) -> None:
 @click.option("--all", "everything", is_flag=True, help=f"All ranges, not only {SHOWN} of those that are not done.")
 @options.common
 def status(session: Session, topic: TopicName, everything: bool) -> None:
-    """Show a topic's planned history: how much of it is offloaded, by whom, and the state of its ranges.
+    """Show the planned history of a topic: its progress, who offloads it, and the state of its ranges.
 
     \b
     planned  nobody works on it yet
@@ -92,7 +92,7 @@ def status(session: Session, topic: TopicName, everything: bool) -> None:
 
 
 def show_status(topic: TopicName, found: history_pb2.GetHistoryResponse, *, some: bool) -> None:
-    """Show how far a topic's history is, and `some` ranges of all, or those behind the ones that are done."""
+    """Show the progress of a history with its ranges: from the first (`some`), or from the first that is not done."""
     if not found.HasField("plan"):
         click.echo(f"{topic} has no planned history: it is offloaded in one sequence, or not at all yet", err=True)
         return
@@ -118,14 +118,14 @@ TABLE: show.Table[history_pb2.HistoryRange] = show.Table(
 
 
 def done_percent(found: history_pb2.GetHistoryResponse) -> float:
-    """Return how much of history is offloaded or lost, by its entries."""
+    """Return the percentage of entries that are offloaded or lost."""
     if found.plan.done_ms or not found.plan.entries:
         return 100.0
     return round(100 * (1 - found.left_entries / found.plan.entries), 1)
 
 
 def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
-    """Return the lines about a history."""
+    """Return the facts about a history."""
     plan = found.plan
     entries, size = show.plural(plan.entries, "entry", "entries"), show.size(plan.payload_bytes)
     where = f"{show.position_of(plan, 'begin')} to {show.position_of(plan, 'last')}"
@@ -151,7 +151,7 @@ def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
 
 
 def who(found: history_pb2.GetHistoryResponse) -> str:
-    """Say who offloads a history."""
+    """Return which daemon or job offloads a history."""
     if found.plan.worker == "daemon":
         return f"daemon {found.owner}" if found.owner else "the topic's next owner"
     if found.plan.holder:

@@ -1,4 +1,4 @@
-"""`offloadctl rollback`: what a stock broker could read, and rewriting the rest for it."""
+"""`offloadctl rollback`: show what a stock broker could read, and rewrite the rest for it."""
 
 import sys
 from collections.abc import Sequence
@@ -34,18 +34,18 @@ def rollback(session: Session) -> None:
 @TO
 @options.common
 def plan(session: Session, target: str, to_ledger_id: int | None) -> None:
-    """Show of each ledger in the tier whether a stock broker could read it. Changes nothing.
+    """Show for each ledger in the tier whether a stock broker could read it. Changes nothing.
 
     \b
-    whole        it lies in an object of its own
+    whole        it is stored in an object of its own
     convertible  it can be rewritten as one
     open         it is not closed, or not offloaded to its end
     trimmed      its first entries were deleted by retention
     lost         entries of it were lost before they were offloaded
-    unsure       nobody has recorded where it ended
+    unsure       its end is not recorded
     deleted      it is marked deleted
-    elsewhere    some of it lies in another bucket than the daemon's
-    pinned       it lies in a segment between ledgers that have to stay there
+    elsewhere    a part of it is stored in another bucket than the daemon's
+    pinned       it is stored in a segment between ledgers that have to stay there
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def plan(session: Session, target: str, to_ledger_id: int | None) -> None:
 
 
 def show_plans(session: Session, target: str, to: int | None) -> None:
-    """Show of each topic its ledgers, and in words what follows from them."""
+    """Show the ledgers of each topic, and what follows from them."""
 
     async def asked(client: DaemonClient) -> list[rollback_pb2.PlanRollbackResponse]:
         async with aclosing(client.plan_rollback(target, to_ledger_id=to)) as plans:
@@ -73,16 +73,16 @@ def show_plans(session: Session, target: str, to: int | None) -> None:
 @click.argument("topic", type=options.TOPIC)
 @TO
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
-@click.option("--wait", is_flag=True, help="Return when it is done; tells how far it is on stderr.")
+@click.option("--wait", is_flag=True, help="Return when it is done, with progress on stderr.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 @options.common
 def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_run: bool, wait: bool, yes: bool) -> int:
-    """Have a topic's closed ledgers rewritten as objects that a stock broker reads, the oldest first.
+    """Rewrite the closed ledgers of a topic as objects that a stock broker reads, the oldest first.
 
-    Each is read from the bucket, written, read back and compared; only then does it take the place of what held it,
-    and segments that hold nothing more are deleted. The topic goes on meanwhile. The order is recorded: it outlives
-    this command and the daemon, and giving it again does no harm. The daemon that owns the topic has to be asked.
-    Exit code 1 when ledgers could not be rewritten.
+    Each ledger is read from the bucket, written, read back and compared. Only then does it replace the segments, and
+    segments without other ledgers are deleted. The offload of the topic continues meanwhile. The order is recorded, so
+    it outlives this command and the daemon; a repeated order does no harm. Only the daemon that owns the topic takes
+    it. Exit code 1 when ledgers could not be rewritten.
 
     \b
     Examples:
@@ -111,14 +111,14 @@ def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_ru
 
 
 def confirm(question: str) -> None:
-    """Ask somebody; raises UsageError where nobody can answer, Abort for a no."""
+    """Ask for a confirmation. Raises UsageError without a terminal, Abort for a no."""
     if not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask at\nhint: add --yes")
     click.confirm(question, abort=True, err=True)
 
 
 async def _follow(session: Session, topic: TopicName) -> int:
-    """Tell progress until the order has ended; returns the exit code."""
+    """Show progress until the order has ended; returns the exit code."""
     last: rollback_pb2.RollbackProgress | None = None
     said = ""
     async with (
@@ -146,7 +146,7 @@ def progress_json(topic: TopicName, one: rollback_pb2.RollbackProgress) -> dict[
 @click.argument("topic", type=options.TOPIC)
 @options.common
 def status(session: Session, topic: TopicName) -> None:
-    """Show how far the last order is. The daemon that owns the topic has to be asked.
+    """Show the progress of the last order. Only the daemon that owns the topic knows it.
 
     \b
     Examples:
@@ -171,7 +171,7 @@ def status(session: Session, topic: TopicName) -> None:
 @click.argument("topic", type=options.TOPIC)
 @options.common
 def stop(session: Session, topic: TopicName) -> None:
-    """Take the order back. What is being written is given up, what was rewritten stays; it can be ordered again.
+    """Cancel the order. Objects in progress are aborted, rewritten ledgers stay; it can be ordered again.
 
     \b
     Examples:
@@ -207,14 +207,14 @@ def ledger_table(to: int | None) -> show.Table[rollback_pb2.RollbackLedger]:
 
 
 def note(ledger: rollback_pb2.RollbackLedger, to: int | None) -> str:
-    """Return what else is worth knowing of a ledger."""
+    """Return the note on a ledger: its object, or why it is not rewritten."""
     if ledger.segment_id:
         return f"{ledger.segment_id} by {ledger.driver}"
     return "behind --to" if ledger.standing == "convertible" and not goes(ledger, to) else ledger.why
 
 
 def plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[str]:
-    """Return in words what a stock broker could read of a topic, and what is to be done besides."""
+    """Return what a stock broker could read of a topic, and the remaining steps, as lines of text."""
     wholes = [ledger for ledger in one.ledgers if ledger.standing == "whole"]
     going = [ledger for ledger in one.ledgers if goes(ledger, to)]
     staying = [ledger.ledger_id for ledger in one.ledgers if ledger.standing != "whole" and not goes(ledger, to)]
@@ -245,7 +245,7 @@ def named(ledger_ids: Sequence[int]) -> str:
 
 
 def besides(one: rollback_pb2.PlanRollbackResponse) -> list[str]:
-    """Return what remains to be done outside of a conversion."""
+    """Return the steps that a conversion does not do."""
     lines = []
     if not one.enabled:
         lines.append("the topic is not enabled: offloadctl topics enable it, or nobody can rewrite it")
@@ -265,7 +265,7 @@ def besides(one: rollback_pb2.PlanRollbackResponse) -> list[str]:
 
 
 def order_line(order: rollback_pb2.RollbackOrder) -> str:
-    """Return in words how an order stands."""
+    """Return the state of an order as text."""
     what = f"ordered up to ledger {order.to_ledger_id} at {show.moment(order.ordered_ms)}"
     if not order.ended_ms:
         return f"{what}, and being carried out"
@@ -275,7 +275,7 @@ def order_line(order: rollback_pb2.RollbackOrder) -> str:
 
 
 def plan_json(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> dict[str, object]:
-    """Return a plan as JSON shows it; what is not known, or does not apply, is null."""
+    """Return a plan as JSON shows it; unknown values, and those that do not apply, are null."""
 
     def ledger_json(ledger: rollback_pb2.RollbackLedger) -> dict[str, object]:
         effort = picked(ledger, "requests", "seconds") if goes(ledger, to) else {"requests": None, "seconds": None}
@@ -305,7 +305,7 @@ def progress_line(report: rollback_pb2.RollbackProgress) -> str:
 
 
 def result_lines(topic: TopicName, last: rollback_pb2.RollbackProgress) -> list[str]:
-    """Return in words what came of an order."""
+    """Return the result of an order as lines of text."""
     end = "stopped" if last.order.stopped else "done"
     lines = [f"{end}: {show.plural(last.done, 'ledger')} of {topic} rewritten, {show.size(last.done_bytes)}"]
     lines += [f"ledger {one.ledger_id} could not be: {one.reason}" for one in last.order.failures]

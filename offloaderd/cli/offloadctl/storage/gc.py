@@ -1,4 +1,4 @@
-"""`offloadctl gc`: what lies in the bucket that nobody refers to."""
+"""`offloadctl gc`: find objects of the bucket without a reference, and delete them."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -14,17 +14,17 @@ from offloaderd.protocol.message_json import as_json
 from offloaderd.protocol.v1 import upkeep_pb2
 
 QUIET = frozenset({"young", "foreign"})
-"""Kinds that are only counted unless all are asked for."""
+"""Kinds that are only counted without --all."""
 
 
 @click.command()
-@click.option("--apply", "apply_", is_flag=True, help="Delete it. Without this nothing is deleted.")
+@click.option("--apply", "apply_", is_flag=True, help="Delete what was found. Without this nothing is deleted.")
 @click.option(
     "--grace",
     "grace_s",
     metavar="TIME",
     type=duration_param(0),
-    help="Leave what is younger, by the store's clock. [default: the daemon's gc.grace_s]",
+    help="Keep what is younger, by the clock of the store. [default: gc.grace_s of the daemon]",
 )
 @click.option(
     "--also",
@@ -36,15 +36,15 @@ QUIET = frozenset({"young", "foreign"})
     "--all",
     "show_all",
     is_flag=True,
-    help="List as well what is young, what others wrote, and each object of an alarm.",
+    help="Also list young objects, those of other writers, and each object of an alarm.",
 )
 @options.common
 def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool) -> int:
     """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
 
-    Deleted is only what no topic refers to, what this cluster wrote, what is older than the grace age, and what holds
-    no entry that is stored nowhere else. Missing objects of committed segments, and segments that a lost map should
-    have, are alarms: nothing is done about them here. Exit code 1 when there is an alarm, or a deletion failed.
+    An object is deleted only if no topic refers to it, this cluster wrote it, it is older than the grace age, and all
+    its entries are stored elsewhere as well. Missing objects of committed segments, and segments that a lost map should
+    have, are alarms: this command does not repair them. Exit code 1 when there is an alarm, or a deletion failed.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ COLUMNS = ("VERDICT", "KIND", ">SIZE", ">AGE", "KEY", "REASON")
 
 
 def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, int]]:
-    """Return finds in order, each with how many it stands for: alarms of one reason are one, with all their bytes."""
+    """Return finds in order, each with its count: alarms with the same reason become one, with the sum of bytes."""
     told: dict[tuple[str, ...], tuple[upkeep_pb2.GcFind, int]] = {}
     for find in finds:
         what = (find.kind, find.reason) if find.verdict == "alarm" else (find.kind, find.key, find.upload_id)
@@ -95,7 +95,7 @@ def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, i
 
 
 def row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
-    """Return a find, which stands for `count`, as a line of the table."""
+    """Return a find that represents `count` as a row of the table."""
     size = "upload" if find.upload_id else show.size(find.size_bytes)
     verdict = find.verdict.upper() if find.verdict in {"alarm", "failed"} else find.verdict
     key = find.key if count == 1 else f"{find.key} and {show.number(count - 1)} more"
@@ -103,7 +103,7 @@ def row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
 
 
 def lines(summary: upkeep_pb2.GcSummary) -> list[str]:
-    """Return the sum in words."""
+    """Return the summary as lines of text."""
     looked = (
         f"looked at {show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)}) of "
         f"{show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')} in "

@@ -1,4 +1,4 @@
-"""`offloadctl identity`: whose data these are, and an operator's word where that is in doubt."""
+"""`offloadctl identity`: the deployment, source and history of the data, and the acceptance of refusals."""
 
 import click
 
@@ -15,18 +15,18 @@ from offloaderd.protocol.v1 import identity_pb2
 @click.group()
 @options.common
 def identity(session: Session) -> None:
-    """Show whose data these are, and accept what is refused.
+    """Show the identity of the data, and accept what was refused.
 
-    Where metadata, bucket or source of a topic seem to be of another history, nothing of it is deleted or granted until
-    the cause is gone, or an operator has accepted what was found.
+    If metadata, bucket or source of a topic seem to belong to another history, nothing of it is deleted or granted
+    until the cause is removed, or an operator has accepted the finding.
     """
 
 
-@identity.command("show", short_help="Show the deployment, its source and places, and what is refused.")
+@identity.command("show", short_help="Show the deployment, its source and places, and refusals.")
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def show_identity(session: Session, topic: TopicName | None) -> None:
-    """Show the deployment, its source and places; of a topic also what is refused, and what was accepted.
+    """Show the deployment, its source and places; for a topic also its refusals and what was accepted.
 
     \b
     Examples:
@@ -39,20 +39,20 @@ def show_identity(session: Session, topic: TopicName | None) -> None:
     session.tell(identity_json(found), "\n".join(lines))
 
 
-@identity.command(short_help="Believe what is refused.")
+@identity.command(short_help="Accept a refused identity.")
 @click.argument("topic", type=options.TOPIC, required=False)
 @click.option("--kind", type=click.Choice([kind.value for kind in RefusalKind]), help="Which refusal of the topic.")
 @click.option("--place", is_flag=True, help="The places that another deployment has marked are this one's.")
 @click.option("--source", is_flag=True, help="The ledger source of the daemon is the right one.")
-@click.option("--apply", is_flag=True, help="Do it; else only say what would be believed.")
+@click.option("--apply", is_flag=True, help="Accept it. Without this the meaning is shown, and nothing is changed.")
 @options.common
 def accept(
     session: Session, *, topic: TopicName | None, kind: str | None, place: bool, source: bool, apply: bool
 ) -> None:
-    """Believe what is refused: of a topic one kind, of all places, or of the source. Says what that means first.
+    """Accept what is refused: one kind of refusal of a topic, of all places, or of the source. Shows its meaning first.
 
-    It is about what was found now; something else of the same kind is refused again. The topic goes on within half a
-    minute.
+    Only the present finding is accepted; another one of the same kind is refused again. The topic continues within half
+    a minute.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def accept(
 
 
 def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, str]]:
-    """Return the lines about a deployment and a topic."""
+    """Return the facts about a deployment and a topic."""
     lines = [("deployment", found.deployment_id or "none was made yet")]
     if found.deployment_id:
         lines.append(("made", f"{show.moment(found.made_ms)} by {found.made_by}"))
@@ -93,7 +93,7 @@ def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, 
 
 
 def identity_json(found: identity_pb2.ShowIdentityResponse) -> dict[str, object]:
-    """Return them as JSON shows them."""
+    """Return an identity as JSON shows it."""
     return {
         "deployment": found.deployment_id or None,
         "source": {"kind": found.source_kind, "id": found.source_id or None} if found.source_kind else None,

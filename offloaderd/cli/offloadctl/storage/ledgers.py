@@ -13,7 +13,7 @@ from offloaderd.protocol.v1 import retention_pb2
 @click.group()
 @options.common
 def ledgers(session: Session) -> None:
-    """List a topic's ledgers with what has become of each, and delete them from the tier."""
+    """List the ledgers of a topic with their states, and delete them from the tier."""
 
 
 @ledgers.command("list", short_help="List a topic's ledgers.")
@@ -25,10 +25,10 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
     \b
     open       still being written
     closed     not all of it is offloaded yet
-    offloaded  all of it is in the tier; its copy was not verified yet, or was found wanting (see the daemon's log)
+    offloaded  all of it is in the tier; its copy is not verified yet, or the verification failed (see the daemon's log)
     granted    its copy was verified: the source may delete it after the time shown
-    revoked    somebody took that permission back, see `offloadctl grants`
-    deleted    marked deleted in the tier; goes when those before it do
+    revoked    that permission was revoked, see `offloadctl grants`
+    deleted    marked deleted in the tier; removed when all earlier ledgers are
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
 
 
 def show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> None:
-    """Show the ledgers, and what could not be asked."""
+    """Show the ledgers, and which stores did not answer."""
     if found.ledgers:
         TABLE.show(found.ledgers)
     else:
@@ -57,7 +57,7 @@ def show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> 
 
 
 def note(one: retention_pb2.Ledger) -> str:
-    """Return what else is worth knowing of a ledger."""
+    """Return the note on a ledger: its deletion, or the state of its grant."""
     grant = one.grant
     if one.deleted_ms:
         return f"marked deleted at {show.moment(one.deleted_ms)}"
@@ -97,7 +97,7 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
     """Mark ledgers deleted in the tier; for good.
 
     A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
-    the tier never holds less than the source. The daemon that owns the topic has to be asked. Nothing of it is read any
+    the tier never holds less than the source. Only the daemon that owns the topic does it. The ledgers are not read any
     more; its objects go after retention.reader_grace_s (1 h), at once where that is 0.
 
     \b
@@ -112,7 +112,7 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
 
 
 def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:
-    """Return in words what was, or would be, deleted."""
+    """Return what was, or would be, deleted as lines of text."""
     would = "would be " if dry_run else ""
     size = show.size(sum(segment.object_bytes for segment in found.segments))
     lines = [
@@ -145,7 +145,7 @@ def grants(session: Session) -> None:
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown in lists.")
 @options.common
 def revoke(session: Session, topic: TopicName, ledger_id: int, reason: str) -> None:
-    """Take the permission back, or forbid it before it is given. It is not given again until it is allowed.
+    """Revoke the permission, or forbid it before it is granted. It is not granted again until it is allowed.
 
     Refused once the daemon has begun to delete the ledger.
 

@@ -1,4 +1,4 @@
-"""`offloadctl plan-cost`: what segment size and age cost in requests and money, against rates measured or given."""
+"""`offloadctl plan-cost`: requests and costs by segment size and age, for measured or given rates."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -22,11 +22,11 @@ from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 WRITER = "offloaderd"
 ENTRY_BYTES = 1024
 TOPICS_MAX = 200
-"""Topics that are asked for their segments when none are named; they stand for all."""
+"""Topics that are measured when none are named; they represent all."""
 
 
 class Plan(NamedTuple):
-    """One choice of segment size and age, and what it takes."""
+    """A choice of segment size and age, and its requests and costs."""
 
     size_bytes: int
     age_s: float
@@ -63,9 +63,9 @@ def plan_cost(
     """Show what requests and storage cost for several segment sizes and ages.
 
     Rates are measured from the segments that the daemon has committed: of the topics named, or of all of them (at most
-    200 are asked, and stand for the others). A topic that is catching up shows the rate at which it does so. With
-    --rate nothing is asked. Prices are those of the settings, section `prices`, in its currency: by default US
-    dollars. A line with * is what holds: by the policies of the topics named, else by the settings.
+    200 are measured, and represent the others). A topic that is catching up shows the rate at which it does so. With
+    --rate no daemon is called. Prices are those of the settings, section `prices`, in its currency: by default US
+    dollars. A line with * is the present choice: of the policies of the topics named, else of the settings.
 
     \b
     Examples:
@@ -79,11 +79,11 @@ def plan_cost(
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
     prices, offload = Prices(**settings.prices.model_dump()), settings.offload
 
-    async def asked(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
+    async def rates_of(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
         return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
 
     if rate is None:
-        loads, held = session.ask(asked)
+        loads, held = session.ask(rates_of)
     else:
         loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
@@ -104,7 +104,7 @@ def plan_cost(
 
 
 def taken(settings: Settings, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:
-    """Return what segments of such a size and age take."""
+    """Return the requests and costs of segments of this size and age."""
     offload, scrub = settings.offload, settings.scrub
     cutting = Cutting(
         segment_bytes_max=size, segment_age_max_s=age, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes
@@ -113,7 +113,7 @@ def taken(settings: Settings, loads: list[Load], prices: Prices, size: int, age:
 
 
 async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
-    """Return the segment size and age that hold for a topic, of its own policy or inherited."""
+    """Return the effective segment size and age of a topic."""
     held = (await client.policies(policy_pb2.PolicyLevel(topic=str(topic)))).effective
     size = held.segment_bytes_max if held.HasField("segment_bytes_max") else settings.offload.segment_bytes_max
     age = held.segment_age_max_s if held.HasField("segment_age_max_s") else settings.offload.segment_age_max_s
@@ -121,7 +121,7 @@ async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) ->
 
 
 async def measured(client: DaemonClient, topics: Sequence[TopicName]) -> list[Load]:
-    """Return the rates of topics by what was committed of them. Raises NotFound when nothing was."""
+    """Return the rates of topics, measured from their committed segments. Raises NotFound without any."""
     names = list(topics)
     share = 1.0
     if not names:
@@ -161,7 +161,7 @@ TABLE = show.Table[Plan](
 
 
 def as_json(plan: Plan) -> dict[str, object]:
-    """Return a choice as JSON shows it; requests are an hour's, by what they are charged as."""
+    """Return a plan as JSON shows it; requests are per hour, by price class."""
     takes = plan.takes
     return {
         "size_bytes": plan.size_bytes,

@@ -46,7 +46,7 @@ def segments(session: Session, topic: TopicName) -> None:
 )
 @options.common
 def verify(session: Session, topic: TopicName, *, level: str) -> int:
-    """Have the daemon read a topic's committed segments, and say what is not as it was written.
+    """Make the daemon read the committed segments of a topic, and show what differs from what was written.
 
     Nothing is changed, and any daemon can do it. Everything in the bucket, without a daemon: offloaderd verify. Exit
     code 5 when something is wrong.
@@ -99,5 +99,5 @@ async def _verify(session: Session, topic: TopicName, level: str) -> int:
 
 def segment_json(found: inspect_pb2.VerifyEvent.Segment) -> dict[str, object]:
     """Return a segment as JSON shows it."""
-    told = picked(found, "segment_id", "begin", "end", "data_bytes", "read_bytes", kept=("segment_id",))
-    return {**told, "flaws": [views.flaw_as_json(flaw) for flaw in found.flaws]}
+    facts = picked(found, "segment_id", "begin", "end", "data_bytes", "read_bytes", kept=("segment_id",))
+    return {**facts, "flaws": [views.flaw_as_json(flaw) for flaw in found.flaws]}

@@ -1,4 +1,4 @@
-"""`offloadctl import-broker-conf`: what a broker's configuration says of offloading, taken over as far as it goes."""
+"""`offloadctl import-broker-conf`: take over the offload configuration of a broker."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +32,11 @@ CONF_BYTES_MAX = 10 << 20
 )
 @options.common
 def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | None) -> int:
-    """Say of every key of Pulsar's offloading in a broker.conf as what it is used, or why not.
+    """Show for every offload key of a broker.conf how it is used here, or why not.
 
-    What is a policy is set at the broker level with --apply; no daemon is asked without it. What is a setting of the
-    daemon is written as a piece of its settings file. Secrets are neither copied nor shown. Mistakes are told with
-    their lines, and nothing is set then.
+    Policies are set at the broker level with --apply; without it no daemon is called. Settings of the daemon are shown
+    as lines for its settings file. Secrets are neither copied nor shown. Mistakes are shown with their lines, and
+    nothing is set then.
 
     \b
     Examples:
@@ -53,12 +53,12 @@ def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | 
     if apply and not found.mistakes:
         policies = policy_pb2.OffloadPolicies(**found.policies.said())
         done = session.ask(lambda client: client.set_policies(BROKER, policies), timeout_s=options.PATTERN_TIMEOUT_S)
-    tell(session, found, done)
+    show_import(session, found, done)
     return USAGE if found.mistakes else OK
 
 
-def tell(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
-    """Show what was read, and what was done if it was applied."""
+def show_import(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
+    """Show the keys, and what was changed if they were applied."""
     if session.json:
         show.document({**import_json(found), "applied": done is not None})
         return
@@ -85,7 +85,7 @@ def tell(session: Session, found: Import, done: policy_pb2.ChangePoliciesRespons
 
 
 def import_json(found: Import) -> dict[str, Any]:
-    """Return what was read as JSON shows it."""
+    """Return the keys of a broker.conf as JSON shows them."""
     return {
         "keys": [
             picked(one, "line", "key", "value", "used_as", "why_not=why", kept=("value",)) for one in found.verdicts

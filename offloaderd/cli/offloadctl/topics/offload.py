@@ -46,7 +46,7 @@ async def ask(
     size_threshold: int | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Have a topic offloaded and show what comes of it; returns the exit code."""
+    """Offload a topic and show the result; returns the exit code."""
     async with session.client() as client:
         reports = client.offload(
             topic,
@@ -63,14 +63,14 @@ async def ask(
 
 
 def timeout_of(session: Session, *, wait: bool) -> float | None:
-    """Return the deadline of a call: none for one that waits, unless it was given."""
+    """Return the deadline of a call: by default none for one that waits."""
     return session.timeout_s if wait else session.timeout_s or options.CALL_TIMEOUT_S
 
 
 async def followed(
     reports: AsyncGenerator[admin_pb2.OffloadProgress, None], *, hidden: bool
 ) -> admin_pb2.OffloadProgress:
-    """Return the last report, with a bar on a terminal meanwhile."""
+    """Show a progress bar until the reports end, and return the last one."""
     last: admin_pb2.OffloadProgress | None = None
     most = 0
     with Bars(hidden=hidden) as bars:
@@ -86,7 +86,7 @@ async def followed(
 
 
 def code_of(last: admin_pb2.OffloadProgress) -> int:
-    """Return the exit code: nothing to do is no failure, not to know what became of it is."""
+    """Return the exit code: nothing to do is a success, an unknown outcome is a failure."""
     return FAILED if last.outcome in {"failed", "unknown"} else OK
 
 
@@ -135,7 +135,7 @@ LATEST = "latest"
 THRESHOLD_SIZE = Parsed(
     "size", THRESHOLD.read, lambda text, error: f"{with_hint(text, error)}; write bytes, or a number with K, M, G or T"
 )
-"""Bytes that are to stay; 0 is allowed."""
+"""Bytes that stay in BookKeeper; 0 is allowed."""
 UNTIL = Parsed("position", lambda text: text if text == LATEST else Position.parse(text))
 
 
@@ -156,7 +156,9 @@ UNTIL = Parsed("position", lambda text: text if text == LATEST else Position.par
     help="Offload everything up to this entry, or all there is (the default).",
 )
 @click.option("--wait", is_flag=True, help="Return when all of it is in the bucket and committed.")
-@click.option("--dry-run", is_flag=True, help="Do nothing; show what would go, by which method, how large it is.")
+@click.option(
+    "--dry-run", is_flag=True, help="Change nothing; show what would be offloaded, by which method, and its size."
+)
 @options.common
 def offload_topic(
     session: Session,
@@ -170,8 +172,8 @@ def offload_topic(
     """Offload a topic now, by the method of its policy, whatever the policy's thresholds say.
 
     Streaming takes everything up to the position. Ledger-based offloading takes whole closed ledgers, up to the last
-    one that ends at the position or before; what is left then, and why, is said. A request outlives the daemon that
-    took it: the topic's next owner goes on. `topics offload-status` says what became of it.
+    one that ends at the position or before, and shows what remains and why. A request outlives the daemon that took it:
+    the next owner of the topic continues. `topics offload-status` shows its state.
 
     \b
     Examples:
@@ -185,16 +187,16 @@ def offload_topic(
     return session.run(ask(session, topic, wait=wait, to=until, size_threshold=size_threshold, dry_run=dry_run))
 
 
-@click.command("offload-status", short_help="Show what became of an offload by hand.")
+@click.command("offload-status", short_help="Show the state of a manual offload.")
 @click.argument("topic", type=options.TOPIC)
-@click.option("--wait", "-w", is_flag=True, help="Return when nothing is under way any more.")
+@click.option("--wait", "-w", is_flag=True, help="Return when no offload is in progress any more.")
 @options.common
 def offload_status(session: Session, topic: TopicName, *, wait: bool) -> int:
-    """Show what became of the last offload that was asked for by hand: nothing to do, running, done or failed.
+    """Show the state of the last manual offload: nothing to do, running, done or failed.
 
-    It follows from what is stored, so it holds after a restart, and whichever daemon has the topic now; how much is
-    left is known to that daemon alone, which is asked for it. Where nobody asked, it says what goes on by itself, or
-    why nothing does. Exit code 1 when it failed, or nothing can be said; 0 when there was nothing to do.
+    The state follows from what is stored, so it survives a restart and a move to another daemon. Only the owner of the
+    topic knows how much remains, so it is called as well. Without a manual offload the state of the automatic one is
+    shown. Exit code 1 when it failed, or its state is unknown; 0 when there was nothing to do.
 
     \b
     Examples:
@@ -218,7 +220,7 @@ async def _status(session: Session, topic: TopicName, *, wait: bool) -> int:
 async def _of_owner(
     session: Session, client: DaemonClient, topic: TopicName, known: admin_pb2.OffloadProgress, *, wait: bool
 ) -> admin_pb2.OffloadProgress:
-    """Ask the daemon that has the topic; what the first one said stands where that cannot be reached."""
+    """Return the answer of the owner of the topic; or of the first daemon if it is unreachable."""
     try:
         async with client.at(known.owner_address) as owner:
             return await _asked(session, owner, topic, wait=wait)
@@ -233,7 +235,7 @@ async def _asked(session: Session, client: DaemonClient, topic: TopicName, *, wa
 
 
 def facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
-    """Return what is known, without what is not."""
+    """Return the known facts, each a name and a value."""
     asked = f"{show.moment(last.asked_ms)} UTC" if last.asked_ms else ""
     left = f"{show.plural(last.remaining_entries, 'entry', 'entries')}, {show.size(last.remaining_bytes)}"
     segment = f"{last.segment_id}, {show.plural(last.segment_entries, 'entry', 'entries')} so far"

@@ -1,4 +1,4 @@
-"""`offloadctl topics pause` and `resume`: a topic stands still until somebody says otherwise."""
+"""`offloadctl topics pause` and `resume`: stop the offload of a topic until it is resumed."""
 
 import click
 
@@ -8,18 +8,18 @@ from offloaderd.cli.options.common import Session
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json
 
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show the new state of each topic.")
 
 
-@click.command("pause", short_help="Have a topic stand still.")
+@click.command("pause", short_help="Pause the offload of a topic.")
 @click.argument("topic", type=options.TOPIC)
 @DRY_RUN
 @options.common
 def pause(session: Session, topic: TopicName, *, dry_run: bool) -> None:
-    """Have TOPIC, with its partitions, stand still until `resume`: restarts and moves to other daemons keep it so.
+    """Pause the offload of TOPIC and its partitions until `resume`, across restarts and moves to other daemons.
 
-    Its open segment is sealed and committed, and no other is begun. Reads, retention and grants go on. Entries wait
-    in BookKeeper, whose retention goes on as well: resume before it deletes them. A topic that is only pushed commits
+    Its open segment is sealed and committed, and no other is begun. Reads, retention and grants continue. Entries wait
+    in BookKeeper, whose retention continues as well: resume before it deletes them. A topic that is only pushed commits
     what it has accepted and holds the broker back.
 
     \b
@@ -27,25 +27,25 @@ def pause(session: Session, topic: TopicName, *, dry_run: bool) -> None:
       offloadctl topics pause orders
       offloadctl topics list | grep paused
     """
-    say(session, topic, undo=False, dry_run=dry_run)
+    change_pause(session, topic, undo=False, dry_run=dry_run)
 
 
-@click.command("resume", short_help="Have a paused topic go on.")
+@click.command("resume", short_help="Resume a paused topic.")
 @click.argument("topic", type=options.TOPIC)
 @DRY_RUN
 @options.common
 def resume(session: Session, topic: TopicName, *, dry_run: bool) -> None:
-    """Have TOPIC, with its partitions, go on where it was paused.
+    """Resume the offload of TOPIC and its partitions where it was paused.
 
     \b
     Examples:
       offloadctl topics resume orders
     """
-    say(session, topic, undo=True, dry_run=dry_run)
+    change_pause(session, topic, undo=True, dry_run=dry_run)
 
 
-def say(session: Session, topic: TopicName, *, undo: bool, dry_run: bool) -> None:
-    """Pause a topic or resume it, and show what became of it and its partitions."""
+def change_pause(session: Session, topic: TopicName, *, undo: bool, dry_run: bool) -> None:
+    """Pause or resume a topic, and show the new state of it and its partitions."""
     found = session.ask(lambda client: client.pause(topic, undo=undo, dry_run=dry_run))
     would = "would be " if dry_run else ""
     lines = []

@@ -1,7 +1,7 @@
 """`set-`, `get-` and `remove-offload-policies` for the broker, namespaces and topics, as in pulsar-admin.
 
-Each value has our own spelling, in which a bare number is bytes or seconds, and pulsar-admin's, in which it has the
-unit that is in its name. All that is wrong with a command line is told at once.
+Each value has our option, in which a bare number is bytes or seconds, and that of pulsar-admin, in which it has the
+unit in the name of the option. All mistakes of a command line are reported at once.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from offloaderd.cli import show
-from offloaderd.cli.offloadctl.topics.topics import topics
+from offloaderd.cli.offloadctl.topics.topics import POLICIES, topics
 from offloaderd.cli.options import common as options
 from offloaderd.cli.options.common import Session
 from offloaderd.cli.options.quantities import warn_of_small_segments
@@ -36,30 +36,16 @@ PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {
 }
 """pulsar-admin's names (namespaces and topics set-offload-policies), and those of PIP-76."""
 
-HELP = {
-    "method": "streaming: as entries come (PIP-76). ledger-based: closed ledgers (PIP-17). none: nothing new.",
-    "segment_bytes_max": "Roll segments at this size, e.g. 256M.",
-    "segment_age_max_s": "Roll a segment this long after its first entry, e.g. 90s or 10m.",
-    "segment_age_min_s": "Let a segment that is full wait at least this long.",
-    "threshold_bytes": "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
-    "threshold_s": "Ledger-based: offload ledgers that were closed this long ago.",
-    "deletion_lag_s": "Keep ledgers at the source this long after their offloading; off: for ever.",
-    "read_priority": "tiered-storage-first (or tiered-first), or bookkeeper-first (PIP-73).",
-    "bucket": "Refuse a daemon that stores elsewhere.",
-    "prefix": "Refuse a daemon that stores elsewhere.",
-    "history_order": "history-first: what was there before goes first (PIP-76). alongside: the live edge at once.",
-    "outage": "While the object store is away for long: block, source or spill.",
-    "retention": "keep for ever, follow the source's list, or limited.",
-    "retention_age_s": "With --retention limited: delete segments that were offloaded longer ago.",
-    "retention_bytes": "With --retention limited: delete the oldest segments beyond this size.",
-}
+HELP = {name: text for name, (_, text) in POLICIES.items()} | dict.fromkeys(
+    ("bucket", "prefix"), "Refuse a daemon that stores elsewhere."
+)
 METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
 PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Change nothing; show what would change for which topics.")
 
 
 def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for every value, in our spelling and in pulsar-admin's; the function gets what was `given`."""
+    """Add our option and that of pulsar-admin for every value; the function gets the values as `given`."""
 
     @wraps(function)
     def command(**arguments: Any) -> Any:  # noqa: ANN401 - a command's own arguments
@@ -79,7 +65,7 @@ def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given(texts: Mapping[str, tuple[str | None, str | None]]) -> policy_pb2.OffloadPolicies:
-    """Read the values that were given, each in our spelling or in Pulsar's. Raises UsageError with every mistake."""
+    """Return the values of the options as a message. Raises UsageError with every mistake."""
     values: dict[str, Any] = {}
     mistakes = []
     for name, (ours, pulsars) in texts.items():
@@ -110,7 +96,7 @@ def show_policies(found: policy_pb2.GetPoliciesResponse) -> None:
 
 
 def remarks(found: policy_pb2.GetPoliciesResponse) -> list[str]:
-    """Return what the table does not say."""
+    """Return remarks below the table: damage, and whether and why the topic is offloaded."""
     lines = [f"what is stored there cannot be read: {found.damage}"] if found.damage else []
     if found.level.WhichOneof("level") != "topic":
         return lines
@@ -122,7 +108,7 @@ def remarks(found: policy_pb2.GetPoliciesResponse) -> list[str]:
 
 
 def policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
-    """Return what holds at a level as JSON shows it."""
+    """Return the policies of a level as JSON shows them."""
     document: dict[str, object] = {
         "level": level_name(found.level),
         "own": {field.name: value for field, value in found.own.ListFields()},
@@ -139,7 +125,7 @@ def policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
 
 
 def level_name(level: policy_pb2.PolicyLevel) -> str:
-    """Return a level in words."""
+    """Return the name of a level."""
     match level.WhichOneof("level"):
         case "namespace":
             return f"namespace {level.namespace}"
@@ -151,7 +137,7 @@ def level_name(level: policy_pb2.PolicyLevel) -> str:
 def set_or_remove(
     session: Session, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies | None, *, dry_run: bool
 ) -> None:
-    """Say something at a level, or nothing any more (None), and tell for which topics that changes what."""
+    """Set the policies of a level, or remove them (None), and show what changes for which topics."""
     done = session.ask(
         lambda client: (
             client.remove_policies(level, dry_run=dry_run)
@@ -172,7 +158,7 @@ def changed(
     dry_run: bool,
     verb: str,
 ) -> None:
-    """Show what was changed, or would be."""
+    """Show what was, or would be, changed."""
     if session.json:
         rows = [picked(one, "topic", "outcome", "differences", "reason") for one in done.topics]
         show.document({"level": level_name(level), "dry_run": dry_run, "topics": rows, "notes": list(done.notes)})
@@ -183,12 +169,12 @@ def changed(
             [(one.topic, one.outcome, ", ".join(one.differences) or one.reason) for one in done.topics],
         )
     counts = Counter(one.outcome.replace("-", " ") for one in done.topics)
-    told = (
+    summary = (
         ", ".join(f"{show.plural(count, 'topic')} {outcome}" for outcome, count in counts.items()) or "no topic changed"
     )
     past = {"set": "set", "remove": "removed"}[verb]
     words = f"would {verb}" if dry_run else past
-    click.echo(f"{words} the offload policies of {level_name(level)}: {told}")
+    click.echo(f"{words} the offload policies of {level_name(level)}: {summary}")
     for note in done.notes:
         click.echo(f"note: {note}", err=True)
 

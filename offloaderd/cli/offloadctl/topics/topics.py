@@ -1,4 +1,4 @@
-"""`offloadctl topics`: which topics there are, and which of them are offloaded."""
+"""`offloadctl topics`: list topics, and enable and disable their offload."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 @click.group()
 @options.common
 def topics(session: Session) -> None:
-    """List topics, and say which of them are offloaded."""
+    """List topics, and choose which of them are offloaded."""
 
 
 topics.add_command(topics_offload.offload_topic)
@@ -34,7 +34,7 @@ topics.add_command(topics_pause.resume)
 
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what enabling and disabling both take: a topic or pattern, and a rehearsal."""
+    """Add the argument and option of `enable` and `disable`: a topic or pattern, and --dry-run."""
     function = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")(
         function
     )
@@ -63,7 +63,7 @@ def list_topics(session: Session, prefix: str) -> None:
 async def listed(
     client: DaemonClient, prefix: str
 ) -> tuple[Sequence[admin_pb2.TopicSummary], Sequence[admin_pb2.Selection]]:
-    """Ask for the topics and patterns below a prefix; says on stderr when patterns cannot be told."""
+    """Return the topics and patterns below a prefix; without ZooKeeper no patterns, with a note on stderr."""
     found = await client.topics(prefix)
     try:
         return found, [one for one in await client.selections() if concerns(one, prefix)]
@@ -89,17 +89,17 @@ def show_topics(
 
 
 def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
-    """Whether a selection can have to do with the topics below a prefix."""
+    """Whether a selection can match topics below a prefix."""
     if selection.damage:
         return True
     parts = [*prefix.removesuffix("/").split("/"), ""][:2]
-    asked = Scope(parts[0] or None, parts[1] or None)
+    below = Scope(parts[0] or None, parts[1] or None)
     scope = TopicPattern.named(selection.pattern).scope
-    return scope.covers(asked) or asked.covers(scope)
+    return scope.covers(below) or below.covers(scope)
 
 
 def offloaded(one: admin_pb2.TopicSummary) -> str:
-    """Return whether a topic is offloaded, in a word."""
+    """Return the offload state of a topic."""
     return ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no"
 
 
@@ -121,37 +121,43 @@ SELECTIONS: show.Table[admin_pb2.Selection] = show.Table(
 
 
 def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
-    """Return a selection as JSON shows it; what is left to the daemon's configuration is null."""
+    """Return a selection as JSON shows it; values that follow the settings of the daemon are null."""
     policies = {field.name: value for field, value in one.policies.ListFields()}
     return {**as_json(one, leave_out=("policies",)), "policies": policies}
 
 
 POLICIES: dict[str, tuple[click.ParamType[Any] | None, str]] = {
     "segment_bytes_max": (SIZE, "Roll segments at this size, e.g. 256M."),
-    "segment_age_max_s": (DURATION, "Roll a segment this long after its first entry."),
+    "segment_age_max_s": (DURATION, "Roll a segment this long after its first entry, e.g. 90s or 10m."),
     "segment_age_min_s": (duration_param(0), "Let a segment that is full wait at least this long."),
-    "read_priority": (options.PRIORITY, "tiered-storage-first or bookkeeper-first."),
-    "method": (None, "How to offload: as entries come (PIP-76), by closed ledgers (PIP-17), or not."),
+    "read_priority": (options.PRIORITY, "tiered-storage-first (or tiered-first), or bookkeeper-first (PIP-73)."),
+    "method": (
+        None,
+        "streaming: entries as they arrive (PIP-76). ledger-based: closed ledgers (PIP-17). none: no offload.",
+    ),
     "threshold_bytes": (
         None,
-        "Ledger-based: leave so much of a topic in BookKeeper alone; 0: every closed ledger goes.",
+        "Ledger-based: bytes of a topic that stay in BookKeeper alone; 0: offload every closed ledger.",
     ),
     "threshold_s": (None, "Ledger-based: offload ledgers that were closed this long ago, e.g. 2h."),
     "deletion_lag_s": (None, "Keep ledgers at the source this long after their offloading; off: for ever."),
-    "history_order": (None, "Offload what was there before first, or alongside."),
+    "history_order": (
+        None,
+        "history-first: offload history before new entries (PIP-76). alongside: offload both at once.",
+    ),
     "outage": (
         click.Choice([str(one) for one in OutagePolicy]),
-        "While the object store is away for long: take nothing, leave entries in the source, or, for topics that are "
-        "only pushed, spill them to the daemon's disk.",
+        "During a long outage of the object store: take nothing, leave entries in the source, or, for topics that are "
+        "only pushed, spill them to the disk of the daemon.",
     ),
     "retention": (
         click.Choice([str(one) for one in TierRetention]),
-        "Keep what was offloaded for ever, as long as the source's list has the ledger, or limited by age or size.",
+        "Keep offloaded segments for ever, as long as the list of the source has the ledger, or up to an age or size.",
     ),
     "retention_age_s": (DURATION, "With --retention limited: delete segments that were offloaded longer ago."),
     "retention_bytes": (SIZE, "With --retention limited: delete the oldest segments beyond this size, e.g. 500G."),
 }
-"""Those that the topics' own command takes; `set-offload-policies` has all. Without a type: read as there."""
+"""Options of `topics enable`; `set-offload-policies` has all. Those without a type are parsed as there."""
 
 
 def policies(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +235,7 @@ def disable(session: Session, pattern: TopicPattern, dry_run: bool) -> None:
 
 
 def timeout_of(pattern: TopicPattern) -> float:
-    """Return how long to wait, longer when many topics may have to be changed."""
+    """Return the deadline, which is longer for patterns, since they may change many topics."""
     return options.CALL_TIMEOUT_S if pattern.topic is not None else options.PATTERN_TIMEOUT_S
 
 
@@ -241,7 +247,7 @@ def answer(
     enabled: bool,
     dry_run: bool,
 ) -> None:
-    """Say what was done, and in a dry run what would be done to each topic."""
+    """Show what was done, and in a dry run what would be done to each topic."""
     name = str(pattern.topic or pattern)
     if session.json:
         rows = [as_json(one) for one in changes]
@@ -262,7 +268,7 @@ CHANGES: show.Table[admin_pb2.TopicChange] = show.Table(
 
 
 def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> str:
-    """Return how many topics fared how, where there can be several."""
+    """Return the number of topics by outcome, if there can be several."""
     if pattern.topic is not None and len(changes) <= 1:
         return ""
     counts = Counter(one.outcome.replace("-", " ") for one in changes)
