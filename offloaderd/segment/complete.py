@@ -1,7 +1,7 @@
 """From the last part to objects that may be committed: complete, index, verify, manifest, in this order.
 
-A reader trusts a segment only once it is committed, so each step may be repeated or abandoned without harm. The
-manifest comes last, since a rebuild believes it: what lies beside it was verified, and proven where it replaces others.
+Readers trust committed segments only, so each step may be repeated or abandoned. The manifest comes last because a
+rebuild believes it: its objects are verified, and compared with those that they replace.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class SegmentCompletion:
-    """Finishes one segment's objects. All that it writes follows from the attempt's record and the blocks."""
+    """Completes one segment's objects; their bytes follow from the attempt's record and the blocks."""
 
     def __init__(self, context: OffloadContext, topic: TopicName, upload: SegmentUpload, trace: SegmentTrace) -> None:
         self._context = context
@@ -46,11 +46,11 @@ class SegmentCompletion:
     async def finish(
         self, attempt: Attempt, blocks: tuple[BlockInfo, ...], prove: Prove | None = None, *, draft: bool = False
     ) -> CommittedSegment:
-        """Make the three objects complete and verified; returns what is to be committed.
+        """Complete and verify the three objects; returns what is to be committed.
 
-        The attempt has to be recorded with its seal. `prove` is given what the objects hold before the manifest is put,
-        and raises SegmentFailed. With `draft` the manifest is left to who commits the segment, and a draft of it put.
-        Raises SegmentFailed, InvalidInput for a contradiction.
+        The attempt is recorded with its seal. `prove` gets the manifest before it is put, and may raise SegmentFailed.
+        With `draft` a draft of the manifest is put, and the manifest is left to the process that commits. Raises
+        SegmentFailed, InvalidInput for a contradiction.
         """
         index, described = self._describe(attempt, blocks)
         data_key, index_key = attempt.keys.data, attempt.keys.index
@@ -79,7 +79,7 @@ class SegmentCompletion:
         """Return the index and the manifest of a sealed attempt."""
         seal, layout = attempt.seal, attempt.layout
         assert seal is not None  # noqa: S101 - nothing is completed before it is sealed
-        assert layout is not None  # noqa: S101 - only an attempt with its layout is gone on with
+        assert layout is not None  # noqa: S101 - only an attempt with a layout is resumed
         if isinstance(layout, LedgerLayout):
             entries = v1.index_entries(blocks, dense=layout.dense_index)
             index = v1.encode_index(seal.data_bytes, layout.metadata, entries)
@@ -110,7 +110,7 @@ class SegmentCompletion:
 
     @contextmanager
     def _stage(self, name: str, object_bytes: int) -> Iterator[None]:
-        """Show a segment's bytes in a stage of the pipeline while it is there."""
+        """Count a segment's bytes in a stage of the pipeline."""
         gauge = self._context.upload_context.metrics.pipeline_bytes.labels(stage=name)
         gauge.inc(object_bytes)
         try:
@@ -119,13 +119,13 @@ class SegmentCompletion:
             gauge.dec(object_bytes)
 
     async def _read_back(self, key: str, described: SegmentManifest) -> None:
-        """Read every block again and compare its checksum, a block at a time; a second time if it differs."""
+        """Read every block and compare its checksum, a second time if it differs."""
         for block in described.blocks:
             if await self._flaw(key, block) and (flaw := await self._flaw(key, block)):
                 raise SegmentFailed(f"what was stored reads back differently: {flaw}") from flaw
 
     async def _flaw(self, key: str, block: BlockInfo) -> CorruptData | None:
-        """Read a block; returns how it differs from what was cut. One read alone may be damaged on its way."""
+        """Read a block and return how it differs; one read alone may be damaged in transit."""
         data = await self._upload.fetch(key, block.offset, block.length)
         try:
             check_block(data, block, key=key)
@@ -137,7 +137,7 @@ class SegmentCompletion:
 async def put_manifest(
     upload: SegmentUpload, attempt: Attempt, described: SegmentManifest, kind: ObjectKind = ObjectKind.MANIFEST
 ) -> None:
-    """Put a segment's manifest, or the draft of it, and read it back. Raises SegmentFailed."""
+    """Put a segment's manifest, or its draft, and read it back. Raises SegmentFailed."""
     key, encoded = attempt.keys.of(kind), manifest.encode(described)
     await upload.put(kind, encoded, lambda data: same_manifest(key, data, encoded))
 
@@ -149,10 +149,9 @@ def same_bytes(key: str, found: bytes, sent: bytes) -> None:
 
 
 def same_manifest(key: str, found: bytes, sent: bytes) -> None:
-    """Raise SegmentFailed unless a manifest reads back with all that was said in it.
+    """Raise SegmentFailed unless a manifest reads back with the same content, chunks apart.
 
-    Only who has cut a block itself knows its chunks, so a deposed owner that puts its manifest meanwhile says the same
-    with chunks of other blocks.
+    A writer knows the chunks of the blocks that it cut itself, so the manifest of a fenced owner differs in them alone.
     """
     if found == sent:
         return
@@ -166,15 +165,15 @@ def same_manifest(key: str, found: bytes, sent: bytes) -> None:
 
 
 def without_chunks(described: SegmentManifest) -> SegmentManifest:
-    """Return a manifest without what readers of less than a block go by; older versions had other sparse positions."""
+    """Return a manifest without chunks and sparse positions, which differ between owners and versions."""
     blocks = tuple(replace(block, chunks=b"", sparse=()) for block in described.blocks)
     return replace(described, chunk_bytes=0, blocks=blocks)
 
 
 def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> bool:
-    """Say whether a segment holds what was sealed; if the source has lost some of that meanwhile, it is sealed again.
+    """Return whether a segment holds what was sealed; it is sealed again if the source has lost some of that.
 
-    What it holds may be the last copy there is. The end alone does not tell: a ledger in the middle may be gone.
+    It may hold the last copy. Entries are compared as well as the end: a ledger in the middle may be deleted.
     """
     seal, holds = attempt.seal, (builder.end, builder.entries)
     if seal is not None and (seal.end, seal.entries) != holds:
@@ -200,7 +199,7 @@ def index_groups(ledgers: tuple[LedgerPart, ...], blocks: tuple[BlockInfo, ...])
 
 
 def ledger_message(part: LedgerPart) -> bytes:
-    """Pulsar's LedgerInfo for the index: whole ledger when it is closed, else up to the segment's last entry."""
+    """Return Pulsar's LedgerInfo for the index: of the whole ledger if closed, else up to the segment's end."""
     message = LedgerInfoMessage(ledgerId=part.ledger_id, entries=part.ledger_entries, timestamp=part.closed_ms)
     if part.ledger_bytes:
         message.size = part.ledger_bytes

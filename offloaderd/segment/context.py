@@ -1,4 +1,4 @@
-"""What all topics of a daemon work with."""
+"""Stores, budgets and settings that all topics of a daemon share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,12 +23,11 @@ from offloaderd.segment.upload import UploadContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadContext:
-    """Stores, budgets and settings. `ledgers` is what writes whole ledgers, None where there is no ledger source.
+    """Stores, budgets and settings.
 
-    `cut` says how streaming segments are rewritten as whole ledgers where there is none.
-
-    `offloads` says what brokers have offloaded by themselves, None where there are no brokers. `chunk_bytes` is the
-    length of the chunks that manifests have checksums of.
+    `ledgers` is for whole ledgers, None without a ledger source; `cut` for rewriting as whole ledgers without one.
+    `offloads` lists what brokers have offloaded, None without brokers. Manifests have a checksum for each
+    `chunk_bytes`.
     """
 
     metadata: MetadataStore
@@ -40,18 +39,18 @@ class OffloadContext:
     places: Places
     ledgers: WholeLedgers | None = None
     history_bytes_max: int = 4 << 30
-    """How much of what was there before a topic was enabled a daemon offloads by itself, in bytes of payload."""
+    """Largest history that a daemon offloads itself, in payload bytes."""
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
     cut: LedgerCut | None = None
     chunk_bytes: int = CHUNK_BYTES
     reader_grace_s: float = 0.0
-    """How long the objects of a segment stay that has left the map, for those who were sent to it before."""
+    """How long the objects of a replaced segment stay, for readers that were sent to them."""
     deployment_id: str = ""
-    """Of which deployment what is written says that it is; empty: none was made yet."""
+    """Id of the deployment in labels and heads; empty while there is none."""
 
     def labels(self, where: SegmentKeys, topic: TopicName) -> Callable[[ObjectKind], dict[str, str]]:
-        """Return what gives each of a segment's objects its user metadata."""
+        """Return the function that makes the user metadata of each of a segment's objects."""
         return partial(
             keys.labels,
             where,
@@ -61,7 +60,7 @@ class OffloadContext:
         )
 
     def place_for(self, policy: RollPolicy) -> Place:
-        """Return where a topic's next segment goes. Raises Transient when its policy names no place of this daemon."""
+        """Return the place of a topic's next segment. Raises Transient if its policy names none of this daemon."""
         if policy.place is None:
             return self.places.home
         place = self.places.find(*policy.place)
@@ -82,7 +81,7 @@ class OffloadContext:
         epoch: int,
         failures: tuple[int, str] = (0, ""),
     ) -> Attempt:
-        """Return a new attempt, not recorded yet; `failures` says how often the one before failed, and why."""
+        """Return a new attempt, not recorded; `failures`: how often the one before failed, and why."""
         tries, last_error = failures
         return Attempt(
             segment_id=self.upload_context.clock.uuid(),

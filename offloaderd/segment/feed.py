@@ -226,50 +226,31 @@ class EntryHash:
         return self._sum.hexdigest()
 
 
-class HashingFeed:
-    """A feed whose entries are hashed on their way; `begin` is the first of those that count.
+class HashingFeed(ReadAheadFeed):
+    """A feed that hashes its entries, of which the first is at `begin`. All that it answers counts as taken."""
 
-    For whoever takes all that is answered: what was answered counts as taken.
-    """
-
-    rereadable = True
-
-    def __init__(self, feed: ReadAheadFeed, begin: Position) -> None:
-        self._feed = feed
+    def __init__(
+        self, batches: Batches, budget: ByteBudget, *, begin: Position, reserve_bytes: int, holder: Hashable
+    ) -> None:
+        super().__init__(batches, budget, reserve_bytes=reserve_bytes, holder=holder)
         self._begin = begin
-        self._taken: EntryHash | None = None
-        self._at = START
+        self._hash: EntryHash | None = None
+        self._hashed = START
 
     def digest(self, through: Position) -> EntryHash | None:
         """Return the hash from the begin to `through`; None when the reading began behind the begin."""
-        return self._taken if self._at == through else None
+        return self._hash if self._hashed == through else None
 
     def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
         """See EntryFeed."""
-        found = self._feed.take(after, bytes_max, required)
-        if isinstance(found, Entries) and self._taken is not None and found.batches[-1].last > self._at:
+        found = super().take(after, bytes_max, required)
+        if isinstance(found, Entries) and self._hash is not None and found.batches[-1].last > self._hashed:
             for batch in found.batches:
-                self._taken.take(batch)
-            self._at = found.batches[-1].last
+                self._hash.take(batch)
+            self._hashed = found.batches[-1].last
         return found
-
-    async def wait(self, timeout_s: float) -> None:
-        """See EntryFeed."""
-        await self._feed.wait(timeout_s)
 
     def restart(self, at: Position) -> None:
         """See EntryFeed."""
-        self._taken, self._at = EntryHash() if at < self._begin else None, at
-        self._feed.restart(at)
-
-    def sent(self, through: Position) -> None:
-        """See EntryFeed."""
-        self._feed.sent(through)
-
-    def committed(self, through: Position) -> None:
-        """See EntryFeed."""
-        self._feed.committed(through)
-
-    async def close(self) -> None:
-        """See EntryFeed."""
-        await self._feed.close()
+        self._hash, self._hashed = EntryHash() if at < self._begin else None, at
+        super().restart(at)

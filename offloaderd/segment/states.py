@@ -1,7 +1,7 @@
-"""The states of a segment, and one table of what may follow what: code, log, API and documentation go by it.
+"""The states of a segment and the table of their transitions, which code, log, API and documentation use.
 
-A state follows from the attempt's record (`state_of`); COMPLETED and COMMITTED are in no record, since the objects are
-the proof of the one, and the attempt ends with the other. A transition writes its record before what depends on it.
+A state follows from the attempt's record (`state_of`). COMPLETED and COMMITTED are in no record: the objects prove the
+one, and the attempt ends with the other. A transition writes its record before what depends on it.
 """
 
 from enum import StrEnum
@@ -11,14 +11,14 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 
 
 class SegmentState(StrEnum):
-    """How far a segment is."""
+    """The state of a segment."""
 
     ASSIGNED = "assigned"
     """Its attempt is recorded: id, begin and layout."""
     UPLOADING = "uploading"
-    """The multipart upload is recorded, then the parts as they are stored."""
+    """The multipart upload is recorded, and its stored parts."""
     SEALED = "sealed"
-    """Its end is recorded, and all that its manifest will say."""
+    """Its end is recorded, with all that its manifest will hold."""
     COMPLETED = "completed"
     """The data object and the index are in the bucket."""
     VERIFIED = "verified"
@@ -30,7 +30,7 @@ class SegmentState(StrEnum):
 
 
 class Transition(NamedTuple):
-    """A step from one state to another, and what it is called in the documentation."""
+    """A transition, and its name in the documentation."""
 
     before: SegmentState
     after: SegmentState
@@ -67,9 +67,9 @@ def follow(before: SegmentState, after: SegmentState) -> SegmentState:
 
 
 def state_of(attempt: Attempt) -> SegmentState:
-    """Return how far an attempt is by its record.
+    """Return the state that an attempt's record shows.
 
-    Finished objects that were found under its key, or an executor's word that they are stored, stand for VERIFIED.
+    Finished objects that were found under its key, or an executor's record that they are stored, are VERIFIED.
     """
     if attempt.status is AttemptStatus.FAILED:
         return SegmentState.FAILED

@@ -1,8 +1,8 @@
-"""Where a segment ends, and what a loss in its way means: pure, values in, values out."""
+"""Stop rules: where a segment ends, and what a loss in front of it means. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
 
 from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.ledgers.chain import Run
@@ -10,17 +10,18 @@ from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.builders.builder import SegmentBuilder
 from offloaderd.segment.committer import Assignment
 from offloaderd.segment.feed import Gap
-from offloaderd.segment.progress import Progress
 from offloaderd.segment.states import SegmentState, follow, state_of
 from offloaderd.segment.upload import SegmentUpload
 from offloaderd.segment.view import TopicView
 
 
 class SegmentProgress:
-    """What an open segment has become so far."""
+    """The state and content of an open segment."""
 
-    def __init__(self, record: Progress, builder: SegmentBuilder, upload: SegmentUpload, work: Assignment) -> None:
-        self._record = record
+    def __init__(
+        self, recorded: Callable[[], Attempt], builder: SegmentBuilder, upload: SegmentUpload, work: Assignment
+    ) -> None:
+        self._recorded = recorded
         self._builder = builder
         self._upload = upload
         self.resumed = work.resumed
@@ -31,21 +32,21 @@ class SegmentProgress:
         """Why it was sealed."""
         self.state = state_of(work.attempt)
         self.open = True
-        """Whether it is neither a part of its topic nor given up yet."""
+        """Whether it is neither committed nor given up."""
 
     def reach(self, state: SegmentState) -> None:
-        """Go on to another state. One whose objects were found finished is verified already, and is so again."""
+        """Enter another state. A segment whose objects were found finished stays VERIFIED until its commit."""
         if self.state is not SegmentState.VERIFIED or state in {SegmentState.COMMITTED, SegmentState.FAILED}:
             self.state = follow(self.state, state)
 
     @property
     def attempt(self) -> Attempt:
         """Its record."""
-        return self._record.attempt
+        return self._recorded()
 
     @property
     def catching_up(self) -> bool:
-        """Whether an earlier owner stored parts that are not cut again yet."""
+        """Whether parts that an earlier owner stored are still to be cut again."""
         return self._builder.part_count < self._upload.stored_count
 
     @property
@@ -70,80 +71,68 @@ class SegmentProgress:
 
     @property
     def part_count(self) -> int:
-        """How many parts of it are cut."""
+        """How many parts are cut."""
         return self._builder.part_count
 
     @property
     def full(self) -> bool:
-        """Whether no object, or no commit, takes more."""
+        """Whether an object or a commit can hold no more."""
         return self._builder.full
 
 
-class Limit(NamedTuple):
-    """How much a segment takes; asked before each batch."""
-
-    payload_bytes: int | None = None
-    """How much it is to hold: the entry that reaches it is still taken."""
-
-
-class Stop(NamedTuple):
-    """A segment has enough."""
-
-    reason: str
-    """A word for log, trace and metrics."""
-
-
 class OnGap(Enum):
-    """What to do when the source has lost what comes next of a segment that holds entries."""
+    """What to do when the source has lost the next entries of a segment that holds some."""
 
-    RECORD = "record the loss and go on behind it"
+    RECORD = "record the loss and continue behind it"
     END = "end before it"
     FAIL = "give the segment up"
 
 
-class StopRule(Protocol):
-    """When a segment ends. What is decided already, by a seal or a whole ledger's length, is no question of it."""
+FOREVER_S = 3600.0
+"""Longest wait for what the time alone does not change."""
 
-    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
-        """Return how much of the next batch is taken."""
-        ...
 
-    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
-        """Say whether, and why, the segment ends here; asked once before each look at the feed."""
-        ...
+class StopRule:
+    """When a segment ends. An end that a seal or the length of a whole ledger decides is not subject to it."""
+
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> int | None:
+        """Return the payload bytes that the segment may hold, None for no limit; called before each batch.
+
+        The entry that reaches the limit is still taken.
+        """
+        return None
+
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> str | None:
+        """Return why the segment ends here (a word for log, trace and metrics), None if it goes further."""
+        return None
 
     def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
-        """Return after how many seconds time alone may have `decide` say something else."""
-        ...
+        """Return after how many seconds the time alone may change what `decide` returns."""
+        return FOREVER_S
 
     def on_gap(self, gap: Gap) -> OnGap:
-        """Say what a loss means."""
-        ...
+        """Return what a loss means."""
+        return OnGap.FAIL
 
     def flaw(self, progress: SegmentProgress) -> str:
-        """Say why a segment may not end with what it holds; empty: it may, although more was to come."""
-        ...
+        """Return why the segment may not end with what it holds; empty: it may, since that may be the last copy."""
+        return ""
 
 
-FOREVER_S = 3600.0
-"""How long to wait at most for what is told by other means than time."""
+class LiveStop(StopRule):
+    """By the topic's policy, on request, and before entries that go by another method."""
 
-
-class LiveStop:
-    """As the topic's policy has it, once somebody wants it, or before what is offloaded in another way."""
-
-    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> int | None:
         """See StopRule; a segment that is too young for its size takes more."""
         if progress.full or _switches(view, progress.end):
-            return Limit(progress.payload_bytes)
+            return progress.payload_bytes
         is_young = now_s - progress.opened_s < view.policy.segment_age_min_s
-        return Limit(None if is_young else view.policy.segment_bytes_max)
+        return None if is_young else view.policy.segment_bytes_max
 
-    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> str | None:
         """See StopRule.
 
-        Entries of parts that an earlier owner stored are waited for, so that these are of use; only a size that is
-        reached ends the segment in any case, as nothing more is taken then.
+        While parts of an earlier owner are cut again, only the size ends the segment, so that they are of use.
         """
         end, requested, policy = progress.end, view.requested, view.policy
         if end is None:
@@ -159,7 +148,7 @@ class LiveStop:
             memory=requested.memory and _is_worth_a_commit(progress, view),
             stopping=view.may_stop,
         )
-        return Stop(reason.value) if reason is not None else None
+        return reason.value if reason is not None else None
 
     def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
         """See StopRule."""
@@ -167,26 +156,18 @@ class LiveStop:
         limits = (view.policy.segment_age_max_s, view.policy.segment_age_min_s)
         return max(0.001, min((limit - age_s for limit in limits if limit > age_s), default=1.0))
 
-    def on_gap(self, gap: Gap) -> OnGap:
-        """See StopRule; losses are recorded before anybody sees what follows them."""
-        return OnGap.FAIL
-
-    def flaw(self, progress: SegmentProgress) -> str:
-        """See StopRule: what is stored of it may be the last copy there is."""
-        return ""
-
 
 def _is_worth_a_commit(progress: SegmentProgress, view: TopicView) -> bool:
-    """Say whether a commit now would free at least half of what the topic holds in memory.
+    """Return whether a commit now would free at least half of the topic's memory.
 
-    A pusher that is faster than the bucket fills the memory soon after every commit; segments that were sealed at once
-    would become ever smaller, and the commits ever more.
+    A pusher that is faster than the bucket soon fills the memory after a commit; sealing at once would make segments
+    smaller and smaller.
     """
     return 2 * progress.payload_bytes >= view.buffer_bytes or view.first is None
 
 
 def _switches(view: TopicView, end: Position | None) -> bool:
-    """Say whether a segment of streaming has to end with the entry at `end`, as another method follows it."""
+    """Return whether a streaming segment ends at `end` because entries of another method follow."""
     if end is None:
         return False
     step = view.chain.next_after(end) if view.adoptable else None
@@ -199,56 +180,35 @@ def _switches(view: TopicView, end: Position | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeStop:
-    """To the end of what the feed has, or once it holds so many bytes; `gap` is what a loss means."""
+class RangeStop(StopRule):
+    """At the end of the feed, or at `payload_bytes`; `gap` is what a loss means."""
 
     payload_bytes: int | None
     gap: OnGap
 
-    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
+    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> int | None:
         """See StopRule."""
-        return Limit(progress.payload_bytes if progress.full else self.payload_bytes)
+        return progress.payload_bytes if progress.full else self.payload_bytes
 
-    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
+    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> str | None:
         """See StopRule."""
         enough = self.payload_bytes is not None and progress.payload_bytes >= self.payload_bytes
-        return Stop("size") if enough or progress.full else None
-
-    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
-        """See StopRule."""
-        return FOREVER_S
+        return "size" if enough or progress.full else None
 
     def on_gap(self, gap: Gap) -> OnGap:
         """See StopRule."""
         return self.gap
 
-    def flaw(self, progress: SegmentProgress) -> str:
-        """See StopRule: what is stored of it may be the last copy there is."""
-        return ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactStop:
-    """With all that the feed has, which has to be so many entries up to `end`: a segment that replaces others."""
+class ExactStop(StopRule):
+    """At the end of the feed, which has to have `entries` up to `end`: for a segment that replaces others.
+
+    A full builder is no reason: the goal was chosen so that one commit can write it.
+    """
 
     end: Position
     entries: int
-
-    def limit(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Limit:
-        """See StopRule."""
-        return Limit()
-
-    def decide(self, progress: SegmentProgress, view: TopicView, now_s: float) -> Stop | None:
-        """See StopRule; that it is full is no reason: the goal was cut so that one commit can write it."""
-        return None
-
-    def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
-        """See StopRule."""
-        return FOREVER_S
-
-    def on_gap(self, gap: Gap) -> OnGap:
-        """See StopRule."""
-        return OnGap.FAIL
 
     def flaw(self, progress: SegmentProgress) -> str:
         """See StopRule."""

@@ -1,9 +1,9 @@
 """Moves one segment's bytes into the bucket: multipart upload, index, manifest, verification.
 
-Parts go side by side under a limit per topic and one byte budget over all. Every request is tried until it is through
-or cannot be; what ends a segment (its upload is gone, or a stored object is not what was sent) is SegmentFailed. A
-lost answer is settled by reading back. An upload of an earlier owner is gone on with: a part that is stored already is
-told by its MD5 and not sent again.
+Parts are sent in parallel within a limit per topic and one byte budget for all. Every request is retried until it
+succeeds or cannot; a missing upload, or a stored object that differs from what was sent, is SegmentFailed. After a lost
+answer the store is read back. An upload of an earlier owner is resumed: a part that is stored already is recognized by
+its MD5 and not sent again.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 PUTS_MAX = 3
-"""How often an index or a manifest is put that does not read back as it was sent."""
+"""Tries to put an index or a manifest that does not read back as it was sent."""
 
 
 class SegmentFailed(OffloaderError):
@@ -53,10 +53,7 @@ class SegmentFailed(OffloaderError):
 
 @dataclass(slots=True, kw_only=True)
 class UploadLimits:
-    """How much may be on its way, and how far a finished segment is checked before it is committed.
-
-    They may be changed; an open segment keeps its number of parts.
-    """
+    """Parts in flight, and how a segment is verified before its commit; an open segment keeps its number of parts."""
 
     parts_in_flight_max: int
     readback: bool
@@ -68,7 +65,7 @@ class UploadLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadContext:
-    """What all uploads of a daemon share."""
+    """Shared by all uploads of a daemon."""
 
     objects: SegmentStore
     budget: ByteBudget
@@ -81,12 +78,12 @@ class UploadContext:
 
 
 def _is_md5(etag: str) -> bool:
-    """Whether an ETag can be the MD5 of what it stands for; of an object that is encrypted with a key it is not."""
+    """Return whether an ETag can be an MD5; that of an object that is encrypted with a key is none."""
     return re.fullmatch("[0-9a-f]{32}", etag) is not None
 
 
 def _as_cut(part: CutPart) -> PartInfo:
-    """What a store that does not encrypt says of a part."""
+    """Return a part as a store without encryption describes it."""
     return PartInfo(part_number=part.part_number, etag=md5(*part.pieces), size_bytes=part.size_bytes)
 
 
@@ -122,9 +119,9 @@ class SegmentUpload:
         """How many parts an earlier owner stored, from the first one on."""
 
     async def open(self, *, began_before: bool = False) -> str:
-        """Create the multipart upload and return its id; one that a lost answer left behind is taken up.
+        """Create the multipart upload and return its id; one that a lost answer left behind is used again.
 
-        `began_before` says that an earlier owner may have created one.
+        `began_before`: an earlier owner may have created one.
         """
         if began_before and await self._persist(self._head) is not None:
             raise SegmentFailed(f"{self._key} is complete, and no upload of it is on record: the metadata went back")
@@ -144,7 +141,7 @@ class SegmentUpload:
         return self.upload_id
 
     async def resume(self, attempt: Attempt, *, trusted: bool) -> None:
-        """Take up the upload of an earlier owner. Raises SegmentFailed when it is not as its record says.
+        """Resume the upload of an earlier owner. Raises SegmentFailed when it differs from its record.
 
         The recorded parts count as sent if they are `trusted`; else they too have to be cut again and compared.
         """
@@ -173,14 +170,14 @@ class SegmentUpload:
         self.stored_count = next(number for number in count() if number + 1 not in listed)
 
     async def _list(self) -> dict[int, PartInfo] | None:
-        """Return the stored parts, None when there is no such upload any more."""
+        """Return the stored parts, None when the upload does not exist any more."""
         found = await present(self._objects.list_parts(self._key, self.upload_id))
         return {part.part_number: part for part in found} if found is not None else None
 
     async def reserve(self, part_bytes: int, held: Reservation | None = None) -> Reservation:
-        """Wait for room to hold and send one part of that size; `unreserve` must follow, however sending it ends.
+        """Wait for memory and a slot for one part; `unreserve` must follow, however sending it ends.
 
-        `held` is what was reserved to read the part's entries.
+        `held` was reserved to read the part's entries.
         """
         await self._slots.acquire()
         try:
@@ -197,7 +194,7 @@ class SegmentUpload:
         reservation.release()
 
     async def send(self, part: CutPart) -> PartInfo:
-        """Upload one part for which `reserve` has made room, unless it is stored; run as a task of its own."""
+        """Upload one reserved part unless it is stored; runs as a task of its own."""
         size = part.size_bytes
         metrics = self._up.metrics
         metrics.pipeline_bytes.labels(stage="transfer").inc(size)
@@ -224,10 +221,10 @@ class SegmentUpload:
             metrics.pipeline_bytes.labels(stage="transfer").dec(size)
 
     def _sending(self, part: CutPart) -> Callable[[], Awaitable[PartInfo]]:
-        """Return what sends a part, each time that it is called; after a lost answer it looks for the part first.
+        """Return a request that sends a part; after a lost answer it lists the stored parts first.
 
-        A store that refuses a part without reading it hangs up, and its refusal is lost on the way: that the upload is
-        gone is known from the look alone.
+        A store that refuses a part without reading it closes the connection, and its refusal is lost: only the list
+        shows that the upload does not exist any more.
         """
         number, lost = part.part_number, False
 
@@ -246,13 +243,13 @@ class SegmentUpload:
         return once
 
     def _kept(self, part: CutPart) -> PartInfo | None:
-        """Return a part as it is stored if it needs not be sent."""
+        """Return a part as it is stored if it need not be sent."""
         listed = self._listed.pop(part.part_number, None)
         if listed is None and not self._completed:
             return None
         cut = _as_cut(part)
         if self._completed and (listed is None or self._opaque or not _is_md5(listed.etag)):
-            return listed or cut  # the object as a whole is compared in the end
+            return listed or cut  # the whole object is compared in the end
         if listed == cut:
             return listed
         if self._completed:
@@ -261,7 +258,7 @@ class SegmentUpload:
         return None
 
     async def complete(self, object_bytes: int) -> None:
-        """Make the data object visible. An upload that is gone may be one whose completion was never answered."""
+        """Complete the data object. A missing upload may be one whose completion was not answered."""
         parts = [self._parts[number] for number in sorted(self._parts)]
 
         async def once() -> None:
@@ -280,7 +277,7 @@ class SegmentUpload:
             await self._persist(self._abort_strays)
 
     async def _check_size(self, object_bytes: int) -> ObjectInfo:
-        """Compare the data object's size with what was sent; returns what the store says of it."""
+        """Compare the data object's size with that of the parts; returns the store's description."""
         stored = await self._persist(self._head)
         if stored is None or stored.size_bytes != object_bytes:
             found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
@@ -288,23 +285,23 @@ class SegmentUpload:
         return stored
 
     def _check_etag(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
-        """Compare the data object's ETag with that of the parts, where the one follows from the other."""
+        """Compare the data object's ETag with those of the parts, if it follows from them."""
         etag, told = stored.etag, not stored.etag_opaque
         self.proven = told and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
         if self.proven and etag != (wanted := combined_etag(parts)):
             raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
 
     async def _abort_strays(self) -> None:
-        """End uploads of this segment that a lost answer left behind, or an owner that went away."""
+        """Abort uploads of this segment that a lost answer or an earlier owner left behind."""
         async for upload in self._objects.list_uploads(self._key):
             if upload.key == self._key:
                 await self._objects.abort_upload(self._key, upload.upload_id)
 
     async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
-        """Store the index or the manifest and read it back; the same bytes again if they are not what was sent.
+        """Put the index or the manifest and read it back; again if it differs from what was sent.
 
-        One differing read alone may have been damaged on its way, one PUT in the store: neither is worth giving up a
-        finished segment for. Raises what `check` raises for the last of `PUTS_MAX` tries.
+        One read or one PUT may be damaged, which is no reason to give up a finished segment. Raises what `check` raises
+        in the last of `PUTS_MAX` tries.
         """
         key, labels = self._where.of(kind), self._labels(kind)
         for tries in range(1, PUTS_MAX + 1):
@@ -320,7 +317,7 @@ class SegmentUpload:
         self._up.metrics.verified_bytes.inc(len(data))
 
     async def verify(self, key: str, data_bytes: int) -> None:
-        """Compare the size of what is stored with that of what was sent."""
+        """Compare the stored size with the sent one."""
         stored = await self._persist(lambda: self._head(key))
         if stored is None or stored.size_bytes != data_bytes:
             found = stored.size_bytes if stored is not None else "no"
@@ -328,11 +325,11 @@ class SegmentUpload:
         self._up.metrics.verified_bytes.inc(data_bytes)
 
     async def fetch(self, key: str, first: int, length: int) -> bytes:
-        """Read back a part of an object that was just written."""
+        """Read a range of an object of this segment."""
         return await self._persist(lambda: self._objects.get(key, first, length))
 
     async def find(self, bucket: str, key: str) -> bytes | None:
-        """Read a small object of any segment, None when there is none, or its bucket is out of reach."""
+        """Read a small object of any segment; None if it or its bucket does not exist."""
         try:
             store = self._up.objects.at(bucket)
         except BucketMissing:
@@ -343,9 +340,9 @@ class SegmentUpload:
         return await find(self._objects, key or self._key)
 
     async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
-        """Try a request until it works; raises SegmentFailed when trying again cannot help.
+        """Retry a request until it succeeds; raises SegmentFailed when a retry cannot help.
 
-        One that is `paced` has its place among the parts on their way for each try, and gives it back between them.
+        A `paced` request has a slot among the parts in flight during each try, not between tries.
         """
         backoff, what, pace = Backoff(self._up.clock), object(), self._up.pace
         try:

@@ -1,8 +1,8 @@
-"""What a segment's writer may know of its topic: a look that does not change while it is decided by."""
+"""A frozen view of a topic, by which its segment's writer and its chooser decide."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
@@ -11,14 +11,14 @@ from offloaderd.segment.roll import RollPolicy
 
 
 class Requested(NamedTuple):
-    """What somebody wants of a topic at the moment."""
+    """Requests to a topic that stand at the moment."""
 
     stopping: bool = False
-    """Whether its owner is to leave it; what is not stored is left to the next one."""
+    """Whether its owner is to release it; the next owner stores the rest."""
     seal_to: Position | None = None
-    """The entry up to which everything is to be committed soon."""
+    """Everything up to this entry is to be committed soon."""
     memory: bool = False
-    """Whether memory is short, which a commit may free."""
+    """Whether memory is short that a commit may free."""
 
 
 _ANY = RollPolicy(segment_bytes_max=0, segment_age_max_s=0.0)
@@ -27,69 +27,55 @@ _NO_LEDGERS = LedgerChain(START, end=None)
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as it is when the writer looks at it; what is behind its references may go on meanwhile."""
+    """A topic at one moment; the objects that it refers to may change later."""
 
     requested: Requested
     policy: RollPolicy = _ANY
     chain: LedgerChain = _NO_LEDGERS
-    """What is known of its ledgers. Only read by whoever has a view."""
+    """Known ledgers; read-only here."""
     adoptable: Collection[int] = ()
-    """The ledgers that brokers have offloaded themselves, and that are to be adopted."""
+    """Ledgers that brokers have offloaded and that are to be adopted."""
     whole_ledgers: bool = False
     """Whether a ledger can be offloaded as a whole."""
     more_may_come: bool = False
-    """Whether there are, or may be, entries behind the cursor that were there before this owner."""
+    """Whether there may be entries behind the cursor that are older than this claim."""
     first: Position | None = None
     """The next entry, if it is in memory."""
     buffer_bytes: int = 0
-    """Memory that its entries take."""
+    """Memory of its entries."""
     may_stop: bool = False
-    """Whether stopping is asked for, and loses nothing that was accepted."""
+    """Whether a stop is requested and loses nothing that was accepted."""
     cursor: Position = START
-    """Newest entry that is taken."""
+    """Newest entry in the open segment, or committed."""
     attempt: Attempt | None = None
-    """The record of the open segment, or of what an earlier owner left."""
+    """Record of the open segment, or of the attempt that an earlier owner left."""
     settled: bool = True
-    """Whether it is known how far the latter is."""
+    """Whether the state of that attempt in the bucket is known."""
     left_is_lost: bool = False
-    """Whether the source has lost its first entry."""
+    """Whether the source has lost the first entry of that attempt."""
     rereadable: bool = True
     """Whether entries can be read again."""
     history_waits: bool = False
-    """Whether live segments wait for history."""
+    """Whether live segments wait until history is done."""
     offloaded: Position | None = None
-    """Up to where all is offloaded."""
+    """The offloaded position."""
     whole_before: int | None = None
-    """The ledger that the last segment holds as a whole."""
+    """The ledger that the last segment holds whole."""
     end_is_unrecorded: bool = False
-    """Whether the end of the ledger in which the offloading stands is known and not recorded."""
+    """Whether the end of the ledger at the offloaded position is known and not recorded."""
     to_adopt: LedgerInfo | None = None
-    """The ledger that comes next and can be adopted."""
+    """The next ledger, if it can be adopted."""
     wall_ms: int = 0
-    """What time it is."""
+    """Wall time."""
 
     @property
     def goes_by_ledgers(self) -> bool:
-        """Whether ledgers are to be offloaded as a whole, and can be."""
+        """Whether ledgers are offloaded whole: by the policy, and possible here."""
         return self.policy.method is OffloadMethod.LEDGER_BASED and self.whole_ledgers
 
 
-class Views(Protocol):
-    """Who makes views."""
+Views = Callable[[Position], TopicView]
+"""Returns the topic as it is now, for a writer that has taken all entries up to a position."""
 
-    def at(self, cursor: Position) -> TopicView:
-        """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
-        ...
-
-
-class NoViews:
-    """Of a segment that depends on nothing but its entries."""
-
-    _view = TopicView(Requested())
-
-    def at(self, cursor: Position) -> TopicView:
-        """Return the same always."""
-        return self._view
-
-
-NO_VIEWS = NoViews()
+NO_VIEW = TopicView(Requested())
+"""For a segment that depends on nothing but its entries."""

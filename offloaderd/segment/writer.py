@@ -1,23 +1,25 @@
-"""Writes segments, one at a time, whoever needs them: from an attempt's record to what may be committed.
+"""The segment writer: one attempt at a time, from its record to its commit.
 
-The only code that opens, fills, seals, completes and resumes an attempt. Where the entries come from is the feed's,
-where the segment ends the stop rule's, what its manifest says of the topic the facts', and what becomes of it the
-committer's.
-How far the entries are taken is known here alone: after a failure the caller begins again where its topic stands.
+Only this module opens, fills, seals, completes and resumes attempts. The feed gives the entries, the stop rule ends the
+segment, the facts say what its manifest holds of the topic around it, the committer makes it part of the topic. The
+cursor is local: after a failure the caller begins again at the committed position.
 """
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 
 from offloaderd import __version__
 from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio.signal import race
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, first_of
 from offloaderd.core.model import Position
 from offloaderd.format.values import SegmentManifest
-from offloaderd.metadata.records.attempt import Attempt, Seal, stored_part
+from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart, stored_part
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.builders.builder import CutPart
 from offloaderd.segment.builders.ledger_builder import builder_of
@@ -27,23 +29,32 @@ from offloaderd.segment.complete import SegmentCompletion, keeps_seal
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import Empty, End, Entries, EntryFeed, Gap, Lost, Reservation
-from offloaderd.segment.progress import Progress
 from offloaderd.segment.states import SegmentState
 from offloaderd.segment.stop import OnGap, SegmentProgress, StopRule
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
-from offloaderd.segment.view import NO_VIEWS, TopicView, Views
+from offloaderd.segment.view import NO_VIEW, TopicView, Views
 
 log = structlog.get_logger(__name__)
 
 TAKE_BYTES = 1 << 20
 """Entries are moved from the feed into blocks in steps of about this size, so the loop stays responsive."""
 
+PAUSE_MIN_S = 0.2
+RECORD_BYTES_PER_S = 128 * 1024
+"""Limit of what one topic writes into the metadata store: a record of 700 kB every 5 s."""
+
+RECORD_BYTES_MAX = 700_000
+"""ZooKeeper takes nodes of about 1 MB; parts whose blocks do not fit are not recorded."""
+
+HEAD_BYTES = 4096
+"""Reserved for the rest of the record."""
+
 LOOK_S = 1.0
-"""How often to look whether entries that are waited for have vanished, of a segment whose end is decided."""
+"""Pause between checks whether entries that a segment with a decided end needs were deleted at the source."""
 
 
 class SegmentWriter:
-    """One owner's writer of a topic's segments, live ones, those of history, or those that replace others."""
+    """One owner's writer of a topic's segments: live, of history, or rewritten."""
 
     def __init__(
         self,
@@ -52,12 +63,12 @@ class SegmentWriter:
         committer: Committer,
         *,
         failure_tracker: FailureTracker,
-        views: Views = NO_VIEWS,
+        views: Views = lambda _: NO_VIEW,
     ) -> None:
         self.progress: SegmentProgress | None = None
-        """Of the segment that is being written, or was written last."""
+        """Progress of the open segment, or of the last one."""
         self.moved = (0, 0)
-        """How many entries, and bytes of payload, were taken into all segments."""
+        """Entries and payload bytes taken into all segments."""
         self.context = context
         self.committer = committer
         self.views = views
@@ -65,7 +76,7 @@ class SegmentWriter:
         self.failure_tracker = failure_tracker
 
     async def run(self, work: Assignment, feed: EntryFeed, stop: StopRule, facts: SealFacts) -> VerifiedSegment | None:
-        """Bring an attempt to its commit; None when stopping leaves it to the next owner. Closes the feed.
+        """Write an attempt up to its commit and close the feed; None if the owner stops and leaves it to the next one.
 
         Raises SegmentFailed once the attempt was given up, Fenced, and what the feed raises.
         """
@@ -93,9 +104,9 @@ class SegmentWriter:
 class _OneSegment:
     """One attempt, from its record to verified objects.
 
-    What a part holds follows from the record and the topic's entries alone: where the segment begins and how it is cut
-    is recorded before the first byte, where it ends (the seal) before the first part that depends on it. An owner that
-    was deposed cannot record the latter, so whatever it still sends is what its successor sends as well.
+    The bytes of a part follow from the record and the topic's entries alone: begin and layout are recorded before the
+    first byte, the end (the seal) before the first part that depends on it. A fenced owner cannot record the end, so
+    all that it still sends is what its successor sends as well.
     """
 
     def __init__(
@@ -115,10 +126,10 @@ class _OneSegment:
         self._upload = SegmentUpload(
             context.upload_context, attempt.bucket, attempt.keys, failure_tracker=writer.failure_tracker, labels=labels
         )
-        self._record = Progress(writer.attempts, attempt, epoch=claim.epoch, clock=self._clock)
+        self._record = AttemptProgress(writer.attempts, attempt, epoch=claim.epoch, clock=self._clock)
         self._claimed_s = work.claimed_s
         self._held: Reservation | None = None  # of the feed, to read the entries that are not in a part yet
-        self.progress = SegmentProgress(self._record, self._builder, self._upload, work)
+        self.progress = SegmentProgress(lambda: self._record.attempt, self._builder, self._upload, work)
         self.trace = context.upload_context.traces.segment(
             attempt.segment_id,
             topic=str(claim.topic),
@@ -133,7 +144,7 @@ class _OneSegment:
         return self._record.attempt
 
     async def written(self) -> VerifiedSegment | None:
-        """Store its entries and verify the objects; None: it is left to the next owner."""
+        """Store the entries and verify the objects; None: the next owner does it."""
         committer = self._writer.committer
         if not await self._stored():
             return None
@@ -161,7 +172,7 @@ class _OneSegment:
         )
 
     async def _stored(self) -> bool:
-        """Have an upload, and all parts stored and recorded; False when stopping leaves it to the next owner."""
+        """Store and record all parts; False if the owner stops and leaves them to the next one."""
         try:
             async with Group() as group:
                 group.create_task(self._record.run(), name=f"progress of {self._attempt.segment_id}")
@@ -175,10 +186,10 @@ class _OneSegment:
         return done
 
     async def _open(self) -> None:
-        """Have an upload, or go on with the one that there is. Raises SegmentFailed when that cannot be trusted.
+        """Create the upload, or resume the recorded one. Raises SegmentFailed when that cannot be trusted.
 
-        The recorded parts count as sent where their entries can be read again if it should come to that; else they
-        are given anew from the begin of the segment, and compared.
+        Recorded parts count as sent if their entries can be read again in case of need; else their entries are taken
+        again from the begin of the segment, cut and compared.
         """
         attempt = self._attempt
         if not attempt.upload_id and not attempt.proven:
@@ -191,7 +202,7 @@ class _OneSegment:
                 self._builder.restore(attempt.parts)
 
     async def _fill(self, parts: asyncio.TaskGroup) -> bool:
-        """Take entries to the segment's end and send them; False when stopping leaves it to the next owner."""
+        """Take and send the entries up to the end; False if the owner stops and leaves them to the next one."""
         builder, cursor = self._builder, self._work.after
         if self.progress.state is SegmentState.ASSIGNED:
             self.progress.reach(SegmentState.UPLOADING)
@@ -217,7 +228,7 @@ class _OneSegment:
         return True
 
     def _resumed(self) -> None:
-        """Count and tell that an earlier owner's attempt is brought to its end."""
+        """Count and log that the attempt of an earlier owner is resumed."""
         self._metrics.segments_resumed.inc()
         log.info(
             "segment.resumed",
@@ -230,20 +241,17 @@ class _OneSegment:
         )
 
     async def _take(self, cursor: Position, parts: asyncio.TaskGroup) -> bool:
-        """Move entries behind `cursor` into the segment, up to its end; False when stopping.
-
-        It ends earlier when the rest cannot come any more.
-        """
+        """Move entries behind `cursor` into the segment, up to its end or the last available; False if stopping."""
         required = self._attempt.end
         if required is not None and not self._work.resumed:
             self.progress.reason = "ledger"
         while True:
-            # From the look at the topic to the wait nothing awaits: a change in between would be missed.
-            view, now_s = self._writer.views.at(cursor), self._clock.monotonic()
+            # Nothing awaits between the view and the wait: a change in between would be missed.
+            view, now_s = self._writer.views(cursor), self._clock.monotonic()
             if self._is_at_end(cursor, view, now_s):
                 return True
             if required is not None and view.requested.stopping and self._attempt.seal is None:
-                return False  # a whole ledger may take long, and the next owner goes on with it
+                return False  # a whole ledger may take long, and the next owner resumes it
             match self._feed.take(cursor, TAKE_BYTES, required):
                 case Entries() as found:
                     self._held = found.reservation
@@ -264,17 +272,16 @@ class _OneSegment:
                     await self._feed.wait(wait_s)
 
     def _is_at_end(self, cursor: Position, view: TopicView, now_s: float) -> bool:
-        """Say whether the segment ends with the entry at `cursor`: where that was decided, or as its rule has it."""
+        """Return whether the segment ends at `cursor`: at its decided end, else by the stop rule."""
         required = self._attempt.end
         if required is None:
             stopped = self._stop.decide(self.progress, view, now_s)
-            if stopped is not None:
-                self.progress.reason = stopped.reason
+            self.progress.reason = stopped or self.progress.reason
             return stopped is not None
         return cursor >= required
 
     def _ends_before(self, gap: Gap) -> bool:
-        """Say whether the segment ends before what the source has lost. Raises SegmentFailed when it may not."""
+        """Return whether the segment ends before a loss. Raises SegmentFailed when it may hold none."""
         match self._stop.on_gap(gap):
             case OnGap.RECORD:
                 return False
@@ -285,7 +292,7 @@ class _OneSegment:
                 raise SegmentFailed(f"the source has lost entries {gap.loss}, which the segment was to hold")
 
     def _add(self, found: Entries, cursor: Position, view: TopicView, now_s: float) -> Position:
-        """Take of the entries what the segment may hold; returns the last one that it holds."""
+        """Add the entries that the segment may hold; returns the last one."""
         required = self._attempt.end
         for batch in found.batches:
             if not self.progress.entries:
@@ -293,7 +300,7 @@ class _OneSegment:
             limit: int | None = None
             piece = batch
             if required is None:
-                limit = self._stop.limit(self.progress, view, now_s).payload_bytes
+                limit = self._stop.limit(self.progress, view, now_s)
                 if limit is not None and self.progress.payload_bytes >= limit:
                     break
             elif batch.first > required:
@@ -310,19 +317,19 @@ class _OneSegment:
         return cursor
 
     def went_on(self) -> None:
-        """There is progress: what an earlier owner left is recovered."""
+        """End the recovery of what an earlier owner left: there is progress."""
         if self._claimed_s is not None:
             self._metrics.recovery_seconds.observe(self._clock.monotonic() - self._claimed_s)
             self._claimed_s = None
 
     def _begins_with(self, first: Position) -> None:
-        """Raise SegmentFailed unless the first entry is the one that the record says."""
+        """Raise SegmentFailed unless the first entry is the recorded begin."""
         begin = self._attempt.begin
         if first != begin:
             raise SegmentFailed(f"the segment was to begin at {begin}, its first entry is {first}")
 
     def _check_end(self) -> None:
-        """Raise SegmentFailed for a segment that may not end with what it holds."""
+        """Raise SegmentFailed if the segment may not end here."""
         required = self._attempt.end
         if not self.progress.entries:
             sealed = f" up to {required}" if required is not None else ""
@@ -331,7 +338,7 @@ class _OneSegment:
             raise SegmentFailed(flaw)
 
     async def _seal(self) -> None:
-        """No more entries: record the end, before a part is cut that would be larger with more. Raises Fenced."""
+        """Record the end, before a part is cut that more entries would make larger. Raises Fenced."""
         builder, facts = self._builder, self._facts
         infos = await facts.infos()
         ledgers = builder.ledgers(infos.get)
@@ -360,7 +367,7 @@ class _OneSegment:
         await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
 
     async def _send(self, parts: asyncio.TaskGroup, *, last: bool = False) -> None:
-        """Cut the next part, as soon as there is room for it, and have it stored."""
+        """Cut the next part as soon as there is room for it, and store it in a task."""
         reserved = await self._upload.reserve(self._builder.pending_bytes, self._held)
         part = self._builder.cut_part(last=last)
         task = parts.create_task(self._store_part(part), name=f"part {part.part_number} of {self._topic}")
@@ -376,10 +383,79 @@ class _OneSegment:
 
 @contextmanager
 def _failing(what: str, *, when: bool = True) -> Iterator[None]:
-    """What a builder refuses cannot become a segment; what this owner has made alone is a defect if not `when`."""
+    """Turn InvalidInput of a builder into SegmentFailed; if not `when` it is a defect and stays as it is."""
     try:
         yield
     except InvalidInput as error:
         if not when:
             raise
         raise SegmentFailed(f"{what}: {error}") from error
+
+
+class AttemptProgress:
+    """The record of one attempt under one claim, kept near what is stored of it: the next owner resumes behind that.
+
+    One update at a time, and no more of them than the metadata store should bear: each rewrites the whole record, which
+    grows with the segment. Parts that the record lacks, because it lags or is full, are cut again by the next owner,
+    compared, and not sent again.
+    """
+
+    def __init__(self, log: AttemptLog, attempt: Attempt, *, epoch: int, clock: Clock) -> None:
+        self.attempt = attempt
+        """As it is recorded."""
+        self._log = log
+        self._epoch = epoch
+        self._clock = clock
+        self._stored: dict[int, StoredPart] = dict(enumerate(attempt.parts, start=1))
+        self._parts = list(attempt.parts)  # what the next update records
+        self._parts_bytes = sum(len(part.encoded) for part in attempt.parts)
+        self._written_s = clock.monotonic()
+        self._writing = asyncio.Lock()  # a write needs the node's version
+        self._change_signal = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def stored(self, part_number: int, part: StoredPart) -> None:
+        """Note that a part is in the bucket."""
+        self._stored[part_number] = part
+        while (following := self._stored.get(len(self._parts) + 1)) is not None:
+            if HEAD_BYTES + self._parts_bytes + len(following.encoded) > RECORD_BYTES_MAX:
+                break
+            self._parts.append(following)
+            self._parts_bytes += len(following.encoded)
+            self._change_signal.set()
+
+    async def run(self) -> None:
+        """Record the parts as they are stored, until `end`. Raises Fenced."""
+        while not self._ended.is_set():
+            await race(self._change_signal.wait(), self._ended.wait())
+            pause_s = max(PAUSE_MIN_S, self._parts_bytes / RECORD_BYTES_PER_S)
+            await race(self._clock.sleep(self._written_s + pause_s - self._clock.monotonic()), self._ended.wait())
+            if self._change_signal.is_set():
+                await self._write()
+
+    def end(self) -> None:
+        """Have `run` record the rest and return."""
+        self._ended.set()
+
+    async def note_upload(self, upload_id: str) -> None:
+        """Record the multipart upload. Raises Fenced."""
+        await self._write(upload_id=upload_id)
+
+    async def note_seal(self, seal: Seal) -> None:
+        """Record where the segment ends. Raises Fenced."""
+        await self._write(seal=seal)
+
+    async def _write(self, *, upload_id: str | None = None, seal: Seal | None = None) -> None:
+        async with self._writing:
+            self._change_signal.clear()
+            before = self.attempt
+            attempt = replace(
+                before,
+                epoch=self._epoch,
+                upload_id=before.upload_id if upload_id is None else upload_id,
+                parts=tuple(self._parts),
+                seal=seal or before.seal,
+            )
+            await self._log.update(attempt)
+            self.attempt = attempt
+            self._written_s = self._clock.monotonic()

@@ -14,22 +14,11 @@ from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 from offloaderd.topic.mailbox import Requests
 
 
-class MemoryShare(Protocol):
-    """What a buffer has of the pool; it starves when its segment cannot end yet and has taken all there is for it."""
-
-    used_bytes: int
-    evictable_bytes: int
-    starving: bool
-
-    def evict(self, bytes_wanted: int) -> None:
-        """Drop the oldest entries that can be read again until `bytes_wanted` are free, or none is left."""
-
-
 class MemoryHolder(Protocol):
     """Who takes entries out of a buffer into segments, and frees memory with each that is committed."""
 
     @property
-    def buffer(self) -> MemoryShare:
+    def buffer(self) -> "TailingBuffer":
         """Where they are."""
         ...
 
@@ -51,9 +40,9 @@ class BufferPool:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.freed = Signal()
-        self._buffers: dict[MemoryShare, None] = {}  # a set that keeps its order
-        self._holders: dict[MemoryShare, MemoryHolder] = {}
-        self._overdrawing: MemoryShare | None = None
+        self._buffers: dict[TailingBuffer, None] = {}  # a set that keeps its order
+        self._holders: dict[TailingBuffer, MemoryHolder] = {}
+        self._overdrawing: TailingBuffer | None = None
 
     def follow(self, limit_bytes: int) -> None:
         """Go on under another limit; what is held beyond a lower one goes as segments are committed."""
@@ -65,7 +54,7 @@ class BufferPool:
         """How much more is held than there should be."""
         return max(0, self.used_bytes - self.limit_bytes)
 
-    def admit(self, wanted: int, *, needed_by: MemoryShare | None = None) -> bool:
+    def admit(self, wanted: int, *, needed_by: "TailingBuffer | None" = None) -> bool:
         """Make room for `wanted` bytes by evicting what is already in cut parts; False if there is none.
 
         When there is none, the buffer that pins the most is asked to have its segment sealed early, or the next one if
@@ -84,7 +73,7 @@ class BufferPool:
         any(self._asked(one) for one in by_size if one.used_bytes)
         return False
 
-    def _asked(self, buffer: MemoryShare) -> bool:
+    def _asked(self, buffer: "TailingBuffer") -> bool:
         """Ask for a segment to be sealed early; says whether that frees memory."""
         holder = self._holders.get(buffer)
         if holder is None:
@@ -95,7 +84,7 @@ class BufferPool:
     def _fits(self, wanted: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
-    def add(self, buffer: MemoryShare) -> None:
+    def add(self, buffer: "TailingBuffer") -> None:
         """Count a buffer in."""
         self._buffers[buffer] = None
 
@@ -103,13 +92,13 @@ class BufferPool:
         """Have somebody asked to seal early what is in a buffer, until that is closed."""
         self._holders[holder.buffer] = holder
 
-    def remove(self, buffer: MemoryShare) -> None:
+    def remove(self, buffer: "TailingBuffer") -> None:
         """Count a closed buffer out."""
         self._buffers.pop(buffer, None)
         self._holders.pop(buffer, None)
         self.pass_on(buffer)
 
-    def take(self, size_bytes: int, buffer: MemoryShare) -> None:
+    def take(self, size_bytes: int, buffer: "TailingBuffer") -> None:
         """Book what a buffer has taken after `admit`."""
         self.used_bytes += size_bytes
         if self.overdrawn_bytes and buffer.starving and self._overdrawing is None:
@@ -121,7 +110,7 @@ class BufferPool:
         if size_bytes:
             self.freed.notify()
 
-    def pass_on(self, buffer: MemoryShare) -> None:
+    def pass_on(self, buffer: "TailingBuffer") -> None:
         """Let another overdraw if this buffer did."""
         if self._overdrawing is buffer:
             self._overdrawing = None

@@ -1,25 +1,26 @@
-"""Whether the duties towards an awake topic have something to do: what decides whether it may sleep (`idle.py`)."""
+"""Whether the duties towards an active topic have something to do: if so, it is not suspended (`idle.py`)."""
 
 import asyncio
 from math import inf
 
 
 class Rest:
-    """Whether all duties of an awake topic are at rest, and until when."""
+    """Whether all duties of an active topic rest, and until when."""
 
-    __slots__ = ("_dues", "working")
+    __slots__ = ("dues", "working")
 
     def __init__(self) -> None:
         self.working = 0
-        """How many duties have something to do, or have not said that they have nothing."""
-        self._dues: list[float] = []
+        """How many duties have something to do, or have not reported that they have nothing."""
+        self.dues: list[float] = []
+        """When each duty that rests continues (monotonic)."""
 
     def until(self, due_s: float = inf) -> "Resting":
         """Return a context in which the duty that enters it has nothing to do before `due_s` (monotonic)."""
         return Resting(self, due_s)
 
     def begun(self, duty: asyncio.Task[None]) -> None:
-        """A duty begins; one that has ended has nothing to do any more."""
+        """Count a duty that begins; one that has ended has nothing to do any more."""
         self.working += 1
         duty.add_done_callback(self._ended)
 
@@ -28,18 +29,8 @@ class Rest:
 
     @property
     def due_s(self) -> float | None:
-        """When the first duty has to go on (monotonic), None while one of them is at work."""
-        return None if self.working else min(self._dues, default=inf)
-
-    def enter(self, due_s: float) -> None:
-        """A duty is at rest."""
-        self.working -= 1
-        self._dues.append(due_s)
-
-    def leave(self, due_s: float) -> None:
-        """It goes on."""
-        self.working += 1
-        self._dues.remove(due_s)
+        """When the first duty continues (monotonic), None while one of them works."""
+        return None if self.working else min(self.dues, default=inf)
 
 
 class Resting:
@@ -53,8 +44,10 @@ class Resting:
 
     def __enter__(self) -> None:
         """Have nothing to do."""
-        self._rest.enter(self._due_s)
+        self._rest.working -= 1
+        self._rest.dues.append(self._due_s)
 
     def __exit__(self, *_: object) -> None:
-        """Go on."""
-        self._rest.leave(self._due_s)
+        """Continue."""
+        self._rest.working += 1
+        self._rest.dues.remove(self._due_s)

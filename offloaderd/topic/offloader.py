@@ -112,7 +112,7 @@ class TopicOffloader:
         if self.tailer is None:
             self.lag.watch(None)
         committer = LiveCommitter(self.record, log, self.failure_tracker, clock=self._clock, metrics=self._metrics)
-        self.writer = SegmentWriter(context, log, committer, failure_tracker=self.failure_tracker, views=self)
+        self.writer = SegmentWriter(context, log, committer, failure_tracker=self.failure_tracker, views=self.at)
         self._facts = LiveFacts(self.record, context.pasts, self.tailer, self.closed_ledgers, self.failure_tracker)
         self.handle = OffloadHandle(
             self.buffer,

@@ -25,7 +25,7 @@ from offloaderd.segment.builders.ledger_builder import LedgerCut
 from offloaderd.segment.committer import Assignment, FindManifest, Surroundings
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.feed import HashingFeed, ReadAheadFeed
+from offloaderd.segment.feed import HashingFeed
 from offloaderd.segment.prefix_totals import past_within
 from offloaderd.segment.stop import ExactStop
 from offloaderd.segment.upload import SegmentFailed
@@ -92,13 +92,13 @@ class OldObjects:
     def feed(self, attempt: Attempt) -> HashingFeed:
         """Return what reads the entries; of each part some are in memory before the others are fetched."""
         part_bytes = (attempt.layout or self.context.layout).part_bytes
-        feed = ReadAheadFeed(
+        return HashingFeed(
             partial(self.reader.run, self.volumes, self.goal.slices),
             self.context.upload_context.budget,
+            begin=self.goal.begin,
             reserve_bytes=part_bytes + self.reader.piece_bytes,
             holder=attempt.segment_id,
         )
-        return HashingFeed(feed, self.goal.begin)
 
     def stop(self) -> ExactStop:
         """Return where the new object ends: where the old ones do."""

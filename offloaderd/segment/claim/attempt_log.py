@@ -1,7 +1,7 @@
-"""The records that move a topic forward: claim an attempt, note its upload, commit it, or give it up.
+"""The transactions of a topic's attempt: begin, update, commit, give up; and the changes of its map.
 
-Each is one transaction under the epoch (see `fence.py`). What became of one whose answer was lost, or that was cut
-short by a cancellation, is decided by the segment's id: under one epoch nobody else writes the attempt.
+Each is one transaction under the epoch (see `fence.py`). After a lost answer or a cancellation the segment's id decides
+what became of it: under one epoch there is no other writer of the attempt.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 class AttemptLog:
     """Writes a topic's attempt and commits it, under one claim.
 
-    The attempt is recorded at `path`, by default where that of the live edge is. Steps that go `along` are carried out
-    in the same transaction. Executors of one job share a claim: an update replaces only what this log has read or
-    written, so one that was taken for lost changes nothing of what its successor recorded.
+    The attempt is recorded at `path`, by default that of live segments. Steps `along` are part of the same transaction.
+    Executors of one job share a claim: an update replaces only what this log has read or written, so an executor that
+    counted as lost does not change its successor's record.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AttemptLog:
         self.head = head
         self._path = path or paths.attempt(claim.topic)
         self._version = 0
-        self._ours: list[Attempt] = []  # what may be recorded as far as this log knows; nothing: it has not looked
+        self._ours: list[Attempt] = []  # what this log has read or may have written; empty: nothing yet
 
     async def begin(self, attempt: Attempt, along: Sequence[Step] = ()) -> None:
         """Record the attempt before its first byte. Raises Fenced."""
@@ -87,9 +87,9 @@ class AttemptLog:
         recorded: Callable[[], Awaitable[bool]],
         ours: Sequence[Attempt] = (),
     ) -> int:
-        """Carry out the steps against the attempt's version; returns that. Raises Fenced, Conflict, NotFound.
+        """Carry out the steps against the attempt's version, and return it. Raises Fenced, Conflict, NotFound.
 
-        What is found in another version has to be one of `ours`, if there are any.
+        An attempt in another version has to be one of `ours`, if there are any.
         """
         while True:
             version = self._version
@@ -102,13 +102,13 @@ class AttemptLog:
                 if found is None or found.segment_id != segment_id or self._version == version:
                     raise
                 if ours and found not in ours:
-                    self._version = version  # nothing that is there now is ours to replace
+                    self._version = version  # another executor's record is not replaced
                     raise
             else:
                 return version
 
     async def load(self) -> Attempt | None:
-        """Read the attempt that is recorded, if any, to go on with it."""
+        """Read the recorded attempt, if any, to resume it."""
         found = await self._read()
         self._ours = [found] if found is not None else []
         return found
@@ -127,21 +127,19 @@ class AttemptLog:
         ends: Mapping[int, LedgerEnd],
         along: Sequence[Step] = (),
     ) -> TopicMap:
-        """Make the segment part of the topic: every touched ledger's context and the attempt's end, in one step.
+        """Add the segment to the contexts of its ledgers and delete the attempt, in one transaction; returns the map.
 
-        `ends` tells of ledgers that are closed. Returns the map with it. Raises Fenced, or Conflict when contexts were
-        changed by someone else.
+        `ends` has the closed ledgers. Raises Fenced, and Conflict when another process changed the contexts.
         """
         steps, after = await self._fitted(topic_map, lambda known: known.with_commit(segment, ends), along)
         await self._enter(topic_map, after, segment, [*steps, *along])
         return after
 
     async def exchange(self, topic_map: TopicMap, made: CommittedSegment, along: Sequence[Step] = ()) -> TopicMap:
-        """Put what was rewritten in the place of what it was made of, and end the attempt, in one step.
+        """Replace segments by what was made of them and delete the attempt, in one transaction; returns the map.
 
-        A whole ledger takes the place of its slices of segments, a segment that of those that it was merged of.
-        Returns the map with it. Raises Fenced, Conflict as `conversion.with_whole` and `merging.with_merged` do or when
-        somebody else changed a ledger's context.
+        A whole ledger replaces its slices of segments, a segment those that it was merged of. Raises Fenced, Conflict
+        as `conversion.with_whole` and `merging.with_merged` do, or when another process changed a context.
         """
         whole = made.method is OffloadMethod.LEDGER_BASED
         replaced, now_ms = conversion.with_whole if whole else merging.with_merged, self._clock.wall_ms()
@@ -150,17 +148,17 @@ class AttemptLog:
         return after
 
     async def check_head(self, topic_map: TopicMap, segment_id: UUID | None = None) -> None:
-        """See that the bucket is not ahead of the map, before anything is done by it that outlives a refusal.
+        """Check that the bucket is not ahead of the map, before a manifest is put or a loss recorded.
 
-        A segment's manifest does, and a loss on record. Raises IdentityRefused, Fenced.
+        Raises IdentityRefused, Fenced.
         """
         if self.head is not None:
             await self.head.check(topic_map, segment_id)
 
     async def _enter(self, before: TopicMap, after: TopicMap, segment: CommittedSegment, steps: Sequence[Step]) -> None:
-        """Carry out the steps that make a segment part of the topic, and end the attempt with them.
+        """Carry out the steps of a commit, and delete the attempt in the same transaction.
 
-        The topic's head in the bucket says so first: the bucket is never behind the metadata.
+        The topic's head in the bucket is put first, so that it is never behind the metadata.
         """
         if self.head is not None:
             await self.head.before_commit(before, after, segment)
@@ -174,14 +172,14 @@ class AttemptLog:
         self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
 
     async def note_ends(self, topic_map: TopicMap, ends: Mapping[int, LedgerEnd]) -> TopicMap:
-        """Record that ledgers are offloaded to their end, as far as they are; returns the map with it. Raises Fenced.
+        """Record the ends of offloaded ledgers, so that one deleted at the source is no loss; returns the map.
 
-        So it is known after a restart that a ledger which has vanished meanwhile is no loss.
+        Raises Fenced.
         """
         return await self.change(topic_map, lambda known: known.with_ends(ends))
 
     async def note_loss(self, topic_map: TopicMap, loss: Loss) -> TopicMap:
-        """Record that entries were gone before they could be offloaded; returns the map with it. Raises Fenced."""
+        """Record entries that were deleted before they were offloaded; returns the map. Raises Fenced."""
         steps, after = topic_map.with_loss(loss)
 
         async def recorded() -> bool:
@@ -195,7 +193,7 @@ class AttemptLog:
         return after
 
     async def change(self, topic_map: TopicMap, edit: Edit) -> TopicMap:
-        """Carry out the steps of an edit, if it has any; returns the map with it. Raises Fenced, Conflict."""
+        """Carry out the steps of an edit, if any; returns the map. Raises Fenced, Conflict."""
         steps, after = await self._fitted(topic_map, edit)
         await self._settle(steps, after)
         return after
@@ -208,9 +206,9 @@ class AttemptLog:
             await self.fence.settle(steps, recorded)
 
     async def _fitted(self, topic_map: TopicMap, edit: Edit, along: Sequence[Step] = ()) -> tuple[list[Step], TopicMap]:
-        """Return the steps of an edit, and the map with it; contexts that it has no room for are put in pieces first.
+        """Return the steps of an edit, and the map; contexts too large for the transaction are cut into pieces first.
 
-        Raises Fenced, Conflict, what the edit raises.
+        Raises Fenced, Conflict, and what the edit raises.
         """
         steps, after = edit(topic_map)
         if rules.request_bytes([*steps, *along]) > pieces.ROOM_BYTES:
@@ -226,7 +224,7 @@ class AttemptLog:
         return steps, after
 
     async def give_up(self, attempt: Attempt, reason: str, along: Sequence[Step] = ()) -> None:
-        """Put the attempt's objects on the trash list and end the attempt, in one step. Raises Fenced."""
+        """Put the attempt's objects on the trash list and delete the attempt, in one transaction. Raises Fenced."""
         path = paths.trash_record(self._claim.topic, attempt.segment_id)
         trash = trash_record.Trash(
             segment_id=attempt.segment_id,

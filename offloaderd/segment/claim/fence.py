@@ -1,6 +1,6 @@
-"""Transactions of a topic's owner: each checks the epoch's version, so a deposed owner changes nothing (P4).
+"""Transactions of a topic's owner: each checks the epoch's version, so a fenced owner changes nothing (P4).
 
-An answer that was lost is read back; never guessed (architecture section 6, 6).
+After a lost answer the outcome is read back (architecture section 6, 6).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,10 +26,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Proof of ownership: the epoch, and the version of its node that every commit checks.
-
-    `node` is where the epoch is kept; without it, it is that of the topic's owner.
-    """
+    """Proof of ownership: the epoch, and the version of its node, by default that of the topic's owner."""
 
     topic: TopicName
     epoch: int
@@ -38,7 +35,7 @@ class Claim:
 
     @property
     def path(self) -> str:
-        """Where the epoch is kept."""
+        """Path of the epoch's node."""
         return self.node or paths.epoch(self.topic)
 
 
@@ -54,8 +51,7 @@ class Fence:
     async def settle(self, steps: Sequence[Step], recorded: Callable[[], Awaitable[bool]]) -> None:
         """Carry out the steps under the epoch until the outcome is known. Raises Fenced, Conflict, NotFound.
 
-        `recorded` reads back whether they were carried out; it decides after a lost answer, and after a conflict
-        that an earlier try of the same steps may have caused.
+        `recorded` reads back whether they were: after a lost answer, a conflict may come from an earlier try.
         """
         fence = Check(self.claim.path, self.claim.epoch_version)
         backoff = Backoff(self._clock)
@@ -83,7 +79,7 @@ class Fence:
             return
 
     async def _settle_conflict(self, error: Conflict | NotFound) -> None:
-        """Raise Fenced when the epoch moved on, else the conflict itself."""
+        """Raise Fenced if the epoch has changed, else the conflict itself."""
 
         async def ours() -> bool:
             try:

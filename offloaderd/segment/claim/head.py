@@ -1,15 +1,14 @@
-"""The head of a topic: a small object in the bucket that says how far the topic is, whatever the metadata say later.
+"""The head of a topic: a small object in the bucket that names the newest segment, independent of the metadata.
 
-It is put after a segment was verified and before the transaction that commits it, and read once under each claim before
-the first commit or deletion, and again if a topic wakes with a map that is behind what it was. One that is ahead of the
-map by more than what is at hand was put by owners whose records are gone: the metadata went back. One of another
-deployment means that somebody else writes the topic. A topic without a head is adopted: versions before had none. One
-that is there and cannot be read is neither: what it says is not known, so nothing is committed before an operator has
-said that the metadata are right.
+It is put between the verification of a segment and the transaction that commits it. It is read once under each claim
+before the first commit or deletion, and again if a topic wakes with an older map. A head that is ahead of the map was
+put by owners whose records are lost: the metadata went back. A head of another deployment means that this writes the
+topic as well. A topic without a head is accepted, since earlier versions had none. With a head that cannot be read,
+nothing is committed before an operator confirms the metadata.
 
-A put that is late, or of a deposed owner, replaces no newer head where the store knows conditional writes. Where it
-does not, an older head than the map is in order, and hides old metadata. What a head is ahead by may have been given up
-meanwhile; then it is on the trash list, or its manifest is in the bucket no more.
+A late put, or one of a fenced owner, replaces no newer head in a store with conditional writes. In others a head may be
+older than the map, and then does not show that metadata went back. What a head is ahead by may have been given up: then
+it is on the trash list, or its manifest does not exist any more.
 """
 
 import asyncio
@@ -60,23 +59,23 @@ class HeadKeeper:
         self._lock = asyncio.Lock()
         self._checked = False
         self._seen: Position | None = None
-        """How far the map was last."""
+        """The offloaded position of the last map."""
         self._known_epoch = 0
         self._put: tuple[object, ...] = ()
         self._etags: dict[tuple[str, str], str] = {}
-        """Of the heads as they were read or put last, by bucket and key; "" where there is none."""
+        """ETags of the heads as read or put last, by bucket and key; "" where there is none."""
 
     def take_up(self, topic_map: TopicMap) -> None:
-        """Work begins, or goes on after a sleep, with this map: one that is behind what it was is compared anew."""
+        """Begin with this map, after a claim or a wake-up; one that is older than before is compared again."""
         if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
             self._checked = False
             self._identity.checked.clear()
         self._seen = topic_map.offloaded
 
     async def check(self, topic_map: TopicMap, committing: UUID | None = None) -> None:
-        """Compare the heads that there are with the map; once under a claim.
+        """Compare the heads with the map, once under a claim; `committing` is the segment that is committed next.
 
-        `committing` is the segment whose commit comes next. Raises IdentityRefused, Fenced.
+        Raises IdentityRefused, Fenced.
         """
         async with self._lock:
             if self._checked:
@@ -91,7 +90,7 @@ class HeadKeeper:
         self._identity.checked.set()
 
     async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
-        """Put the head of the map that a commit makes. Raises IdentityRefused, Fenced."""
+        """Put the head for the map after a commit. Raises IdentityRefused, Fenced."""
         await self.check(before, segment.segment_id)
         newest, self._seen = after.segments[-1], after.offloaded
         history = after.history_end  # of one that is done as well: metadata from before its end do not know of it
@@ -114,13 +113,13 @@ class HeadKeeper:
 
     @property
     def _told_epoch(self) -> int:
-        """The owner's epoch; of a job, which has none, the highest that a head has told."""
+        """The owner's epoch; for a job, which has none, the highest of the heads."""
         return self._known_epoch if self._epoch is None else self._epoch
 
     async def _replace(self, place: Place, value: TopicHead, before: TopicMap, committing: UUID) -> None:
-        """Put a head in place of the one that is known: what is late then, or of a deposed owner, replaces no other.
+        """Replace the known head, so that a late put replaces no newer one; a head put in between is compared as well.
 
-        One that has come in between is compared as well. Raises IdentityRefused, Fenced.
+        Raises IdentityRefused, Fenced.
         """
         store, key = self._context.upload_context.objects.at(place.bucket), self._key(place)
         labels = keys.segment_metadata(self._context.cluster, self._context.deployment_id)
@@ -149,9 +148,9 @@ class HeadKeeper:
                 etag = None  # the store's condition failed for nothing
 
     async def _newer(self, ours: HeadSegment | None, theirs: HeadSegment | None) -> HeadSegment | None:
-        """Return which of two is the newest segment: an owner and a job each commit to a map that they have read.
+        """Return the newer of two segments: an owner and a job each commit to the map that they have read.
 
-        What the other is about to commit counts as well: its head is put already, and not again after its commit.
+        A segment that the other is about to commit counts: its head is put before its commit and not again.
         """
         if ours is None or theirs is None or theirs.end <= ours.end or theirs.segment_id == ours.segment_id:
             return ours
@@ -164,9 +163,9 @@ class HeadKeeper:
         return keys.head(place.prefix, self._context.cluster, self._topic.managed_ledger)
 
     async def _read(self, place: Place) -> TopicHead | None:
-        """Return the head in a place; None when there is none, or an operator does without the one that is damaged.
+        """Return the head in a place; None without one, or if an operator accepted that it is damaged.
 
-        Raises IdentityRefused for one that stays unreadable: nobody knows what it said.
+        Raises IdentityRefused for one that stays unreadable.
         """
         key = self._key(place)
         get, damaged = partial(self._context.upload_context.objects.at(place.bucket).get, key, 0), b""
@@ -191,11 +190,11 @@ class HeadKeeper:
                 f"head of {len(damaged)} bytes in {place}, CRC-32C {google_crc32c.value(damaged):08x}",
             )
             return None
-        self._etags[place.bucket, key] = md5(damaged)  # where the store has others, the first put says so
+        self._etags[place.bucket, key] = md5(damaged)  # another kind of ETag fails the first put, which corrects it
         return found if found.managed_ledger == self._topic.managed_ledger else None
 
     async def _compare(self, found: TopicHead, topic_map: TopicMap, committing: UUID | None) -> None:
-        """Raise IdentityRefused for a head that does not go with the map."""
+        """Raise IdentityRefused for a head that does not fit the map."""
         ours = self._context.deployment_id
         if ours and found.deployment_id and found.deployment_id != ours:
             await self._identity.stop(
@@ -226,7 +225,7 @@ class HeadKeeper:
     async def _is_ahead(
         self, head: HeadSegment, end: Position | None, topic_map: TopicMap, committing: UUID | None
     ) -> bool:
-        """Whether a segment was committed that the map lacks, and that is neither being written nor given up."""
+        """Return whether a committed segment is missing in the map: neither open nor given up."""
         if (end is not None and head.end <= end) or head.segment_id == committing or _holds(topic_map, head):
             return False
         if await self._persist(lambda: self._is_recorded(head.segment_id), METADATA):
@@ -241,7 +240,7 @@ class HeadKeeper:
         )
 
     async def _is_recorded(self, segment_id: UUID) -> bool:
-        """Whether a segment is an attempt of the owner or of a job, or is on the trash list."""
+        """Return whether a segment is an attempt of the owner or of a job, or on the trash list."""
         store, topic = self._context.metadata, self._topic
         for path in (paths.trash_record(topic, segment_id), paths.history_job_attempt(topic, segment_id)):
             if await nodes.node(store, path) is not None:
@@ -253,7 +252,7 @@ class HeadKeeper:
         return False
 
     async def _persist(self, request: Callable[[], Awaitable[T]], what: str = "") -> T:
-        """Try a request until it is answered; without `what` it is one to the store."""
+        """Retry a request until it is answered; without `what` it goes to the store."""
         backoff, failure_tracker, failure = Backoff(self._clock), self._identity.failure_tracker, what or object()
         try:
             while True:
@@ -272,13 +271,13 @@ class HeadKeeper:
 
 
 def identity_of(context: OffloadContext, claim: Claim) -> TopicIdentity:
-    """Return a topic's refusals under the claim of a job's driver, who keeps no head yet."""
+    """Return a topic's refusals under the claim of a job's driver that has no head yet."""
     clock, metrics = context.upload_context.clock, context.upload_context.metrics
     return TopicIdentity(Fence(context.metadata, claim, clock=clock, metrics=metrics), clock=clock, metrics=metrics)
 
 
 def head_of(context: OffloadContext, claim: Claim) -> HeadKeeper:
-    """Return what keeps a topic's head under the claim of a job's driver."""
+    """Return the keeper of a topic's head under the claim of a job's driver."""
     return HeadKeeper(context, identity_of(context, claim), epoch=None)
 
 

@@ -1,8 +1,8 @@
-"""What an owner refuses of a topic because its metadata, bucket or source may be of another history.
+"""Refusals of a topic: its metadata, bucket or source may belong to another history.
 
-A check that finds such a thing calls `refuse`; once it finds all in order again, `clear`. A refusal that stands stops
-deletions and grants of the topic wherever they are decided (`metadata/identity.py`); of most kinds the check also
-stops the offloading, with `stop`. What is offloaded is read as ever, a source that is refused is not.
+A check calls `refuse` for a finding, and `clear` once it finds none. A standing refusal stops deletions and grants of
+the topic in every process (`metadata/identity.py`); most kinds also stop the offloading, by `stop`. Offloaded entries
+stay readable, a refused source is not read.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,17 @@ log = structlog.get_logger(__name__)
 
 
 class TopicIdentity:
-    """The refusals of one topic, under one claim. What was read last is kept for status; checks read it fresh."""
+    """The refusals of one topic under one claim; `refusals` is for status, checks read the record."""
 
     def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: "TopicIdentity | None" = None) -> None:
         """`before` is that of an earlier claim, whose refusals stand until they are read again."""
         self.refusals: tuple[Refusal, ...] = before.refusals if before is not None else ()
-        """Those that stand, as of the last look."""
+        """Those that stood when the record was read last."""
         self.topic = fence.claim.topic
         self.checked = Event()
-        """Set once the bucket was asked under this claim: nothing is deleted or granted before."""
+        """Set once the head was checked under this claim: nothing is deleted or granted before."""
         self.failure_tracker: FailureTracker | None = None
-        """Hears what a check fails with while it is tried again."""
+        """Records the failures of a check that is retried."""
         self._fence = fence
         self._topic = fence.claim.topic
         self._clock = clock
@@ -51,10 +51,10 @@ class TopicIdentity:
         return (await self._load()).record.accepts(kind, evidence)
 
     async def refuse(self, kind: RefusalKind, found: str, evidence: str) -> bool:
-        """Record that something does not fit; False when an operator has accepted that. Safe to repeat.
+        """Record a finding; False when an operator has accepted it. Idempotent.
 
-        `found` says it in words, `evidence` in a form that is the same for as long as the finding is: it is what an
-        operator accepts. Raises Fenced, CorruptData.
+        `found` is for people; `evidence` stays the same as long as the finding does, and is what an operator accepts.
+        Raises Fenced, CorruptData.
         """
         refusal = Refusal(
             kind=kind,
@@ -86,17 +86,14 @@ class TopicIdentity:
         return True
 
     async def stop(self, kind: RefusalKind, found: str, evidence: str) -> None:
-        """Refuse, and raise IdentityRefused to stall the topic; return when an operator has accepted it.
-
-        Raises Fenced, CorruptData.
-        """
+        """Refuse and raise IdentityRefused, unless an operator has accepted it. Raises Fenced, CorruptData."""
         if await self.refuse(kind, found, evidence):
             raise IdentityRefused(f"{kind}: {found}", hint=identity_record.hint(kind))
 
     async def clear(self, kind: RefusalKind, *, about: str = "") -> None:
-        """Take back what was refused of a kind, as it is in order again. Safe to repeat. Raises Fenced, CorruptData.
+        """Delete the refusals of a kind whose evidence begins with `about`. Idempotent.
 
-        `about` is what the evidence begins with, of a check that is not the only one of its kind.
+        Raises Fenced, CorruptData.
         """
         if not any(one.kind == kind and one.evidence.startswith(about) for one in self.refusals):
             return
@@ -110,7 +107,7 @@ class TopicIdentity:
         return await until_answered(self._clock, lambda: identity.load(store, self._topic))
 
     async def _change(self, change: Callable[[TopicIdentityRecord], TopicIdentityRecord]) -> TopicIdentityRecord:
-        """Change the record under the epoch, again where an operator changes it at the same time. Raises Fenced."""
+        """Change the record under the epoch, again if an operator changes it at the same time. Raises Fenced."""
         path = paths.identity(self._topic)
         while True:
             found, version = await self._load()
@@ -134,7 +131,7 @@ class TopicIdentity:
         return wanted
 
     def _show(self, record: TopicIdentityRecord) -> tuple[Refusal, ...]:
-        """Keep what stands for status, and show it in the metric."""
+        """Set what stands for status and the metric."""
         topic = str(self._topic)
         for one in self.refusals:
             self._metrics.identity_refusals.remove(topic, one.kind)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.errors import OffloaderError
     from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.segment.feed import Batches
 
 END = Position(9, 99)
 
@@ -66,8 +67,8 @@ class TestReadAhead(LossCases):
         self.failing: list[OffloaderError | None] = []
         self.refreshed = 0
 
-    def feed(self, end: Position = END) -> ReadAheadFeed:
-        """See LossCases."""
+    def batches(self, end: Position = END) -> Batches:
+        """Read the ledgers up to `end`."""
         reading = LedgerReading(
             source=self.source,
             topic=TOPIC,
@@ -77,8 +78,11 @@ class TestReadAhead(LossCases):
             pace=self.clock,
             metrics=Metrics(),
         )
-        batches = partial(ledger_batches, reading, end=end, batch_bytes=100)
-        return ReadAheadFeed(batches, self.budget, reserve_bytes=600, holder="segment")
+        return partial(ledger_batches, reading, end=end, batch_bytes=100)
+
+    def feed(self, end: Position = END) -> ReadAheadFeed:
+        """See LossCases."""
+        return ReadAheadFeed(self.batches(end), self.budget, reserve_bytes=600, holder="segment")
 
     async def refresh(self) -> None:
         """Look at the source anew."""
@@ -178,7 +182,7 @@ class TestReadAhead(LossCases):
         expected = EntryHash()
         for one in (batch(1, 0, 10), batch(3, 0, 5)):
             expected.take(one)
-        feed = HashingFeed(self.feed(), Position(1, 0))
+        feed = HashingFeed(self.batches(), self.budget, begin=Position(1, 0), reserve_bytes=600, holder="segment")
         async with closing(feed):
             for at in (START, Position(1, -1)):
                 feed.restart(at)

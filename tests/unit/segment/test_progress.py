@@ -16,10 +16,10 @@ from offloaderd.format.values import BlockInfo
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, StoredPart, stored_part
-from offloaderd.segment import progress
+from offloaderd.segment import writer
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
-from offloaderd.segment.progress import PAUSE_MIN_S, Progress
+from offloaderd.segment.writer import PAUSE_MIN_S, AttemptProgress
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.rigs.rig import TOPIC
@@ -46,12 +46,12 @@ class Room:
         self.tree = MemoryTree()
         self.store = self.tree.connect()
 
-    async def begun(self) -> Progress:
+    async def begun(self) -> AttemptProgress:
         """Record the attempt under epoch 3."""
         await self.store.create(paths.epoch(TOPIC), b"")
         log = AttemptLog(self.store, Claim(TOPIC, 3, 0), clock=self.clock, metrics=Metrics())
         await log.begin(ATTEMPT)
-        return Progress(log, ATTEMPT, epoch=3, clock=self.clock)
+        return AttemptProgress(log, ATTEMPT, epoch=3, clock=self.clock)
 
     @property
     def version(self) -> int:
@@ -89,7 +89,7 @@ async def test_parts_are_recorded_without_a_gap_and_not_too_often() -> None:
 
 async def test_a_large_record_is_written_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause grows with what each update has to write."""
-    monkeypatch.setattr(progress, "RECORD_BYTES_PER_S", len(part(1).encoded))
+    monkeypatch.setattr(writer, "RECORD_BYTES_PER_S", len(part(1).encoded))
     room = Room()
     kept = await room.begun()
     async with asyncio.TaskGroup() as group:
@@ -117,7 +117,7 @@ async def test_the_end_records_what_the_pause_held_back() -> None:
 
 async def test_a_record_never_outgrows_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is left out for good: a gap would make the parts behind it useless."""
-    monkeypatch.setattr(progress, "RECORD_BYTES_MAX", progress.HEAD_BYTES + 3 * len(part(1).encoded))
+    monkeypatch.setattr(writer, "RECORD_BYTES_MAX", writer.HEAD_BYTES + 3 * len(part(1).encoded))
     room = Room()
     kept = await room.begun()
     for number in range(1, 9):

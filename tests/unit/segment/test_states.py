@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -95,6 +97,20 @@ def test_nothing_else_follows(before: SegmentState, after: SegmentState) -> None
         with pytest.raises(AssertionError):
             follow(before, after)
     assert not any(one.before in {SegmentState.COMMITTED, SegmentState.FAILED} for one in TRANSITIONS)
+
+
+def test_a_state_is_assigned_by_the_table_alone() -> None:
+    """Every assignment of a segment's state takes what `follow` or, of a record, `state_of` returns."""
+    package, assigned = Path(__file__).parents[3] / "offloaderd", []
+    for path in package.rglob("*.py"):
+        text = path.read_text()
+        if "SegmentState" not in text or path.name == "states.py":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if any(isinstance(one, ast.Attribute) and one.attr == "state" for one in targets):
+                assigned.append(ast.unparse(cast("ast.Assign", node).value).partition("(")[0])
+    assert set(assigned) == {"follow", "state_of"}
 
 
 def test_records_of_earlier_releases_have_a_state() -> None:

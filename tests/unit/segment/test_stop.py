@@ -11,7 +11,7 @@ import pytest
 from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.segment.stop import LiveStop, Stop
+from offloaderd.segment.stop import LiveStop
 from offloaderd.segment.view import Requested, TopicView
 
 POLICY = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60, segment_age_min_s=5)
@@ -65,17 +65,17 @@ def asked(position: Position | None = None, *, memory: bool = False) -> TopicVie
 )
 def test_a_live_segment_ends(reason: str | None, found: dict[str, Any], view: TopicView) -> None:
     """For the first of the reasons that there are."""
-    assert LiveStop().decide(progress(**found), view, 0.0) == (Stop(reason) if reason is not None else None)
+    assert LiveStop().decide(progress(**found), view, 0.0) == reason
 
 
 def test_it_takes_no_more_than_its_size_unless_it_is_too_young_for_that() -> None:
     """And nothing once it is full, or before what goes another way, which is asked before each batch."""
     rule = LiveStop()
-    assert rule.limit(progress(), NOTHING_DUE, 0.0).payload_bytes == 1000
-    assert rule.limit(progress(age_s=4.0), NOTHING_DUE, 0.0).payload_bytes is None
-    assert rule.limit(progress(full=True, age_s=4.0), NOTHING_DUE, 0.0).payload_bytes == 10
-    assert rule.limit(progress(end=LAST), replace(NOTHING_DUE, adoptable=[2]), 0.0).payload_bytes == 10
-    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), replace(NOTHING_DUE, policy=NONE), 0.0) == (1000,)
+    assert rule.limit(progress(), NOTHING_DUE, 0.0) == 1000
+    assert rule.limit(progress(age_s=4.0), NOTHING_DUE, 0.0) is None
+    assert rule.limit(progress(full=True, age_s=4.0), NOTHING_DUE, 0.0) == 10
+    assert rule.limit(progress(end=LAST), replace(NOTHING_DUE, adoptable=[2]), 0.0) == 10
+    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), replace(NOTHING_DUE, policy=NONE), 0.0) == 1000
 
 
 def test_the_next_look_is_when_its_age_makes_a_difference() -> None:

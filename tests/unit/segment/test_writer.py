@@ -15,7 +15,7 @@ from offloaderd.segment.feed import Empty, End, Entries, Gap, Lost, Reservation
 from offloaderd.segment.states import SegmentState
 from offloaderd.segment.stop import ExactStop, OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.segment.view import NO_VIEWS, Requested, TopicView
+from offloaderd.segment.view import NO_VIEW, Requested, TopicView
 from offloaderd.segment.writer import SegmentWriter
 from tests.unit.rigs.feed_cases import batch
 from tests.unit.rigs.lives import recorded
@@ -100,21 +100,13 @@ class Facts:
         return Surroundings()
 
 
-class Stopping:
-    """A topic that its owner is to leave."""
-
-    def at(self, cursor: Position) -> TopicView:
-        """See Views."""
-        return TopicView(Requested(stopping=True))
-
-
 @dataclass
 class Desk:
     """A writer whose committer remembers what it was asked, and the topic that it writes for."""
 
     rig: Rig
     owned: Owned
-    views: Views = NO_VIEWS
+    views: Views = lambda _: NO_VIEW
     manifest = ObjectKind.MANIFEST
     asked: list[str] = field(default_factory=list)
     states: list[SegmentState] = field(default_factory=list)
@@ -330,7 +322,7 @@ async def test_a_sealed_segment_is_left_when_its_entries_have_to_be_pushed_again
     """Its owner stops: the parts that are on their way are stored and recorded first, the next owner has them."""
     desk = await Desk.made()
     left = await desk.left(ScriptedFeed([entries(5, 0, 10), End()]))
-    desk.views = Stopping()
+    desk.views = lambda _: TopicView(Requested(stopping=True))
     feed = ScriptedFeed([Entries((batch(5, 0, 4),)), Empty()], rereadable=False)
     assert await desk.write(feed, resumed=left) is None
     assert (desk.asked, feed.closed) == ([], 1)
