@@ -33,8 +33,7 @@ from offloaderd.spark.scan.positions import position
 from offloaderd.spark.scan.snapshot import check_topics
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.session import check_libraries
-from offloaderd.spark.source.admission import Step, advance
-from offloaderd.spark.source.offsets import furthest, take_snapshots
+from offloaderd.spark.source.offsets import Step, advance, furthest, take_snapshots
 from offloaderd.spark.source.source import FORMAT, register
 
 GIB = 1024**3

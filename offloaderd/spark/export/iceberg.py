@@ -24,8 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DIGITS, Commit, Move, decode, decode_move
-from offloaderd.spark.export.schema import renamed
+from offloaderd.spark.export.commit import DIGITS, Commit, Move, decode, decode_move, renamed
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 

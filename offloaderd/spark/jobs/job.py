@@ -27,38 +27,37 @@ PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentTask:
-    """One segment of history to write; its attempt is recorded, with the layout.
+class Task:
+    """One object to write; its attempt is recorded, with the layout. `begin` and `end` are inclusive.
 
-    The segment begins at `begin` and ends at `end`, or with `limit_bytes` of payload unless that is None. History ends
-    with `last`, before entry 0 of ledger `boundary`. `again`: an executor may have begun it before.
+    `again`: an executor may have begun it before.
     """
 
     claim: Claim
     segment_id: UUID
     begin: Position
     end: Position
-    limit_bytes: int | None
-    last: Position
-    boundary: int
     again: bool
     patience_s: float = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteTask:
-    """One object to write from stored ones; its attempt is recorded. `begin` and `end` are inclusive.
+class SegmentTask(Task):
+    """A segment of history, which ends at `end` or, unless that is None, with `limit_bytes` of payload.
 
-    `whole`: the object holds a ledger. `again`: an executor may have begun it before.
+    History ends with `last`, before entry 0 of ledger `boundary`.
     """
 
-    claim: Claim
-    segment_id: UUID
-    begin: Position
-    end: Position
+    limit_bytes: int | None
+    last: Position
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteTask(Task):
+    """An object that is made from stored ones; `whole`: it holds a ledger."""
+
     whole: bool
-    again: bool
-    patience_s: float = PATIENCE_S
 
 
 class Outcome(StrEnum):

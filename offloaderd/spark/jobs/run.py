@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError, Transient
@@ -28,12 +28,11 @@ from offloaderd.spark.jobs.write_task import rewrite_segment, write_segment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Task: TypeAlias = SegmentTask | RewriteTask
-
+AnyTask = SegmentTask | RewriteTask
 ERROR_CHARS_MAX = 300
 
 
-class SparkRunner:
+class SparkRunner(AbstractContextManager["SparkRunner"]):
     """A Runner over a Spark session; use it as a context manager."""
 
     def __init__(self, session: SparkSession, settings: Settings, share: Share, *, name: str) -> None:
@@ -45,20 +44,16 @@ class SparkRunner:
         self._group = f"{name}-{SystemClock().uuid()}"
         self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix=name)
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Have Spark stop the jobs that still run."""
         self._context.cancelJobGroup(self._group)
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def run(self, task: Task) -> Written:
+    async def run(self, task: AnyTask) -> Written:
         """See Runner."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
 
-    def _job(self, task: Task) -> Written:
+    def _job(self, task: AnyTask) -> Written:
         """Run a job of one partition; blocks."""
         context = self._context
         context.setJobGroup(self._group, f"{task.claim.topic} {task.begin} to {task.end}", interruptOnCancel=True)
@@ -72,7 +67,7 @@ class SparkRunner:
         return found[0]
 
 
-def on_executor(tasks: Iterable[tuple[Settings, Share, Task]]) -> Iterator[Written]:
+def on_executor(tasks: Iterable[tuple[Settings, Share, AnyTask]]) -> Iterator[Written]:
     """Write the segments of a partition; runs in an executor's Python."""
     from pyspark import TaskContext  # noqa: PLC0415 - optional, and takes a second
 
@@ -83,7 +78,7 @@ def on_executor(tasks: Iterable[tuple[Settings, Share, Task]]) -> Iterator[Writt
         yield asyncio.run(execute(settings, share, task, again=tried_before))
 
 
-async def execute(settings: Settings, share: Share, task: Task, *, again: bool = False) -> Written:
+async def execute(settings: Settings, share: Share, task: AnyTask, *, again: bool = False) -> Written:
     """Write one segment with an executor's share of all limits; `again`: Spark has tried it before."""
     own, rate = share.of_one(settings), share.upload_bytes_per_s / share.slots
     task, clock = replace(task, again=task.again or again), SystemClock()

@@ -42,7 +42,7 @@ from offloaderd.segment.source_check import listing_of_job
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.spark.jobs.job import Outcome, RewriteTask, SegmentTask, Written
+from offloaderd.spark.jobs.job import Outcome, RewriteTask, SegmentTask, Task, Written
 from offloaderd.spark.jobs.lease import attempt_log
 
 log = structlog.get_logger(__name__)
@@ -129,7 +129,7 @@ async def rewrite_segment(context: OffloadContext, task: RewriteTask) -> Written
 
 
 async def _carried_out(
-    context: OffloadContext, task: SegmentTask | RewriteTask, act: Callable[[AttemptLog, Attempt], Awaitable[int]]
+    context: OffloadContext, task: Task, act: Callable[[AttemptLog, Attempt], Awaitable[int]]
 ) -> Written:
     """Complete a task's attempt by `act`, as its only executor; `act` returns payload bytes.
 
@@ -160,7 +160,7 @@ async def _carried_out(
     return Written(outcome=Outcome.READY, seconds=clock.monotonic() - started, payload_bytes=written[0])
 
 
-async def _known(attempts: AttemptLog, task: SegmentTask | RewriteTask) -> Attempt:
+async def _known(attempts: AttemptLog, task: Task) -> Attempt:
     attempt = await attempts.load()
     if attempt is None:
         raise Fenced(f"segment {task.segment_id} of {task.claim.topic} was given up or committed meanwhile")

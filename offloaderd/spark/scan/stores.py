@@ -6,9 +6,9 @@ connection may be broken, and the next call opens them again.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
@@ -50,7 +50,7 @@ async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
         yield found
 
 
-class HeldStores:
+class HeldStores(AbstractContextManager["HeldStores"]):
     """Runs work on the stores of a query, in a loop of its own; they stay open between two calls."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -58,10 +58,6 @@ class HeldStores:
         self._runner: asyncio.Runner | None = None
         self._stack = AsyncExitStack()
         self._stores: Stores | None = None
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Close them."""

@@ -22,8 +22,7 @@ from offloaderd.spark.scan.positions import NOTHING, Offset
 from offloaderd.spark.scan.read import ShareReader, rows
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores
-from offloaderd.spark.source.admission import Step, advance
-from offloaderd.spark.source.offsets import begin, furthest, plan_step, take_snapshots, written
+from offloaderd.spark.source.offsets import Step, advance, begin, furthest, plan_step, take_snapshots, written
 
 if TYPE_CHECKING:
     import pyarrow as pa

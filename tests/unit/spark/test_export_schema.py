@@ -15,8 +15,7 @@ from pyspark.sql.types import (
 )
 
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.spark.export.commit import Commit
-from offloaderd.spark.export.schema import renamed, widened
+from offloaderd.spark.export.commit import Commit, renamed, widened
 
 
 def struct(**fields: DataType) -> StructType:

@@ -10,8 +10,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.spark.scan.positions import NOTHING, position
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.source.admission import Step, advance, reach
-from offloaderd.spark.source.offsets import furthest
+from offloaderd.spark.source.offsets import Step, advance, furthest, reach
 from tests.unit.spark.lake import snapshot
 from tests.unit.spark.test_source_offsets import FOUND, NAME, cut, segment
 

@@ -19,8 +19,16 @@ from offloaderd.spark.scan.positions import NOTHING, following, position
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of, holes_within
 from offloaderd.spark.scan.stores import Stores
-from offloaderd.spark.source.admission import advance
-from offloaderd.spark.source.offsets import begin, check_step, clipped, deleted_topics, furthest, in_history, plan_step
+from offloaderd.spark.source.offsets import (
+    advance,
+    begin,
+    check_step,
+    clipped,
+    deleted_topics,
+    furthest,
+    in_history,
+    plan_step,
+)
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
 

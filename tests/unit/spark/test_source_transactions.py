@@ -23,7 +23,7 @@ from offloaderd.spark.scan.positions import following, position
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment
 from offloaderd.spark.scan.transactions import OutcomeUnknown, with_held
-from offloaderd.spark.source.admission import advance
+from offloaderd.spark.source.offsets import advance
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
