@@ -272,7 +272,6 @@ class LedgerTail:
             self._suspected[answer.bookie_id] = (answer.stored_id, answer.max_lac)
 
     def _note(self, *, moved: bool) -> None:
-        """Count polls without a change."""
         self._quiet_polls = 0 if moved else self._quiet_polls + 1
         if moved:
             self._moved_s = self._asker.clock.monotonic()

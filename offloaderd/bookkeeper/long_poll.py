@@ -109,7 +109,6 @@ class LongPoll:
     _waiting: asyncio.Future[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Send the first one."""
         self._waiting = self.long_polls.start(self)
 
     async def send(self, bookies: Bookies) -> None:

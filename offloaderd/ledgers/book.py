@@ -91,7 +91,6 @@ class Book:
         return sorted((topic for topic in found if namespace in {None, topic.namespace}), key=str)
 
     def __contains__(self, topic: TopicName) -> bool:
-        """Tell whether the topic is known."""
         return topic in self._topics
 
     def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
@@ -154,7 +153,6 @@ class Draft:
     next_ledger_id: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start numbering where the book ends."""
         self.next_ledger_id = self.book.next_ledger_id
 
     def create(self, topic: TopicName) -> None:

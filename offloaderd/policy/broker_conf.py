@@ -143,7 +143,6 @@ class _Reader:
         return out
 
     def _driver(self) -> Driver | None:
-        """Return the driver if this daemon can store in the same place."""
         one = self._given.get("managedLedgerOffloadDriver")
         if one is None or not one.value:
             self._out.notes.append("no driver is set: brokers with this configuration offload nothing")

@@ -111,7 +111,6 @@ class Discovery:
                     self._changed.set()
 
     async def _read(self) -> None:
-        """Read policies and selections again."""
         self._stale = False
         said = await self._selector.stored()
         self._policies, self._rules = dict(said.policies), said.rules

@@ -32,7 +32,6 @@ class Level(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        """Kind and name."""
         return f"{self.origin} {self.name}" if self.name else str(self.origin)
 
 

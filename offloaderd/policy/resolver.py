@@ -70,7 +70,6 @@ class PolicyResolver:
         self.loaded = True
 
     async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
-        """Read one level; None for a node that is not there."""
         path = node_of(where)
         try:
             found = await record(self._store, path, level_policy.decode)

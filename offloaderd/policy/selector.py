@@ -189,7 +189,6 @@ class Selector:
     async def _enable_name(
         self, topic: TopicName, policy: TopicPolicy, pattern: TopicPattern, *, dry_run: bool
     ) -> list[Change]:
-        """Enable a topic by its name, with the partitions that it has; it need not exist yet."""
         try:
             listed = await self.listed([pattern.scope])
         except OffloaderError as error:
@@ -221,7 +220,6 @@ class Selector:
         *,
         dry_run: bool,
     ) -> list[Change]:
-        """Store the policy of a topic by name, and apply it to its partitions."""
         before = policies.get(topic)
         policy = standing(policy, before)
         rules = Rules({}, {**policies, topic: policy})

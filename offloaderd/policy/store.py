@@ -277,7 +277,6 @@ def _decided_new(topic: TopicName, decide: Decide) -> _Written:
 
 
 async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:
-    """Return the steps that make a topic's missing folders."""
     home, *below = paths.folders(topic)
     try:
         await store.get(home)

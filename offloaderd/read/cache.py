@@ -1,13 +1,12 @@
-"""A cache of checked values (blocks, segment tables) with a byte budget, shared by all readers.
+"""A cache of checked values (blocks, segment tables) with a byte budget, shared by all readers; and their read-ahead.
 
 Rules:
-- A value that is being loaded is loaded once; whoever else wants it joins.
-- Whoever claims a value pins it until it releases it. Pinned values count against the budget but are never evicted,
-  so what a slow reader holds makes the cache smaller, not the memory larger. Values that nobody pins leave in least
-  recently used order.
-- The budget is exceeded only by what is pinned. Readers ask `room_bytes` before they read ahead, and each may always
-  claim the one block that it needs next.
-- A load that nobody wants any more is cancelled; one that failed is forgotten, so that the next claim tries again.
+- A value is loaded once; later claims join a load under way.
+- A claim pins a value until its release. Pinned values count against the budget but are never evicted, so a slow
+  reader makes the cache smaller, not the memory larger. Unpinned values are evicted in least recently used order.
+- Only pinned values exceed the budget. Readers check `room_bytes` before they read ahead, and each may always claim
+  the one block that it needs next.
+- A load without claims is cancelled; a failed one is forgotten, so that the next claim tries again.
 
 Tables change without awaiting; loads run as tasks of an owner that outlives all readers.
 """
@@ -23,9 +22,25 @@ from offloaderd.core.metrics.metrics import Metrics
 
 V = TypeVar("V")
 
+WINDOW_BYTES_MIN = 256 * 1024
+"""The first window of a read, at least one block: about the cost of one round trip to S3."""
+
+
+class ReadAhead:
+    """The window of a sequential read: it fetches more ahead, the longer it lasts."""
+
+    __slots__ = ("window_bytes",)
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_MIN
+
+    def grow(self, limit_bytes: int) -> None:
+        """Double the window, when the consumer wants more."""
+        self.window_bytes = min(2 * self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
+
 
 class Slot(Generic[V]):
-    """One value of the cache: being loaded, or there. Made by `Cache.claim` only."""
+    """One value of the cache, loaded or being loaded. Made by `Cache.claim` only."""
 
     __slots__ = ("_done", "_error", "_value", "cost_bytes", "key", "load", "pins")
 
@@ -40,7 +55,7 @@ class Slot(Generic[V]):
 
     @property
     def loaded(self) -> bool:
-        """Whether the value is there."""
+        """Whether there is a value."""
         return self._value is not None
 
     @property
@@ -49,7 +64,7 @@ class Slot(Generic[V]):
         return self._done.is_set()
 
     def settle(self, value: V | None, error: Exception | None) -> None:
-        """Say how loading ended."""
+        """Set the outcome of loading."""
         self._value, self._error = value, error
         self.load = None
         self._done.set()
@@ -64,7 +79,7 @@ class Slot(Generic[V]):
 
 
 class Load(Generic[V]):
-    """One request that fills some slots; cancelled when all of them have been given up."""
+    """One request that fills some slots; cancelled when all of them have been released."""
 
     __slots__ = ("error", "slots", "task")
 
@@ -95,7 +110,7 @@ class Cache(Generic[V]):
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that could be claimed without exceeding the budget, evicting whatever nobody pins."""
+        """Bytes that could be claimed within the budget, with all unpinned values evicted."""
         return self.limit_bytes - self.used_bytes + self._idle_bytes
 
     @property
@@ -104,13 +119,13 @@ class Cache(Generic[V]):
         return self.used_bytes - self._idle_bytes
 
     def holds(self, key: Hashable) -> bool:
-        """Whether a value is there, or being loaded."""
+        """Whether there is a value, or a load of it."""
         return key in self._slots
 
     def claim(self, key: Hashable, cost_bytes: int) -> tuple[Slot[V], bool]:
-        """Pin the value; says whether it is new, and therefore the caller's to load (with `load`).
+        """Pin the value; return whether it is new: then the caller must `load` it.
 
-        `cost_bytes` is what it will take at most, an estimate that `fill` corrects.
+        `cost_bytes` is its greatest size, an estimate that `fill` corrects.
         """
         slot = self._slots.get(key)
         if slot is None:
@@ -126,7 +141,7 @@ class Cache(Generic[V]):
         return slot, False
 
     def load(self, slots: Sequence[Slot[V]], work: Callable[[], Coroutine[None, None, None]], *, name: str) -> None:
-        """Run `work`, which fills or fails new slots; what it leaves, or raises, fails the slots that are left."""
+        """Run `work`, which fills or fails new slots; its error, or its end, fails the others."""
         load = Load(slots)
         for slot in slots:
             slot.load = load
@@ -141,7 +156,7 @@ class Cache(Generic[V]):
     async def _run(self, load: Load[V], work: Callable[[], Coroutine[None, None, None]]) -> None:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - it is raised to everybody who waits for the values
+        except Exception as error:  # noqa: BLE001 - all claims raise it
             load.error = error
 
     def _ended(self, load: Load[V]) -> None:
@@ -149,7 +164,7 @@ class Cache(Generic[V]):
             self.fail(slot, load.error)
 
     def fill(self, slot: Slot[V], value: V, cost_bytes: int) -> None:
-        """Give a slot its value; `cost_bytes` is what it takes."""
+        """Set a slot's value and its size."""
         if slot.settled:
             return
         slot.settle(value, None)
@@ -160,13 +175,13 @@ class Cache(Generic[V]):
                 self._rest(slot)
 
     def fail(self, slot: Slot[V], error: Exception) -> None:
-        """Say that a slot could not be loaded, and forget it."""
+        """Set a slot's error, and forget it."""
         if not slot.settled:
             slot.settle(None, error)
             self._forget(slot)
 
     def release(self, slot: Slot[V]) -> None:
-        """Unpin a value; one that is still being loaded for nobody else is given up."""
+        """Unpin a value; a load without other claims is cancelled."""
         slot.pins -= 1
         if slot.pins or self._slots.get(slot.key) is not slot:
             return

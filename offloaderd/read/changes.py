@@ -1,4 +1,4 @@
-"""Waiting for news of a topic: one watcher for each topic that somebody follows, however many do."""
+"""Waiting for changes of a topic: one watcher for each followed topic, shared by its followers."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -14,13 +14,13 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read.ports import HotTier
 
 TICK_S = 1.0
-"""News that nobody tells of (another daemon's commit) are looked for this often."""
+"""Interval of signals for changes without a notification (another daemon's commit)."""
 
 log = structlog.get_logger(__name__)
 
 
 class ChangeSignal:
-    """Counts what may have changed in one topic."""
+    """Counts possible changes of one topic."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -28,21 +28,21 @@ class ChangeSignal:
         self.tasks: list[asyncio.Task[None]] = []
         self._event = asyncio.Event()
 
-    def tell(self) -> None:
-        """Something may have changed: wake all who wait."""
+    def notify(self) -> None:
+        """Count a change and wake all followers."""
         self.count += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     async def after(self, seen: int) -> int:
-        """Return the count once it is greater than `seen`, a count that was taken before looking."""
+        """Return the count once it is greater than `seen`, a count from before the last view."""
         while self.count <= seen:
             await self._event.wait()
         return self.count
 
 
 class ChangeSignals:
-    """The News of all topics that are followed at the moment."""
+    """The signals of all followed topics."""
 
     def __init__(self, *, hot: HotTier, source: LedgerSource | None, clock: Clock, loader: Tasks) -> None:
         self._hot = hot
@@ -53,7 +53,7 @@ class ChangeSignals:
 
     @contextmanager
     def following(self, topic: TopicName) -> Iterator[ChangeSignal]:
-        """Give the topic's news; watching ends with the last follower. Raises Closed."""
+        """Give the topic's signal; the watch ends with the last follower. Raises Closed."""
         change_signal = self._topics.get(topic)
         if change_signal is None:
             change_signal = ChangeSignal()
@@ -81,19 +81,19 @@ class ChangeSignals:
     async def _tick(self, change_signal: ChangeSignal) -> None:
         while True:
             await self._clock.sleep(TICK_S)
-            change_signal.tell()
+            change_signal.notify()
 
     async def _watch_hot(self, topic: TopicName, change_signal: ChangeSignal) -> None:
         while True:
             await self._hot.changed(topic)
-            change_signal.tell()
+            change_signal.notify()
 
     async def _watch_source(self, source: LedgerSource, topic: TopicName, change_signal: ChangeSignal) -> None:
         while True:
             try:
                 async with aclosing(source.watch(topic)) as changes:
                     async for _ in changes:
-                        change_signal.tell()
+                        change_signal.notify()
             except OffloaderError as error:
                 log.warning("source.watch_failed", topic=str(topic), error=str(error))
             await self._clock.sleep(TICK_S)

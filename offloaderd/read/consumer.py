@@ -1,9 +1,9 @@
-"""Which entries of a topic its consumers are given, while a read goes through it.
+"""The entries of a topic that its consumers get, by the outcomes of transactions.
 
-What became of a transaction stands in a marker behind its messages, perhaps in a later ledger or segment. So whenever
-the read comes to a message without an outcome, entries ahead of it are looked through, from any tier, until they have
-it; that stretch is read twice. What was open before the read began is looked for in what lies before it: all entries
-before it would say it for certain, and the last `LOOK_BACK_BYTES` of them are read.
+The outcome of a transaction is in a marker behind its messages, perhaps in a later ledger or segment. So at a message
+without an outcome, the entries ahead are read, from any tier, until the marker; they are read twice. Transactions that
+were open before the read began are searched in the `LOOK_BACK_BYTES` before it: only all entries before it would show
+them for certain.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -23,16 +23,16 @@ from offloaderd.read.reader import TopicReader
 
 LOOK_BACK_BYTES = 64 * 1024 * 1024
 ENTRY_BYTES = 1024
-"""How long entries are taken to be of which nobody has counted the bytes."""
+"""Estimated size of entries whose bytes are not counted."""
 
 log = structlog.get_logger(__name__)
 
 
 class ConsumerView:
-    """The transactions of one read; an async context manager. `held` is set where consumers are given nothing more.
+    """The transactions of one read; an async context manager. `held` is set where consumers get nothing more.
 
-    `everything`: nothing is held, and what has no outcome up to the newest entry is told as open, or as unknown when
-    entries on the way there cannot be read.
+    `everything`: nothing is held, and a transaction without an outcome up to the newest entry is open, or unknown when
+    entries before that cannot be read.
     """
 
     def __init__(
@@ -49,18 +49,17 @@ class ConsumerView:
         self._outcomes = Outcomes(self._behind, known.together)
 
     async def __aenter__(self) -> Self:
-        """Be ready."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop reading ahead, and leave what was found out to the next read."""
+        """Stop reading ahead, and keep the known outcomes for the next read."""
         self._outcomes.release()
         await self._outcomes.close()
         if (known := self._outcomes.known) is not None:
             self._known.keep(self._topic, known)
 
-    async def told(self, batch: Entries) -> AsyncGenerator[Entries, None]:
-        """Yield a batch in the parts whose outcome is known, each once it is; stops before what is `held`.
+    async def visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
+        """Yield the parts of a batch, each once its outcomes are known; stop before `held`.
 
         Raises what reading ahead raises, and Throttled when there are too many transactions.
         """
@@ -81,12 +80,12 @@ class ConsumerView:
         self._outcomes.log.forget(batch.first)
 
     def state(self, position: Position, transaction: TransactionId) -> TransactionState:
-        """Return the state of a message in what was `told`."""
+        """Return the state of a message of a `visible` part."""
         found = self._outcomes.log.state(position, transaction)
         return TransactionState.UNKNOWN if self._blind and found is TransactionState.OPEN else found
 
     async def _visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
-        """Yield what consumers may be given of a batch, as far as they may."""
+        """Yield the parts of a batch that consumers may get."""
         rest = batch
         while (opened := self._outcomes.log.first_open()) is not None and opened.position <= rest.last:
             if opened.position > rest.first:
@@ -108,7 +107,7 @@ class ConsumerView:
             return
 
     async def _look_back(self, first: Position) -> None:
-        """Take the entries before the first one of the read. What cannot be read of them leaves no transaction open."""
+        """Take the entries before the first one of the read. After an error no transaction counts as open."""
         start = look_back_from(await self._reader.view(self._topic), first)
         if start is None:
             return
@@ -133,9 +132,9 @@ class ConsumerView:
 
 
 def look_back_from(view: TopicView, first: Position, bytes_max: int = LOOK_BACK_BYTES) -> Position | None:
-    """Return from which entry on about `bytes_max` lie before `first`, None when there is no entry before it.
+    """Return the entry from which about `bytes_max` precede `first`; None when no entry precedes it.
 
-    Nothing is counted from before a gap: what was lost, or is still to be offloaded.
+    Nothing before a gap (a loss, or history that is not offloaded) counts.
     """
     gaps = [loss.before for loss in view.losses] + ([view.unfinished[1]] if view.unfinished else [])
     floor = max((one for one in gaps if one <= first), default=START)
@@ -172,19 +171,19 @@ def _runs_before(view: TopicView, first: Position) -> Iterator[tuple[int, int, i
 
 
 def entry_bytes_of(part: LedgerSlice) -> int:
-    """Return how long the entries of a slice are on average, at least 1."""
+    """Return the average bytes of an entry of a slice, at least 1."""
     return max(1, part.payload_bytes // part.entries)
 
 
 def _buffered(oldest: Position, newest: Position) -> list[tuple[int, int, int]]:
-    """Return runs of entries that the buffer has; of several ledgers nobody says where those but the last end."""
+    """Return runs of entries in the buffer; of several ledgers only the end of the last is known."""
     if oldest.ledger_id == newest.ledger_id:
         return [(oldest.ledger_id, oldest.entry_id, newest.entry_id)]
     return [(oldest.ledger_id, oldest.entry_id, oldest.entry_id), (newest.ledger_id, 0, newest.entry_id)]
 
 
 def _below(first: Position, ledger_id: int, last: int) -> int:
-    """Return the last of a ledger's entries that lies before a position; -1 for none."""
+    """Return the last entry of a ledger before a position; -1 for none."""
     if ledger_id > first.ledger_id:
         return -1
     return min(last, first.entry_id - 1) if ledger_id == first.ledger_id else last

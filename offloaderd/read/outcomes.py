@@ -1,4 +1,4 @@
-"""What became of transactions, found in entries that a read has come to and, where it has to, in those ahead of it."""
+"""Outcomes of transactions in the entries of a read and, if needed, in those ahead of it."""
 
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
@@ -10,24 +10,22 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionLog, mention_of
 
 TRANSACTIONS_MAX = 1_000_000
-"""Transactions that a task of a job remembers, some 300 bytes each."""
-
+"""Transactions in memory of one task of a job, some 300 bytes each."""
 TOGETHER_MAX = 200_000
-"""Transactions that all reads of a daemon remember together: some 60 MB."""
-
+"""Transactions in memory of all reads of a daemon: some 60 MB."""
 KNOWN_MAX = 100_000
-"""Transactions that are remembered from reads that are over, of all topics together: some 30 MB."""
+"""Transactions in memory of ended reads, of all topics: some 30 MB."""
 
 
 class Remembered:
-    """How many transactions are remembered at this moment by all who share this."""
+    """The number of transactions in memory of all that share it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
 
     def change(self, before: int, now: int) -> None:
-        """Count what one of them remembers now, and remembered before. Raises Throttled when that is too much."""
+        """Replace the number of one of them. Raises Throttled above the limit."""
         if now > before and self._count + now - before > self._most:
             raise Throttled(
                 f"more than {self._most} open or aborted transactions would have to be remembered",
@@ -37,7 +35,7 @@ class Remembered:
 
 
 class Known(NamedTuple):
-    """What the entries of a topic from `origin` to `upto`, both inclusive, say of transactions."""
+    """The transactions in the entries of a topic from `origin` to `upto`, both inclusive."""
 
     origin: Position
     upto: Position
@@ -45,16 +43,16 @@ class Known(NamedTuple):
 
 
 class KnownOutcomes:
-    """What reads have found out, for those that begin near to where they ended: they need not look back again."""
+    """Outcomes of ended reads, for reads that begin near their ends and so need no look back."""
 
     def __init__(self) -> None:
         self.together = Remembered(TOGETHER_MAX)
-        """What the reads that go on remember."""
+        """The number of transactions of the present reads."""
         self._topics: OrderedDict[TopicName, Known] = OrderedDict()
         self._size = 0
 
     def find(self, topic: TopicName, start: Position, first: Position) -> Known | None:
-        """Return what is known from `start` or before on, up to there at least, for a read that begins at `first`."""
+        """Return the outcomes that begin at or before `start` and reach it, for a read that begins at `first`."""
         known = self._topics.get(topic)
         if known is None or known.origin > start or known.upto < start:
             return None
@@ -63,7 +61,7 @@ class KnownOutcomes:
         return known._replace(log=known.log.copy())
 
     def keep(self, topic: TopicName, known: Known) -> None:
-        """Remember what a read has found out, unless more is known already; the topics read longest ago give way."""
+        """Keep the outcomes of a read, unless more are known; drop those of the topics read longest ago."""
         before = self._topics.pop(topic, None)
         if before is not None and before.upto >= known.upto and before.origin <= known.origin:
             known, before = before, None
@@ -71,15 +69,15 @@ class KnownOutcomes:
             self._size += len(known.log) + 1 - (len(before.log) + 1 if before is not None else 0)
         self._topics[topic] = known
         while self._size > KNOWN_MAX:
-            _, gone = self._topics.popitem(last=False)
-            self._size -= len(gone.log) + 1
+            _, oldest = self._topics.popitem(last=False)
+            self._size -= len(oldest.log) + 1
 
 
 class Outcomes:
-    """The log of a topic's entries up to some position; `behind` reads on from a position, ledgers may end there.
+    """The transactions of a topic's entries up to a position; `behind` yields the entries from a position on.
 
-    Entries are taken in their order, by the read itself or ahead of it, each once. Close it when done with it, and have
-    it release what it counted with others, `together`.
+    Entries are taken in their order, by the read itself or ahead of it, each once. At the end call `close` and
+    `release`, which gives its share of `together` back.
     """
 
     def __init__(
@@ -95,23 +93,23 @@ class Outcomes:
 
     @property
     def known(self) -> Known | None:
-        """What was found out; None while nothing was taken."""
+        """The known outcomes; None before the first entry."""
         if self._origin is None or self._upto is None:
             return None
         return Known(self._origin, self._upto, self.log)
 
     def resume(self, known: Known) -> None:
-        """Begin with what an earlier read has found out. Raises as `take`."""
+        """Begin with the outcomes of an earlier read. Raises as `take`."""
         self._origin, self._upto, self.log = known
         self._count()
 
     async def take(self, batch: Entries) -> None:
-        """Take entries that the read has come to. Raises Throttled when there are too many transactions."""
+        """Take entries of the read. Raises Throttled when there are too many transactions."""
         if self._add(batch):
             await self.close()
 
     async def look_ahead(self) -> bool:
-        """Take the next entries behind all that were taken; says whether there were some.
+        """Take the next entries; return whether there were any.
 
         Raises what `behind` raises, and as `take`.
         """
@@ -126,7 +124,7 @@ class Outcomes:
         return False
 
     async def know(self, last: Position) -> None:
-        """Look ahead until all transactions that have begun up to a position are over, or there is no further entry."""
+        """Look ahead until all transactions up to a position have an outcome, or to the last entry."""
         while (opened := self.log.first_open()) is not None and opened.position <= last:
             if not await self.look_ahead():
                 return
@@ -138,12 +136,12 @@ class Outcomes:
             await ahead.aclose()
 
     def release(self) -> None:
-        """Count nothing any more: what was found out is somebody else's now."""
+        """Give its share of `together` back."""
         self._together.change(self._counted, 0)
         self._counted = 0
 
     def forget(self) -> None:
-        """Forget what was taken, and go on behind it."""
+        """Forget all outcomes, not the position."""
         self.log, self._origin = TransactionLog(), None
         self._count()
 
@@ -152,7 +150,7 @@ class Outcomes:
         self._counted = len(self.log)
 
     def _add(self, batch: Entries) -> bool:
-        """Take what was not taken yet; says whether there was something."""
+        """Take the new entries of a batch; return whether there were any."""
         if self._upto is not None and batch.last <= self._upto:
             return False
         for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):

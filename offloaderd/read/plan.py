@@ -1,16 +1,15 @@
-"""Where the next entries of a read come from: a pure function of what is known of the topic.
+"""The next step of a read: a pure function of the view of the topic.
 
-A read is a cursor that moves through the ledgers. For each cursor the plan gives one step: a run of entries that one
-tier holds, a hop to the next ledger, a question to a manifest, or waiting. A cursor leaves a ledger only when it is
-known where the ledger ended:
-- the ledger source says that it is closed, or
+A read is a cursor that moves through the ledgers. The plan gives one step for each cursor: a run of entries of one
+tier, a hop to the next ledger, a read of a manifest, or waiting. A cursor leaves a ledger only when its end is known:
+- the ledger source shows it as closed, or
 - it is recorded as offloaded to its end, or
-- a manifest says that it was closed when the segment was sealed, or
+- a manifest shows that it was closed when the segment was sealed, or
 - the next committed segment begins in a later ledger: segments of a topic are committed without gaps, but for the one
-  between what is offloaded of a history that is not done and where its live segments begin.
+  between the offloaded part of an unfinished history and the live segments.
 
-Entries that are known to exist but are in no tier are an error, as is a ledger that vanishes under a reader, a range
-that is recorded as lost, and what was deleted by the topic's retention.
+Known entries that no tier has are an error, as are a ledger that is deleted during the read, a recorded loss, and
+entries that the topic's retention deleted.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,19 +33,19 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 
 
 class Why(StrEnum):
-    """Why entries come from the tier that they come from, as metrics name it."""
+    """The reason for the tier of entries, as metrics name it."""
 
     CHOSEN = "chosen"
-    """The read priority says so, or the buffer has them."""
+    """The read priority names it, or it is the buffer."""
     ONLY_HERE = "only_here"
-    """The tier that the priority names has not got them."""
+    """The tier that the priority names does not have them."""
     MISSING = "fell_back_missing"
     CORRUPT = "fell_back_corrupt"
     UNAVAILABLE = "fell_back_unavailable"
 
 
 class SourceLedger(NamedTuple):
-    """One ledger of the source: its newest readable entry (-1: none), and whether it will get no more."""
+    """One ledger of the source: its newest readable entry (-1: none), and whether that is final."""
 
     ledger_id: int
     last_entry_id: int
@@ -55,12 +54,12 @@ class SourceLedger(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """What is known of a topic at one moment.
+    """The state of a topic in all tiers at one moment.
 
-    `ends` holds what manifests said, by segment and ledger: the last entry of a ledger that was closed, None for one
-    that was still open. `complete` has the ledgers that are recorded as offloaded to their end. Up to `floor` all was
-    deleted by retention. Between the two positions of `unfinished` lies history that is still to be offloaded.
-    `source_away`: the source could not be asked what it has; `refused`: it was not, for it may be another's.
+    `ends` has the ends of ledgers in manifests, by segment and ledger: the last entry of a closed ledger, None for an
+    open one. `complete` has the ledgers that are recorded as offloaded to their end. Retention deleted all up to
+    `floor`. The history between the two positions of `unfinished` is not offloaded. `source_away`: the source did not
+    answer; `refused`: it was not read, since it may be another topic's.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -75,11 +74,11 @@ class TopicView:
     refused: IdentityRefused | None = None
 
     def is_empty(self) -> bool:
-        """Whether no tier has a trace of the topic: it is empty, or unknown."""
+        """Whether no tier has anything of the topic: it is empty, or unknown."""
         return not (self.segments or self.source or self.hot or self.floor)
 
     def ledger(self, ledger_id: int) -> SourceLedger | None:
-        """Return what the source has of a ledger."""
+        """Return a ledger of the source; None without it."""
         at = bisect_left(self.source, ledger_id, key=lambda one: one.ledger_id)
         return self.source[at] if at < len(self.source) and self.source[at].ledger_id == ledger_id else None
 
@@ -100,9 +99,9 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries of one ledger to be read from one tier (SOURCE, or OBJECTS with the segment).
+    """Entries of one ledger in one tier (SOURCE, or OBJECTS with the segment).
 
-    `preferred`: the priority names this tier. `instead_of` is the holder that has the entries, comes first, and failed.
+    `preferred`: the priority names this tier. `instead_of` is the preferred holder of the entries, which failed.
     """
 
     tier: Tier
@@ -115,33 +114,33 @@ class Run:
 
     @property
     def holder(self) -> object:
-        """What would be to blame if the run failed: the segment, or the ledger in the source."""
+        """The key of a failure: the segment, or the ledger in the source."""
         return self.segment.segment_id if self.segment else self.ledger_id
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """The ledger is over: go on at the first entry of the next one."""
+    """The end of a ledger: continue at the first entry of the next one."""
 
     to: Position
 
 
 @dataclass(frozen=True, slots=True)
-class AskEnd:
-    """Only this segment's manifest can say whether the ledger is over."""
+class ReadEnd:
+    """Only this segment's manifest shows whether the ledger has ended."""
 
     ledger_id: int
     segment: CommittedSegment
 
 
 class Stop(Enum):
-    """Nothing to read now."""
+    """The end of the read, for now or for good."""
 
     DONE = "done"
     WAIT = "wait"
 
 
-Step = Run | Hop | AskEnd | Stop
+Step = Run | Hop | ReadEnd | Stop
 
 
 def checked_range(
@@ -180,7 +179,7 @@ def checked_range(
 
 
 def _only_offloaded(view: TopicView, refused: IdentityRefused, first: Position | None, last: Position | None) -> None:
-    """Raise why the source is not read for a range that reaches over what else is there."""
+    """Raise `refused` for a range beyond the other tiers."""
     oldest, newest = view.oldest(), view.newest()
     outside = oldest is None or newest is None
     for bound in (first, last):
@@ -199,10 +198,10 @@ def next_step(
     priority: ReadPriority,
     failed: Mapping[object, Position],
 ) -> Step:
-    """Return what to do at `cursor`, the position of the entry wanted next.
+    """Return the step at `cursor`, the position of the next entry.
 
-    `failed` holds where a segment or a ledger of the source last failed: it is taken again only if nothing else is
-    left and the cursor has moved on. Raises EntriesMissing.
+    `failed` has the position at which a segment or a ledger of the source last failed: it is used again only without
+    another choice and at a later position. Raises EntriesMissing.
     """
     if last is not None and cursor > last:
         return Stop.DONE
@@ -221,7 +220,7 @@ def next_step(
 
 
 def _not_deleted(view: TopicView, position: Position) -> None:
-    """Raise EntriesDeleted for a position up to which all was deleted."""
+    """Raise EntriesDeleted for a position up to the floor."""
     if view.floor is not None and position <= view.floor:
         oldest = view.oldest()
         hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic; follow it to read what comes"
@@ -229,7 +228,7 @@ def _not_deleted(view: TopicView, position: Position) -> None:
 
 
 def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:
-    """The runs that could begin at the cursor, best first; each ends where another choice begins."""
+    """Return the runs from the cursor on, best first; each ends where another choice begins."""
     ledger_id, entry_id = cursor
     source_first = priority is ReadPriority.BOOKKEEPER_FIRST
     limit = last.entry_id if last is not None and last.ledger_id == ledger_id else ENTRY_ID_MAX
@@ -265,7 +264,6 @@ def _slice(segment: CommittedSegment, ledger_id: int) -> LedgerSlice | None:
 
 
 def _last_segment(view: TopicView, ledger_id: int) -> int:
-    """Index of the last segment that begins in the ledger or before it, -1 for none."""
     return bisect_right(view.segments, Position(ledger_id, ENTRY_ID_MAX), key=_begin) - 1
 
 
@@ -277,7 +275,7 @@ def _has_later(view: TopicView, cursor: Position) -> bool:
 
 
 def _leave(view: TopicView, cursor: Position) -> Step:
-    """The cursor is behind everything that is known of its ledger: say whether the ledger is over."""
+    """Return the step at a cursor behind all known entries of its ledger."""
     ledger_id = cursor.ledger_id
     for loss in view.losses:
         if loss.holds(cursor):
@@ -297,7 +295,7 @@ def _leave(view: TopicView, cursor: Position) -> Step:
         return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     asked = (view.segments[at].segment_id, ledger_id)
     if asked not in view.ends:
-        return AskEnd(ledger_id, view.segments[at])
+        return ReadEnd(ledger_id, view.segments[at])
     end = view.ends[asked]
     if end is not None:
         return _hop(view, cursor, max(end, held.last_entry_id))
@@ -313,19 +311,17 @@ def _leave(view: TopicView, cursor: Position) -> Step:
 
 
 def _before_gap(view: TopicView, ledger_id: int) -> bool:
-    """Whether history that is not offloaded lies between a ledger and what follows it in the bucket."""
+    """Whether history that is not offloaded is between a ledger and the next one in the bucket."""
     gap = view.unfinished
     return gap is not None and gap[0].ledger_id <= ledger_id < gap[1].ledger_id
 
 
 def _later_source_ledgers(view: TopicView, ledger_id: int) -> list[int]:
-    """The next later ledger of the source, if it has one."""
     at = bisect_right(view.source, ledger_id, key=lambda one: one.ledger_id)
     return [one.ledger_id for one in view.source[at : at + 1]]
 
 
 def _later_segment_ledgers(view: TopicView, ledger_id: int) -> list[int]:
-    """The next later ledgers of the bucket, if it has any."""
     at = _last_segment(view, ledger_id)
     later = []
     for segment in view.segments[max(at, 0) : at + 2]:
@@ -334,7 +330,7 @@ def _later_segment_ledgers(view: TopicView, ledger_id: int) -> list[int]:
 
 
 def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
-    """Later ledgers of the source, of the bucket and of the buffer, as far as each has one."""
+    """Return later ledgers of the source, of the bucket and of the buffer."""
     later = _later_source_ledgers(view, ledger_id) + _later_segment_ledgers(view, ledger_id)
     if view.hot:
         later += [one.ledger_id for one in view.hot if one.ledger_id > ledger_id][:1]
@@ -342,7 +338,7 @@ def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
 
 
 def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
-    """The ledger ended at `end_entry_id`: go to the next one, if there is one yet."""
+    """Return the step behind the end of a ledger."""
     if cursor.entry_id <= end_entry_id:
         raise EntriesMissing(
             f"entries {cursor} to {cursor.ledger_id}:{end_entry_id} are in no tier",
@@ -352,11 +348,11 @@ def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
 
 
 def _next_ledger(view: TopicView, ledger_id: int) -> Step:
-    """Go to the ledger that follows one that is over, if there is one yet and nothing can lie between.
+    """Return the hop to the ledger after an ended one, if there is one and none can be between.
 
-    The buffer alone is no witness: it names its two ends, and there may be more between them. Nor is the bucket before
-    a gap, which only a source that lists the ledger itself, or the ledger's record, can say to be empty; what it has
-    behind the gap goes before what the source lists still later.
+    The buffer proves nothing: it shows its two ends only. Nor does the bucket before a gap: only a source that lists
+    the ledger, or the ledger's record, shows that the gap is empty. The bucket's ledgers behind the gap come before
+    later ones of the source.
     """
     gap = _before_gap(view, ledger_id)
     stored, listed = _later_segment_ledgers(view, ledger_id), _later_source_ledgers(view, ledger_id)

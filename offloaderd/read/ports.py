@@ -1,7 +1,4 @@
-"""What reading needs of the rest of the daemon, as narrow Protocols, with defaults that ask the metadata store.
-
-`ReadContext` is what one read is given of them.
-"""
+"""Ports of reading, and the context of one read."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ from offloaderd.read.segments.reader import SegmentReader
 
 
 class HotTier(Protocol):
-    """The tailing buffers of the topics that this daemon owns. It answers at once, and only what it is sure of."""
+    """The tailing buffers of the topics that this daemon owns. It answers at once, and None if unsure."""
 
     def read(self, topic: TopicName, first: Position, last: Position | None, max_bytes: int) -> EntryBatch | None:
         """Return entries of one ledger from `first` on (at least one), at most to `last`; None without `first`."""
@@ -37,28 +34,28 @@ class HotTier(Protocol):
         ...
 
     def changed(self, topic: TopicName) -> Awaitable[object]:
-        """Return something that ends when the buffer may hold more; never, for a topic that is not here."""
+        """Return an awaitable that ends when the buffer may hold more; never, for another daemon's topic."""
         ...
 
 
 class Maps(Protocol):
-    """Where the committed segments of a topic are known."""
+    """Access to topic maps."""
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return what is committed now; an unknown topic has an empty map. Raises Transient."""
+        """Return the present map; an unknown topic has an empty one. Raises Transient."""
         ...
 
 
 class Policies(Protocol):
-    """Where it is known what holds for a topic."""
+    """Access to effective policies."""
 
     async def of(self, topic: TopicName) -> Effective:
-        """Return what holds for a topic, and whether anybody ever spoke of it. Raises Transient, CorruptData."""
+        """Return the effective policy of a topic. Raises Transient, CorruptData."""
         ...
 
 
 class StoredMaps:
-    """Maps as the metadata store holds them, nothing cached."""
+    """The maps of the metadata store, not cached."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -70,7 +67,7 @@ class StoredMaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
-    """What one read works with: the tiers, how to look at all of them (`view`, up to a position), and the priority.
+    """The context of one read: the tiers, a view of them all (`view`, up to a position), and the priority.
 
     `source` is None for a daemon that only sees what was pushed and offloaded. `view` raises Transient, `priority`
     TopicNotFound as well.

@@ -1,7 +1,7 @@
-"""Reading a topic from whichever tier holds it: the reader that the daemon owns, and what it knows of topics.
+"""Reading a topic from any tier: the reader that the daemon owns, and its view of topics.
 
-The order of looking (buffer, source, map) matters: entries move from the first to the last, so what has just left one
-tier is found in the next. How one read goes on is in `stream.py`, what it decides in `plan.py`.
+The order of the tiers in a view (buffer, source, map) matters: entries move from the first to the last, so an entry
+that has just left one tier is in the next. `stream.py` has one read, `plan.py` its decisions.
 """
 
 import asyncio
@@ -34,26 +34,26 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read; `batch_bytes` is for reads that say nothing, and the most that one may ask for."""
+    """Options of reading; `batch_bytes` is the default of a read, and its limit."""
 
     batch_bytes: int = BATCH_BYTES
     segments: SegmentOptions = field(default_factory=SegmentOptions)
 
     def answer_bytes(self, asked: int) -> int:
-        """Return how much an answer has if a reader asked for so much, 0 for nothing said.
+        """Return the bytes of an answer for a request of `asked` (0: the default).
 
-        An answer that its client does not take is in no budget, so its size is not the client's to say.
+        An answer that its client does not take is in no budget, so the client does not set its size.
         """
         return min(asked or self.batch_bytes, self.batch_bytes)
 
 
 async def never_refused(topic: TopicName) -> IdentityRefused | None:
-    """Say that a topic's source is its own."""
+    """Return None: the topic's source is its own."""
     return None
 
 
 class LastPositions(NamedTuple):
-    """How far a topic reaches, in all and by tier; None where there is nothing."""
+    """The ends of a topic, in all and by tier; None without entries."""
 
     first: Position | None
     confirmed: Position | None
@@ -63,7 +63,7 @@ class LastPositions(NamedTuple):
 
 
 class TopicReader:
-    """Reads any topic that the daemon can see; an async context manager that outlives all its reads.
+    """Reads any known topic; an async context manager that outlives all its reads.
 
     `source` is None for a daemon that only sees what was pushed and offloaded.
     """
@@ -83,7 +83,7 @@ class TopicReader:
         self.options = options or ReadOptions()
         self.source = source
         self.source_refused: Callable[[TopicName], Awaitable[IdentityRefused | None]] = never_refused
-        """Says why nothing of a topic's source is to be read, as it may be another's. Raises Transient."""
+        """Returns why a topic's source must not be read, as it may be another's; else None. Raises Transient."""
         self.hot = hot
         self.clock = clock
         self.metrics = metrics
@@ -103,14 +103,13 @@ class TopicReader:
         self._change_signals = ChangeSignals(hot=hot, source=source, clock=clock, loader=self.segments.loader)
 
     async def __aenter__(self) -> Self:
-        """Be ready to read."""
         await self.segments.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what is read ahead; reads that still run get Closed."""
+        """Cancel reads ahead; reads under way raise Closed."""
         await self.segments.__aexit__(kind, error, trace)
 
     async def read(
@@ -162,7 +161,6 @@ class TopicReader:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
 
     def _count(self, batch: Entries, tier: Tier, why: Why) -> None:
-        """Count what is handed out."""
         entries, size = batch.count, batch.payload_bytes()
         self.metrics.read_entries.labels(source=tier).inc(entries)
         self.metrics.read_bytes.labels(source=tier).inc(size)
@@ -170,7 +168,7 @@ class TopicReader:
         self.metrics.read_choice_bytes.labels(source=tier, why=why).inc(size)
 
     async def last_positions(self, topic: TopicName) -> LastPositions:
-        """Return how far the topic reaches. Raises TopicNotFound, Transient."""
+        """Return the ends of the topic. Raises TopicNotFound, Transient."""
         view = await self.view(topic)
         if view.is_empty():
             await self.priority(topic)
@@ -192,9 +190,9 @@ class TopicReader:
         return cast("ReadPriority", effective.values.read_priority)
 
     async def view(self, topic: TopicName, last: Position | None = None, *, source_s: float | None = None) -> TopicView:
-        """Look at all tiers. A source that cannot be reached matters only if something up to `last` may be in it.
+        """Return the view of all tiers. A source that fails matters only if it may have entries up to `last`.
 
-        One that takes longer than `source_s` cannot be reached. Raises Transient.
+        One that takes longer than `source_s` fails. Raises Transient.
         """
         hot = self.hot.range(topic)
         source: Sequence[SourceLedger] | None = None
@@ -227,11 +225,11 @@ class TopicReader:
         )
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call, and again a few times after Transient."""
+        """Call with retries after Transient."""
         return await retried(call, clock=self.clock, policy=self.options.segments.retry)
 
     async def _source_ledgers(self, source: LedgerSource, topic: TopicName) -> Sequence[SourceLedger] | None:
-        """Return what the source has of a topic, None when it does not know it."""
+        """Return the source's ledgers of a topic; None for an unknown topic."""
         try:
             infos = await self.patiently(lambda: source.ledgers(topic))
             ledgers = [SourceLedger(info.ledger_id, info.entries - 1, True) for info in infos if info.closed]

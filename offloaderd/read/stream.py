@@ -1,8 +1,8 @@
 """One read: a cursor that moves through the topic, tier by tier.
 
-The buffer is asked first, at every step. Else PIP-73's priority decides between the bucket and the ledger source, and
-when the one that is asked cannot give the entries (missing, corrupt, not reachable), the other one is. The topic is
-looked at again only when the last look has no answer, so that a long read costs no metadata.
+The buffer comes first, at every step. Else PIP-73's priority decides between the bucket and the ledger source, and when
+that tier fails (missing, corrupt, not reachable), the read falls back to the other one. The view of the topic is
+refreshed only when it has no next step, so that a long read costs no metadata.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -27,24 +27,24 @@ from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import doubled
 from offloaderd.read import plan
+from offloaderd.read.cache import ReadAhead
 from offloaderd.read.changes import ChangeSignal
-from offloaderd.read.plan import AskEnd, Hop, Run, Step, Stop, TopicView, Why
+from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
 from offloaderd.read.ports import ReadContext
-from offloaderd.read.segments.read_ahead import ReadAhead
 
 log = structlog.get_logger(__name__)
 
 FALL_BACK_ON = (NotFound, CorruptData, Transient, Denied)
 POLICY_S = 10.0
-"""A read that goes on for longer than this asks for the topic's read priority again."""
+"""A read refreshes the topic's read priority at this interval."""
 URGENCY = (Transient, CorruptData, Denied)
-"""When no tier can give an entry: trying again comes first, then the alarm, then what an operator can mend."""
+"""Kinds of errors when every tier fails, the one to raise first."""
 
 
 class Stream:
     """The state of one read. `change_signal` is None unless the read follows; `framed` as for `TopicReader.read`.
 
-    Of a tier no more than `entries_max` is asked for; entries of the buffer, which cost nothing, may be more.
+    It reads at most `entries_max` from a tier; entries of the buffer, which cost nothing, may be more.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Stream:
         self._left = entries_max or ENTRY_ID_MAX
         self._framed = framed
         self._priority = ReadPriority.TIERED_STORAGE_FIRST
-        self._asked_s: float | None = None  # when the policy was asked last; None: the request says the priority
+        self._policy_s: float | None = None  # the last refresh of the policy; None: the request sets the priority
         self._view = TopicView()
         self._cursor: Position | None = None
         self._last: Position | None = None
-        self._bounded = False  # the request says where it ends
+        self._bounded = False  # the request sets the end
         self._failed: dict[object, Position] = {}
         self._reasons: dict[object, Why] = {}
         self._failure_tracker: list[tuple[Tier, OffloaderError]] = []
@@ -77,19 +77,19 @@ class Stream:
         self._pace = ReadAhead()
 
     async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
-        """Look at the topic and check the range. Raises what `TopicReader.read` names for that."""
+        """Get the view and check the range. Raises what `TopicReader.read` names for that."""
         self._view = await self._context.view(self._topic, last)
         if priority is None or self._view.is_empty():
             configured = await self._context.priority(self._topic)
             if priority is None:
-                self._asked_s = self._context.clock.monotonic()
+                self._policy_s = self._context.clock.monotonic()
             priority = priority or configured
         self._priority = priority
         follow, self._bounded = self._change_signal is not None, last is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
-        """Yield the entries of the range, with the tier that gave them and why it was asked."""
+        """Yield the entries of the range, with their tier and the reason for it."""
         while True:
             seen = self._change_signal.count if self._change_signal is not None else 0
             if self._cursor is None and not await self._find_start():
@@ -110,7 +110,7 @@ class Stream:
                             yield piece, step.tier, self._why(step)
             elif isinstance(step, Hop):
                 self._cursor = step.to
-            elif isinstance(step, AskEnd):
+            elif isinstance(step, ReadEnd):
                 await self._ask_end(step)
             elif step is Stop.DONE:
                 return
@@ -118,20 +118,18 @@ class Stream:
                 await self._wait(seen)
 
     async def _find_start(self) -> bool:
-        """Look for the oldest entry of a topic that had none; says whether there is one."""
+        """Set the cursor of a topic without entries to its oldest one; return whether there is one."""
         if self._change_signal is not None:
-            await self._look()
+            await self._refresh()
         if self._view.refused is not None:
             raise self._view.refused
         self._cursor = self._view.oldest()
         return self._cursor is not None
 
-    async def _look(self) -> None:
-        """Look at all tiers anew; what manifests said stays true."""
+    async def _refresh(self) -> None:
         self._view = replace(await self._context.view(self._topic, self._last), ends=self._view.ends)
 
     def _hot_batch(self) -> EntryBatch | None:
-        """Return what the buffer holds at the cursor."""
         if self._cursor is None or (self._last is not None and self._cursor > self._last):
             return None
         return self._context.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
@@ -145,11 +143,11 @@ class Stream:
         self._left -= batch.count
 
     async def _step(self) -> Step:
-        """Decide what comes next, looking again before waiting or giving up. Raises the reason to give up."""
+        """Return the next step, with a refreshed view before waiting or giving up. Raises the reason to give up."""
         await self._refresh_policy()
         step = self._decide()
         if step is None or step is Stop.WAIT:
-            await self._look()
+            await self._refresh()
             step = self._decide()
         if step is None:
             for tier, _ in self._failure_tracker:
@@ -162,18 +160,18 @@ class Stream:
         return step
 
     async def _refresh_policy(self) -> None:
-        """Take over a priority that has changed while a long read goes on; one that cannot be read stays as it was."""
+        """Refresh the priority of a long read; one that cannot be read stays."""
         now_s = self._context.clock.monotonic()
-        if self._asked_s is None or now_s - self._asked_s < POLICY_S:
+        if self._policy_s is None or now_s - self._policy_s < POLICY_S:
             return
-        self._asked_s = now_s
+        self._policy_s = now_s
         try:
             self._priority = await self._context.priority(self._topic)
         except FALL_BACK_ON as error:
             log.warning("read.policy_unknown", topic=str(self._topic), error=str(error))
 
     def _decide(self) -> Step | None:
-        """Return the next step, None when an entry cannot be had."""
+        """Return the next step; None when an entry cannot be read."""
         if self._cursor is None:
             return Stop.WAIT
         self._missing = None
@@ -195,14 +193,14 @@ class Stream:
         return step
 
     def _hot_hop(self, cursor: Position) -> Position | None:
-        """Return where the buffer goes on in a later ledger, if it knows that nothing lies between."""
+        """Return the buffer's next position in a later ledger, if it knows that nothing is between."""
         if not cursor.entry_id:
             return None
         following = self._context.hot.next_after(self._topic, Position(cursor.ledger_id, cursor.entry_id - 1))
         return following if following is not None and following.ledger_id > cursor.ledger_id else None
 
     def _worst(self) -> OffloaderError:
-        """Return the error that tells most about why an entry cannot be had: what a tier said, if one was asked."""
+        """Return the most useful error for an entry that cannot be read: a tier's, if one was read."""
         if isinstance(self._missing, EntriesDeleted):
             return self._missing
         if self._view.refused is not None and not self._failure_tracker and not isinstance(self._missing, EntriesLost):
@@ -215,7 +213,7 @@ class Stream:
         error = self._failure_tracker[0][1] if self._failure_tracker else missing
         if isinstance(error, EntriesMissing | BucketMissing):
             return error
-        return EntriesMissing(error.message, hint=error.hint)  # an object is gone, which does not mean that it may be
+        return EntriesMissing(error.message, hint=error.hint)  # a missing object may be damage
 
     async def _wait(self, seen: int) -> None:
         if self._change_signal is None:
@@ -224,8 +222,8 @@ class Stream:
             )
         await self._change_signal.after(seen)
 
-    async def _ask_end(self, step: AskEnd) -> None:
-        """Let the segment's manifest say whether, and where, the ledger ended."""
+    async def _ask_end(self, step: ReadEnd) -> None:
+        """Read the end of the ledger from the segment's manifest."""
         end: int | None = None
         try:
             async with self._context.segments.table(self._topic, step.segment) as table:
@@ -238,7 +236,7 @@ class Stream:
         self._view = replace(self._view, ends=ends)
 
     async def _run(self, run: Run) -> AsyncGenerator[Entries, None]:
-        """Yield what the tier gives; a tier that fails is noted, and the next step chooses another."""
+        """Yield the entries of a run; a failure is noted, and the next step chooses another tier."""
         requests = self._context.metrics.read_requests
         outcome = "cancelled"
         try:
@@ -275,7 +273,7 @@ class Stream:
         )
 
     def _expect(self, batch: Entries, run: Run) -> None:
-        """A tier that gives other entries than the next ones must not be passed on."""
+        """Raise CorruptData for other entries than the next ones."""
         if batch.first != self._cursor or not batch.count or batch.last_entry_id > run.last_entry_id:
             raise CorruptData(
                 key=f"ledger {run.ledger_id} ({run.tier})",
@@ -285,7 +283,7 @@ class Stream:
             )
 
     def _why(self, run: Run) -> Why:
-        """Say why a run is read from its tier and not from the other one."""
+        """Return the reason for a run's tier."""
         if run.instead_of is not None:
             return self._reasons[run.instead_of]
         if run.preferred:
@@ -295,7 +293,7 @@ class Stream:
         return Why.ONLY_HERE
 
     async def _failed_at(self, run: Run, error: OffloaderError) -> None:
-        """Note that a tier failed at the cursor; a source that only stumbled is tried again after a pause."""
+        """Note a failed tier at the cursor; after a transient error of the source pause for another try."""
         context, cursor = self._context, self._cursor or Position(run.ledger_id, run.first_entry_id)
         if run.tier is Tier.SOURCE and isinstance(error, Transient):
             self._source_tries += 1
@@ -315,7 +313,7 @@ class Stream:
 
 
 def reason_of(error: OffloaderError) -> Why:
-    """Say what kind of failure had a read fall back to the other tier."""
+    """Return the reason for a fall back after an error."""
     if isinstance(error, CorruptData):
         return Why.CORRUPT
     return Why.MISSING if isinstance(error, NotFound) else Why.UNAVAILABLE

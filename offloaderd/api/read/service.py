@@ -86,7 +86,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 stack.callback(messages.close)
                 async with aclosing(self._entries(request, framed=False)) as batches:
                     async for batch, last_tier in batches:
-                        async with aclosing(view.told(batch)) as parts:
+                        async with aclosing(view.visible(batch)) as parts:
                             async for part in parts:
                                 async with aclosing(messages.answers(part, last_tier)) as answers:
                                     async for answer in answers:

@@ -74,7 +74,6 @@ class BookiePool:
         }
 
     async def __aenter__(self) -> Self:
-        """Be ready to be asked."""
         self._closed = False
         self._metrics.bookie_connections.set_function(self._total(lambda bookie: bookie.connection_count))
         self._metrics.bookies_avoided.set_function(self._total(lambda bookie: bookie.avoided))
@@ -83,7 +82,6 @@ class BookiePool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End all connections."""
         self._closed = True
         for bookie in self._bookies.values():
             bookie.close()

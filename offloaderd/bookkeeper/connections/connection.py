@@ -350,7 +350,6 @@ class BookieConnection(asyncio.Protocol):
                 long_poll.waiter.set_exception(_again(error))
 
     def _give_up(self, key: Key) -> None:
-        """Fail a request that was not answered in time."""
         request = self._requests.pop(key)
         self._late[key] += 1
         self._silences += 1

@@ -93,7 +93,6 @@ class DigestMd5:
         self.complete = True
 
     def _secret(self, realm: str, nonce: str) -> str:
-        """Return the RFC's H(A1) in hex."""
         user = b":".join(map(_latin, (self._username, realm, self._password)))
         return _md5(_md5(user) + f":{nonce}:{self._cnonce}".encode()).hex()
 

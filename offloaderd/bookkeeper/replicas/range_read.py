@@ -148,7 +148,6 @@ class RangeRead:
         return run
 
     def _reject(self, parts: list[tuple[ReplicaRead, Found]], entry_id: int, error: BadEntry) -> None:
-        """Read a bad entry elsewhere, and all after it again."""
         replica_read, found = next(part for part in reversed(parts) if part[0].first_entry_id <= entry_id)
         again = self._replica_reader.refuse(replica_read, found, error, entry_id)
         self._drop()
@@ -172,7 +171,6 @@ class RangeRead:
             )
 
     def _drop(self) -> None:
-        """Cancel all requests."""
         for replica_read in self._replica_reads:
             replica_read.cancel()
         self._replica_reads.clear()

@@ -305,7 +305,6 @@ class ReplicaReader:
             await self.background.first_of(running, self.options.hedge_s)
 
     def _candidate(self, replica_read: ReplicaRead) -> str | None:
-        """Return the next bookie of this round; None after the last."""
         ordered = self.order.order(replica_read.ledger.replicas(replica_read.first_entry_id))
         return next((bookie_id for bookie_id in ordered if bookie_id not in replica_read.asked), None)
 
@@ -335,7 +334,6 @@ class ReplicaReader:
         return None
 
     async def _ask(self, replica_read: ReplicaRead, bookie_id: str) -> list[bytes]:
-        """Send one request, within the rate limits."""
         ledger = replica_read.ledger
         turn = self.limits.turn(ledger.topic, min(ledger.expected_bytes, replica_read.bytes_max))
         if turn is not None:

@@ -188,7 +188,6 @@ def _name(ledger_id: int, entry_id: int) -> str:
 
 
 def _digest_function(digest_type: DigestType, password: bytes) -> Callable[[bytes, bytes], bytes | int]:
-    """Return the function from header and payload to the digest as `_DIGEST_FORMATS` unpacks it."""
     if digest_type is DigestType.CRC32C:
         value, extend = google_crc32c.value, google_crc32c.extend
         return lambda head, payload: extend(value(head), payload)

@@ -71,7 +71,6 @@ class Decoder(Generic[R]):
         return self
 
     def __iter__(self) -> Iterator[R]:
-        """Return itself."""
         return self
 
     def __next__(self) -> R:

@@ -172,7 +172,6 @@ def _decode_batch(message: bytes) -> BatchAnswer:
 
 
 def _split_batch(message: bytes) -> list[bytes]:
-    """Return the entries of a batch; every size is checked before anything is sliced."""
     unpack = BATCH_ENTRY.unpack_from
     entries: list[bytes] = []
     append = entries.append

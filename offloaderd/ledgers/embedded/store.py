@@ -85,7 +85,6 @@ class _SqliteSource(BookSource):
         return await self._blocking(self._database.length_at, ledger_id, entry_id)
 
     async def _blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run a read on a reading thread."""
         return await self._loop().run_in_executor(self._readers, function, *arguments)
 
     @staticmethod
@@ -103,7 +102,6 @@ class EmbeddedReader(_SqliteSource):
         super().__init__(directory, clock)
 
     async def __aenter__(self) -> Self:
-        """Open the store; see the class."""
         try:
             await self._blocking(self._database.open_for_reading)
         except BaseException:
@@ -112,7 +110,6 @@ class EmbeddedReader(_SqliteSource):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the file."""
         try:
             await self._blocking(self._database.close)
         finally:
@@ -166,7 +163,6 @@ class EmbeddedLedgers(_SqliteSource):
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledgers-write")
 
     async def __aenter__(self) -> Self:
-        """Open the store; see the class."""
         try:
             stored = await self._loop().run_in_executor(
                 self._writer, self._database.open, str(self._clock.uuid()), self._clock.monotonic()
@@ -180,7 +176,6 @@ class EmbeddedLedgers(_SqliteSource):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Finish what is under way and close the files."""
         self._opened = False
         self._changes.close()
         try:

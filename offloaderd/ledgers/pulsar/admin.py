@@ -55,13 +55,11 @@ class PulsarAdmin:
         self._failing = False
 
     async def __aenter__(self) -> Self:
-        """Be ready to ask; nothing is connected yet."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -64,7 +64,6 @@ class _Followed:
     """The task that sets the watch; None while it is set."""
 
     def __post_init__(self) -> None:
-        """Set the watch."""
         self.task = self.watch(self)
 
     def fire(self) -> None:
@@ -271,7 +270,6 @@ class Directory:
         return sorted(map(pulsar_names.full_name, names))
 
     async def _managed_ledgers(self, tenant: str | None, namespace: str | None, of_domains: Sequence[str]) -> list[str]:
-        """Return the names of managed ledgers as written in ZooKeeper."""
         tenants = [tenant] if tenant is not None else await self._znodes.children(self._topics_root)
         found: list[str] = []
         for each_tenant in tenants:

@@ -157,7 +157,6 @@ def _ledger(info: LedgerInfo, previous: int | None, key: str, content: "Content"
 
 
 def _uuid(msb: int, lsb: int) -> UUID:
-    """Return the uuid of two signed 64-bit halves, as Java has them."""
     return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
 
 

@@ -75,7 +75,6 @@ class BookKeeperLedgers:
         self._lengths = Lengths()
 
     async def __aenter__(self) -> Self:
-        """Be ready to read."""
         await self._background.__aenter__()
         return self
 
@@ -224,7 +223,6 @@ class BookKeeperLedgers:
         )
 
     def _topic(self, name: TopicName) -> Topic:
-        """Return the state of a topic; those used last stay in memory."""
         topic = self._topics.pop(name, None) or Topic(name, self._directory, self._asker)
         self._topics[name] = topic
         if len(self._topics) > TOPICS_MAX:

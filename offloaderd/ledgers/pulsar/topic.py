@@ -172,7 +172,6 @@ class Topic:
         return listed
 
     def _present(self, managed: ManagedLedger) -> list[ListedLedger]:
-        """Return the ledgers of the list that are not known to be deleted."""
         return [each for each in managed.ledgers if not _deleted_by_list(each) and each.ledger_id not in self._deleted]
 
     def _closed_by_list(self, managed: ManagedLedger) -> list[LedgerInfo]:
@@ -190,7 +189,6 @@ class Topic:
         return self._listed[2]
 
     async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
-        """Return a ledger; None for a deleted one."""
         if _complete(listed):
             return _info_of(listed, self._created_ms.get(listed.ledger_id))
         ledger_id, previous = listed.ledger_id, listed.previous

@@ -95,7 +95,6 @@ class Follower:
     """The polls; None while there are none before a signal."""
 
     def __post_init__(self, long_polls: LongPolls) -> None:
-        """Begin to poll."""
         self._silence = Silence(long_polls)
         self._alarm = Alarm(self.background, self.asker.clock)
         self._notified_s = self.asker.clock.monotonic()

@@ -1,4 +1,4 @@
-"""What a seek looks for, what it finds, and what that cost."""
+"""Goal, result and cost of a seek."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,11 +12,11 @@ from offloaderd.metadata.committed import CommittedSegment
 
 
 class Unseekable(InvalidInput):
-    """Nothing was found, and many entries have no time or index to go by; the hint says what to do."""
+    """Nothing was found, and many entries have no time or index; the hint names another kind of seek."""
 
 
 class Answered(StrEnum):
-    """What it took to answer, as metrics name it; each includes those before it."""
+    """The reads of a seek, as metrics name them; each includes those before it."""
 
     MANIFEST = "manifest"
     """Tables of segments alone, and the buffer."""
@@ -27,33 +27,33 @@ class Answered(StrEnum):
 
 
 def key_of(goal: Goal, payload: bytes) -> int | None:
-    """Return the time or index of an entry that a seek goes by."""
+    """Return the time or index of an entry, by the kind of seek."""
     return value_of(goal, time_of(payload))
 
 
 def value_of(goal: Goal, found: EntryTime) -> int | None:
-    """Return what counts of an entry's time and index."""
+    """Return an entry's time or index, by the kind of seek."""
     return found.time_ms if goal.kind is SeekKind.TIME else found.message_index
 
 
 def greatest_of(goal: Goal, survey: Survey) -> int | None:
-    """Return the greatest of many entries."""
+    """Return the greatest value of a survey."""
     return survey.time_max if goal.kind is SeekKind.TIME else survey.index_max
 
 
 def greatest_before(goal: Goal, past: Past) -> int | None:
-    """Return the greatest of all entries before a segment that are known."""
+    """Return the greatest known value before a segment."""
     return past.time_max if goal.kind is SeekKind.TIME else past.index_max
 
 
 def first_of(goal: Goal, block: BlockInfo) -> int | None:
-    """Return that of a block's first entry, as far as the manifest says."""
+    """Return the value of a block's first entry in the manifest."""
     return block.first_time if goal.kind is SeekKind.TIME else block.first_index
 
 
 @dataclass(slots=True)
 class Cost:
-    """What a seek took: data objects' ranges and their bytes, tables that were not cached, entries of the source."""
+    """The reads of a seek: ranges of data objects and their bytes, tables that were not cached, reads of the source."""
 
     gets: int = 0
     get_bytes: int = 0
@@ -62,20 +62,20 @@ class Cost:
     source_reads: int = 0
     source_bytes: int = 0
     at: CommittedSegment | None = None
-    """The segment that was asked last; None when it was the source."""
+    """The segment that was read last; None for the source."""
     skipped: Position | None = None
-    """Where it was given up to look into each of entries that have no time or index."""
+    """Where entries without a time or index were skipped."""
 
     @property
     def answered(self) -> Answered:
-        """In one word."""
-        looks = self.blocks + self.source_reads
-        return Answered.MANIFEST if not looks else Answered.BLOCK if looks == 1 else Answered.SCAN
+        """The outcome, for metrics."""
+        reads = self.blocks + self.source_reads
+        return Answered.MANIFEST if not reads else Answered.BLOCK if reads == 1 else Answered.SCAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry that was found. `sequence` is None when nobody counted."""
+    """A found entry. `sequence` is None if not counted."""
 
     position: Position
     time: EntryTime
@@ -85,10 +85,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """The answer to a seek: the entry, or None when nothing is there yet.
+    """The answer to a seek: the entry, or None when there is none yet.
 
-    Then `behind` is where the next entry may come: behind the newest one, as Pulsar leaves a cursor; None for a topic
-    that has none at all.
+    Then `behind` is the position of the next entry, behind the newest one, like a cursor of Pulsar; None for a topic
+    without entries.
     """
 
     hit: Hit | None
@@ -97,5 +97,5 @@ class Sought:
 
     @property
     def begin(self) -> Position | None:
-        """Where to read on from: the entry, or what may come."""
+        """The position to read from: the entry, or the next one."""
         return self.hit.position if self.hit is not None else self.behind

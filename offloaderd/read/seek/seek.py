@@ -1,12 +1,12 @@
 """Seeking in a topic: the first entry, in the order of the log, that reaches a time, message index or sequence number.
 
-The log is what can be read at this moment, in whichever tier; what was lost or deleted is not there. Its pieces are
-searched in order: segments by their manifests, ledgers that brokers offloaded themselves by their index, what only the
-source or the buffer has by reading single entries. Where a segment cannot be read, its entries are searched in the
-source; where the source cannot be asked, what is offloaded from the topic's begin on is. PIP-73's priority plays no
-part: manifests answer at once, and both tiers hold the same.
+The log is all that can be read at this moment, in any tier, without lost or deleted entries. Its pieces are searched in
+order: segments by their manifests, ledgers that brokers offloaded themselves by their index, entries of only the source
+or the buffer by single reads. When a segment cannot be read, its entries are searched in the source; when the source
+does not answer, the entries that are offloaded from the topic's begin on. PIP-73's priority does not count: manifests
+answer at once, and both tiers hold the same entries.
 
-As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: nothing is there yet.
+As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: there is no entry yet.
 """
 
 from collections import defaultdict
@@ -30,12 +30,12 @@ from offloaderd.read.stream import FALL_BACK_ON
 
 log = structlog.get_logger(__name__)
 
-LOOKS_MAX = 2
-"""Entries move from tier to tier while one looks; what is not found twice is missing."""
+VIEWS_MAX = 2
+"""Entries move from tier to tier during a seek; one that is not found in two views is missing."""
 
 
 async def seek(reader: TopicReader, topic: TopicName, goal: Goal) -> Sought:
-    """Find an entry. Raises TopicNotFound, InvalidInput (Unseekable), and what reading raises when no tier can tell."""
+    """Find an entry. Raises TopicNotFound, InvalidInput (Unseekable), and what reading raises when every tier fails."""
     goal.checked()
     cost = Cost()
     outcome = "error"
@@ -50,11 +50,11 @@ async def seek(reader: TopicReader, topic: TopicName, goal: Goal) -> Sought:
 
 
 async def _seek(reader: TopicReader, topic: TopicName, goal: Goal, cost: Cost) -> Sought:
-    """Search until nothing fails that something else could stand in for."""
+    """Search, and again without failed segments that the source can replace."""
     failed: set[UUID] = set()
-    looks = 0
+    views = 0
     while True:
-        looks += 1
+        views += 1
         view = await _view(reader, topic)
         if view.is_empty():
             await reader.priority(topic)
@@ -63,14 +63,14 @@ async def _seek(reader: TopicReader, topic: TopicName, goal: Goal, cost: Cost) -
             hit = await now.find(goal, failed)
         except FALL_BACK_ON as error:
             log.warning("seek.tier_failed", topic=str(topic), error=str(error))
-            if not now.stands_in(cost.at, failed) and (cost.at is not None or looks == LOOKS_MAX):
+            if not now.replaces(cost.at, failed) and (cost.at is not None or views == VIEWS_MAX):
                 raise
         else:
             return Sought(hit=hit, behind=now.behind, cost=cost)
 
 
 async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
-    """Look at all tiers, and again without a source that cannot be asked. Raises Transient if nothing is offloaded."""
+    """Return the view, without a source that does not answer. Raises Transient if nothing is offloaded."""
     try:
         return await reader.view(topic)
     except Transient:
@@ -78,7 +78,7 @@ async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
 
 
 class _Log:
-    """A topic as one look found it, cut into pieces."""
+    """A topic in one view, cut into pieces."""
 
     def __init__(self, reader: TopicReader, topic: TopicName, view: TopicView, cost: Cost) -> None:
         self._reader = reader
@@ -95,12 +95,12 @@ class _Log:
 
     @property
     def behind(self) -> Position | None:
-        """Where the next entry may come; None for a topic without any."""
+        """The position of the next entry; None for a topic without entries."""
         newest = self._newest
         return None if newest is None else Position(newest.ledger_id, newest.entry_id + 1)
 
     async def find(self, goal: Goal, failed: Collection[UUID]) -> Hit | None:
-        """Search all pieces, without the segments that failed before."""
+        """Search all pieces but the failed segments."""
         self._cost.at = self._cost.skipped = None
         pieces = self._pieces(failed)
         hit: Hit | None = None
@@ -127,9 +127,9 @@ class _Log:
         return hit
 
     async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | EntrySeek]) -> Position | None:
-        """Return where entries have no time or index, so that nobody can say that the goal is yet to come.
+        """Return a position round which entries have no time or index, so that the goal may be among them.
 
-        That is where it was given up to look into each, or the newest entry if none has any.
+        That is where entries were skipped, or the newest entry if none has any.
         """
         if goal.kind is SeekKind.SEQUENCE or self._cost.skipped is not None:
             return self._cost.skipped
@@ -140,15 +140,15 @@ class _Log:
         return self._newest
 
     async def _begins_with(self, piece: SegmentSeek | EntrySeek) -> bool:
-        """Whether nothing that only the source may have lies before or among the segments."""
+        """Whether no entry of only the source can be before or among the segments."""
         if self._view.unfinished is not None or not isinstance(piece, SegmentSeek):
             return False
         async with piece.table(0) as table:
             past = table.manifest.past
         return self._view.floor is not None or (past is not None and not past.entries)
 
-    def stands_in(self, segment: CommittedSegment | None, failed: set[UUID]) -> bool:
-        """Note a segment that cannot be read, if the source has all of its entries; says whether it has."""
+    def replaces(self, segment: CommittedSegment | None, failed: set[UUID]) -> bool:
+        """Add a segment that cannot be read to `failed` if the source has all its entries; return whether it has."""
         if segment is None:
             return False
         held = ((part, self._view.ledger(part.ledger_id)) for part in segment.slices)
@@ -158,7 +158,7 @@ class _Log:
         return whole
 
     def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | EntrySeek]:
-        """Return what is to be searched, in the order of the log: neighbours of a kind together."""
+        """Return the searches, in the order of the log: neighbours of a kind together."""
         segments = [one for one in self._view.segments if one.segment_id not in failed]
         items: list[CommittedSegment | Stretch] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
         items.sort(key=lambda one: one.begin)
@@ -178,14 +178,13 @@ class _Log:
 
 
 def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | EntrySeek]:
-    """Return what searches it."""
     if isinstance(item, Stretch):
         return SourceSeek
     return LedgerSeek if item.foreign else SegmentSeek
 
 
 def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[Stretch]:
-    """Yield what the source has and no segment."""
+    """Yield entries of the source that no segment has."""
     slices: dict[int, list[LedgerSlice]] = defaultdict(list)
     for segment in segments:
         for part in segment.slices:
@@ -201,7 +200,7 @@ def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegme
 
 
 def _hot_stretches(reader: TopicReader, topic: TopicName, stored: Position | None) -> list[Stretch]:
-    """Return what the buffer has behind what is `stored`, up to where it does not know what follows."""
+    """Return the entries of the buffer behind `stored`, up to a gap."""
     held = reader.hot.range(topic)
     stretches: list[Stretch] = []
     if held is None:

@@ -1,12 +1,11 @@
 """Seeking among committed segments, by what their manifests say.
 
-The first entry that reaches a goal lies in the first block whose greatest time does. Segments in a row say as well what
-the greatest time before them was (`Past`), and these never fall from one segment to the next: so one binary search over
-manifests finds the segment, its blocks are looked through in memory, and at most one block is fetched. That is exact,
-whatever disorder there is.
+The first entry that reaches a goal is in the first block whose greatest time does. Segments in a row also have the
+greatest time before them (`Past`), which never falls from one segment to the next: one binary search over manifests
+finds the segment, its blocks are searched in memory, and at most one block is fetched. That is exact with any disorder.
 
-Manifests of older versions say nothing of that. Such segments, and such blocks, are searched like entries of the
-source: by the first entries of segments and of blocks, exact up to a disorder of `DISORDER_MS`.
+Manifests of older versions have none of that. Such segments, and such blocks, are searched like entries of the source:
+by the first entries of segments and of blocks, exact up to a disorder of `DISORDER_MS`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +26,7 @@ from offloaderd.read.segments.table import SegmentTable
 
 
 class SegmentSeek:
-    """Some segments that follow each other, with nothing between them that another tier has."""
+    """Neighbouring segments, without entries of another tier between them."""
 
     def __init__(
         self, reader: SegmentReader, topic: TopicName, segments: Sequence[CommittedSegment], cost: Cost
@@ -51,7 +50,7 @@ class SegmentSeek:
         return await self._find(goal, 0, len(self.segments) - 1)
 
     async def _find(self, goal: Goal, low: int, high: int) -> Hit | None:
-        """Search segments `low` to `high`: what lies before the row of the last one, then that row."""
+        """Search segments `low` to `high`: those before the row of the last one, then that row."""
         async with self.table(high) as table:
             manifest = table.manifest
         if manifest.past is None or not surveyed(manifest):
@@ -64,9 +63,9 @@ class SegmentSeek:
         return await self._first_from(goal, await self._first_in_row(goal, start, high), high)
 
     async def _first_in_row(self, goal: Goal, start: int, end: int) -> int:
-        """Return the first segment of a row up to which the goal is reached; it is by the last.
+        """Return the first segment of a row that reaches the goal; the last one does.
 
-        Entries come to the bucket soon after they are written, so that is where a time is looked for first.
+        Entries are offloaded soon after they are written, so the search for a time begins at the time of offload.
         """
 
         async def reached(number: int) -> bool:
@@ -79,7 +78,7 @@ class SegmentSeek:
         return await first_true(start, end, guess, reached)
 
     async def _first_from(self, goal: Goal, first: int, last: int) -> Hit | None:
-        """Look at one segment after the other. The first holds the answer, unless that was deleted meanwhile."""
+        """Search one segment after the other. The first has the answer, unless that was deleted meanwhile."""
         for number in range(first, last + 1):
             if (hit := await self._in_segment(goal, number)) is not None:
                 return hit
@@ -116,7 +115,7 @@ class SegmentSeek:
         return batch
 
     async def _find_unsurveyed(self, goal: Goal, low: int, high: int) -> Hit | None:
-        """Search segments some of which say nothing of their times: from the last that begins surely before it."""
+        """Search segments, some without a survey, from the last one that begins surely before the goal."""
 
         async def behind(number: int) -> bool:
             kept = {part.ledger_id for part in self.segments[number].slices}
@@ -159,16 +158,16 @@ class SegmentSeek:
 
 
 class SequenceSeek:
-    """Entries of all tiers in the order of the log, numbered (FORMAT.md, 4.4): manifests say where segments begin.
+    """Entries of all tiers in the order of the log, by number (FORMAT.md, 4.4): manifests have the first of segments.
 
-    What only the source has is counted from there: on behind the segment before it, back before the first segment.
-    Where a manifest says nothing (older versions), the entries that are kept before its segment are counted.
+    Entries of only the source are counted from there: on behind the segment before them, back before the first segment.
+    Without a number in a manifest (older versions), the existing entries before its segment are counted.
     """
 
     def __init__(self, pieces: Sequence[SegmentSeek | EntrySeek]) -> None:
         self._pieces = pieces
-        self._kept = list(accumulate((piece.entries for piece in pieces), initial=0))
-        """How many entries are kept before each piece."""
+        self._before = list(accumulate((piece.entries for piece in pieces), initial=0))
+        """Number of entries before each piece."""
 
     async def find(self, wanted: int) -> Hit | None:
         """Return the first entry whose number is `wanted` or more. Raises what reading raises."""
@@ -187,22 +186,21 @@ class SequenceSeek:
         return None
 
     async def _front(self) -> int:
-        """Return the number of the oldest entry, counted back from the first segment that says its own."""
+        """Return the number of the oldest entry, counted back from the first segment."""
         for at, piece in enumerate(self._pieces):
             if isinstance(piece, SegmentSeek):
-                return max(0, await self._begin(at, piece, 0) - self._kept[at])
+                return max(0, await self._begin(at, piece, 0) - self._before[at])
         return 0
 
     async def _begin(self, at: int, piece: SegmentSeek, number: int) -> int:
-        """Return the number of the first entry of a segment."""
         async with piece.table(number) as table:
             past = table.manifest.past
         if past is not None:
             return past.entries
-        return self._kept[at] + sum(one.entries for one in piece.segments[:number])
+        return self._before[at] + sum(one.entries for one in piece.segments[:number])
 
     async def _end(self, at: int, piece: SegmentSeek) -> int:
-        """Return the number of the entry that comes behind some segments."""
+        """Return the number of the entry behind some segments."""
         last = len(piece.segments) - 1
         begin = await self._begin(at, piece, last)
         async with piece.table(last) as table:
@@ -227,7 +225,7 @@ class SequenceSeek:
 
 
 def surveyed(manifest: SegmentManifest) -> bool:
-    """Whether all blocks say between which times their entries lie."""
+    """Whether all blocks have the range of times of their entries."""
     return all(block.survey is not None for block in manifest.blocks)
 
 
@@ -283,9 +281,9 @@ def _entries(manifest: SegmentManifest) -> int:
 
 
 async def first_true(low: int, high: int, guess: int, true_at: Callable[[int], Awaitable[bool]]) -> int:
-    """Return the first of low..high at which something is true that stays so; `high` is taken for true and not asked.
+    """Return the first of low..high from which on `true_at` holds; it is assumed for `high`.
 
-    Goes from `guess` in steps that double, so that one that is nearly right costs two questions.
+    Goes from `guess` in steps that double: a good guess costs two calls.
     """
     guess, step = min(max(guess, low), high), 1
     if guess < high and not await true_at(guess):

@@ -1,11 +1,11 @@
-"""Seeking among entries that nobody has surveyed: of the ledger source, the buffer, and ledgers that brokers offloaded.
+"""Seeking among entries without a survey: of the ledger source, the buffer, and ledgers that brokers offloaded.
 
-They are searched by halves, one entry a probe. In a broker's own ledger (PIP-17) the probes are those entries whose
-place is known: of its index, at least the first of each block, and those that earlier reads have passed. That is exact
-as long as no entry is `DISORDER_MS` or more older than one that is written before it; message indexes have to ascend.
-What lies between the last entry that is surely before the goal and the answer is read through: about as much as is
-written in that time. Entries without a time (or index) are passed over. Where `BLANK_MAX` in a row have none, so is the
-rest of their ledger: what a broker notes changes with its settings, and a broker that starts begins a new ledger.
+A binary search reads one entry a probe. In a broker's own ledger (PIP-17) the probes are the entries with a known
+place: those of its index, at least the first of each block, and some of earlier reads. That is exact while no entry is
+`DISORDER_MS` or more older than one before it; message indexes must ascend. The entries from the last one that is
+surely before the goal to the answer are all read: about as many as are written in that time. Entries without a time (or
+index) are skipped. After `BLANK_MAX` in a row, the rest of their ledger is as well: an interceptor of a broker changes
+with its settings, and a broker that starts begins a new ledger.
 """
 
 from abc import ABC, abstractmethod
@@ -61,17 +61,17 @@ class EntrySeek(ABC):
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """Number of entries."""
         return self._ends[-1] if self._ends else 0
 
     def position(self, number: int) -> Position:
-        """Return where an entry is."""
+        """Return the position of an entry."""
         at = bisect_right(self._ends, number)
         stretch = self._stretches[at]
         return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
 
     async def entry(self, number: int) -> tuple[bytes, Tier]:
-        """Return one entry, and who had it."""
+        """Return one entry, and its tier."""
         async with aclosing(self._batches(number, number + 1)) as batches:
             async for batch, tier in batches:
                 return batch.payloads[0], tier
@@ -116,7 +116,7 @@ class EntrySeek(ABC):
         return None
 
     async def _noted(self, goal: Goal, start: int) -> AsyncGenerator[tuple[int, Position, EntryTime, Tier], None]:
-        """Yield number, position and time of the entries from `start` on, without ledgers that go on without any."""
+        """Yield number, position and time of the entries from `start` on, without the rest of blank ledgers."""
         at = start
         while at < self.entries:
             blanks = 0
@@ -139,7 +139,7 @@ class EntrySeek(ABC):
 
 
 class LedgerSeek(EntrySeek):
-    """The entries of a ledger that a broker offloaded itself. What it costs counts pieces, cached ones as well."""
+    """The entries of a ledger that a broker offloaded itself. Its cost counts pieces, cached ones as well."""
 
     def __init__(self, reader: SegmentReader, topic: TopicName, segment: CommittedSegment, cost: Cost) -> None:
         super().__init__(topic, [Stretch(segment.begin.ledger_id, segment.begin.entry_id, segment.end.entry_id)], cost)
@@ -173,12 +173,12 @@ class SourceSeek(EntrySeek):
         self._reader = reader
 
     async def entry(self, number: int) -> tuple[bytes, Tier]:
-        """Return one entry, and who had it; a source that fails is asked again."""
+        """Return one entry, and its tier, with retries of the source."""
         ask = super().entry
         return await self._reader.patiently(lambda: ask(number))
 
     async def _batches(self, start: int, end: int) -> AsyncGenerator[tuple[EntryBatch, Tier], None]:
-        """Yield them from the buffer as far as it has them."""
+        """Yield entries from the buffer if possible, else from the source."""
         self._cost.at = None
         cursor, last = self.position(start), self.position(end - 1)
         while cursor <= last:
@@ -193,7 +193,7 @@ class SourceSeek(EntrySeek):
                     cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
 
     async def _from_source(self, first: Position, last: Position) -> AsyncGenerator[EntryBatch, None]:
-        """Yield what the source has from `first` to `last`, which it must have."""
+        """Yield entries of the source. Raises EntriesMissing without all of them."""
         source, cursor = self._reader.source, first
         if source is not None:
             batch_bytes = self._reader.options.batch_bytes

@@ -1,17 +1,18 @@
-"""Reading a whole ledger that a broker has offloaded itself (PIP-17): an index and nothing else says where entries are.
+"""Reading a whole ledger that a broker has offloaded itself (PIP-17), by its index alone.
 
 Rules:
-- There is no manifest and no checksum: what is read is checked by its framing (`format/v1/scan.py`).
-- Blocks are as large as the broker's settings make them, 64 MiB by default, so they are read in pieces that all readers
-  share. Where an entry begins is remembered once for each piece, so a later read begins near what it wants.
-- Pieces are in the same cache as blocks of other segments, under one budget; only the piece that a reader needs next is
-  fetched regardless.
+- There is no manifest and no checksum: entries are checked by their framing (`format/v1/scan.py`).
+- The broker's settings decide the size of blocks, 64 MiB by default, so they are read in pieces that all readers share.
+  The place of one entry is remembered for each piece, so a later read begins near its entry.
+- Pieces are in the same cache as blocks of other segments, under one budget; only the next piece of a reader may exceed
+  it.
 """
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -25,18 +26,17 @@ from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
 from offloaderd.format.verify import differs
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.cache import Cache, Slot
-from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.cache import Cache, ReadAhead, Slot
 
 PIECE_BYTES = 1024 * 1024
-"""What is fetched at once, and about the distance of remembered places."""
+"""Bytes of one request, and about the distance of remembered places."""
 TABLE_BYTES = 2048
 PLACE_BYTES = 128
 """Memory of a table, and of an entry of the index or a remembered place in it."""
 
 
 class Place(NamedTuple):
-    """Where an entry begins; `at` is the block's header for the first of a block."""
+    """The begin of an entry; for the first of a block, that of the block's header."""
 
     entry_id: int
     at: int
@@ -62,7 +62,7 @@ class LedgerTable:
         return self._spans[bisect_right(self._firsts, entry_id) - 1]
 
     def nearest(self, entry_id: int) -> Place:
-        """Return the last known place that is not behind an entry."""
+        """Return the last known place at or before an entry."""
         return self._places[bisect_right(self._places, entry_id, key=lambda place: place.entry_id) - 1]
 
     @property
@@ -81,12 +81,12 @@ class LedgerTable:
 
     @property
     def cost_bytes(self) -> int:
-        """Memory that the table takes in the end, about."""
+        """Greatest memory of the table, about."""
         return TABLE_BYTES + PLACE_BYTES * (len(self._places) + self.data_bytes // PIECE_BYTES)
 
 
 def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
-    """Decode an index and compare it with what was committed. Raises CorruptData that names it and what differs."""
+    """Decode an index and compare it with the committed segment. Raises CorruptData with the difference."""
     key = segment.keys.index
     index = decode_index(index_data, key=key)
     if index.data_bytes != segment.object_bytes:
@@ -97,31 +97,23 @@ def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
     return LedgerTable(segment, index)
 
 
+@dataclass(frozen=True, slots=True)
 class LedgerObjects:
-    """Reads the ledgers of brokers out of their buckets. `report` tells of damage."""
+    """Reads the ledgers of brokers out of their buckets. `report` gets damage."""
 
-    def __init__(
-        self,
-        fetcher: RetryingReader,
-        *,
-        pieces: Cache[bytes],
-        tables: Cache[LedgerTable],
-        metrics: Metrics,
-        report: Callable[[CorruptData], None],
-    ) -> None:
-        self._fetcher = fetcher
-        self._pieces = pieces
-        self._tables = tables
-        self._metrics = metrics
-        self._report = report
+    fetcher: RetryingReader
+    pieces: Cache[bytes]
+    tables: Cache[LedgerTable]
+    metrics: Metrics
+    report: Callable[[CorruptData], None]
 
     async def read(
         self, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead, *, read_ahead_bytes: int
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield every entry of [first, last], which the ledger must hold, in order, a batch for each piece.
 
-        Raises NotFound for a missing object, CorruptData for one that is not what its index or the commit says,
-        Transient and Denied; what was yielded before is right. Close the iterator when done with it.
+        Raises NotFound for a missing object, CorruptData for one that differs from its index or the commit, Transient
+        and Denied; all entries before an error are right. Close the iterator at the end.
         """
         async with self._table(segment) as table:
             place = table.nearest(first.entry_id)
@@ -158,7 +150,7 @@ class LedgerObjects:
         wanted = scan.wanted_at
         number = wanted // PIECE_BYTES
         piece = await window.piece(number)
-        with reported(self._report):
+        with reported(self.report):
             found = scan.feed(piece[wanted - number * PIECE_BYTES :])
         if scan.inside:
             table.learn(Place(scan.next_entry_id, scan.at))
@@ -166,47 +158,47 @@ class LedgerObjects:
 
     @asynccontextmanager
     async def _table(self, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
-        slot, new = self._tables.claim(_table_key(segment.segment_id), TABLE_BYTES)
+        slot, new = self.tables.claim(_table_key(segment.segment_id), TABLE_BYTES)
         try:
             if new:
                 key = segment.keys.index
-                self._tables.load([slot], lambda: self._load_table(segment, slot), name=f"get {key}")
+                self.tables.load([slot], lambda: self._load_table(segment, slot), name=f"get {key}")
             yield await slot.get()
         finally:
-            self._tables.release(slot)
+            self.tables.release(slot)
 
     async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
-        with reported(self._report):
-            table = await self._fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
-        self._tables.fill(slot, table, table.cost_bytes)
+        with reported(self.report):
+            table = await self.fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
+        self.tables.fill(slot, table, table.cost_bytes)
 
     def claim(self, table: LedgerTable, number: int, *, ahead: bool) -> Slot[bytes]:
-        """Pin a piece, and have it fetched if nobody has."""
+        """Pin a piece, and fetch a new one."""
         start = number * PIECE_BYTES
         length = min(PIECE_BYTES, table.data_bytes - start)
-        slot, new = self._pieces.claim((table.bucket, table.key, number), length)
+        slot, new = self.pieces.claim((table.bucket, table.key, number), length)
         if new:
             if ahead:
-                self._metrics.prefetch_bytes.inc(length)
-            self._pieces.load([slot], lambda: self._load_piece(table, start, length, slot), name=f"get {table.key}")
+                self.metrics.prefetch_bytes.inc(length)
+            self.pieces.load([slot], lambda: self._load_piece(table, start, length, slot), name=f"get {table.key}")
         return slot
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
-        with reported(self._report):
-            data = await self._fetcher.at(table.bucket).exactly(table.key, start, length)
-        self._pieces.fill(slot, data, length)
+        with reported(self.report):
+            data = await self.fetcher.at(table.bucket).exactly(table.key, start, length)
+        self.pieces.fill(slot, data, length)
 
     def release(self, slot: Slot[bytes]) -> None:
         """Unpin a piece."""
-        self._pieces.release(slot)
+        self.pieces.release(slot)
 
     def room_bytes(self) -> int:
         """Bytes that may be fetched ahead now."""
-        return self._pieces.room_bytes
+        return self.pieces.room_bytes
 
 
 class _Window:
-    """The pieces that one read has pinned: the one that it is at, and those ahead of it."""
+    """The pinned pieces of one read: the present one, and those ahead."""
 
     def __init__(self, objects: LedgerObjects, table: LedgerTable, end: int | None) -> None:
         self.ahead_bytes = 0
@@ -216,28 +208,27 @@ class _Window:
         self._slots: deque[tuple[int, Slot[bytes]]] = deque()
 
     async def piece(self, number: int) -> bytes:
-        """Return a piece, with those ahead of it on their way, and let go of all before it."""
+        """Return a piece, fetch those ahead of it, and release all before it."""
         while self._slots and self._slots[0][0] < number:
             self._objects.release(self._slots.popleft()[1])
         if not self._slots:
             self._slots.append((number, self._objects.claim(self._table, number, ahead=False)))
-        while self._may_resume():
+        while self._may_fetch():
             following = self._slots[-1][0] + 1
             self._slots.append((following, self._objects.claim(self._table, following, ahead=True)))
         return await self._slots[0][1].get()
 
-    def _may_resume(self) -> bool:
-        """Say whether one piece more is to be fetched ahead: a read that ends within the block does without."""
+    def _may_fetch(self) -> bool:
+        """Whether to fetch one piece more ahead: not for a read that ends within the block."""
         if self._end is None or (self._slots[-1][0] + 1) * PIECE_BYTES >= self._end:
             return False
         return len(self._slots) * PIECE_BYTES <= self.ahead_bytes and self._objects.room_bytes() >= PIECE_BYTES
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all pieces."""
         while self._slots:
             self._objects.release(self._slots.popleft()[1])
 
 
 def _table_key(segment_id: UUID) -> tuple[str, UUID]:
-    """Return a key that no table of another kind has."""
     return "ledger", segment_id

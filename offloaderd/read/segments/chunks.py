@@ -1,8 +1,8 @@
-"""Reading a few entries of a block by its chunks: what a cold read of one entry gets is two chunks at most.
+"""Reading a few entries of a block by its chunks: a cold read of one entry fetches two chunks at most.
 
 Rules:
-- A block is read by chunks if what is wanted of it is little, and nobody has more of it, or of the block before, in
-  the cache: who comes back for more reads on, and gets whole blocks.
+- A block is read by chunks for few of its entries, unless more of it, or of the block before, is in the cache: such a
+  reader reads on, and gets whole blocks.
 - Chunks are in the same cache as blocks, under one budget; each is checked before it gets there.
 - Blocks whose manifest has no chunks are read whole (FORMAT.md, section 4.5).
 """
@@ -19,14 +19,13 @@ from offloaderd.read.cache import Cache, Slot
 from offloaderd.read.segments.table import SegmentTable
 
 SLOT_BYTES = 256
-"""Memory of what is kept with a chunk's bytes."""
-
+"""Memory of a chunk in the cache beside its bytes."""
 NEAR = 16
-"""How many chunks to each side are looked for in the cache: all of a block of 1 MiB."""
+"""Chunks to each side that are searched in the cache: all of a block of 1 MiB."""
 
 
 class Chunks:
-    """Reads single chunks of blocks. `report` tells of damage."""
+    """Reads single chunks of blocks. `report` gets damage."""
 
     def __init__(self, fetcher: RetryingReader, *, pieces: Cache[bytes], report: Callable[[CorruptData], None]) -> None:
         self._fetcher = fetcher
@@ -34,10 +33,10 @@ class Chunks:
         self._report = report
 
     def piece(self, table: SegmentTable, number: int, first_entry_id: int, last_entry_id: int) -> Piece | None:
-        """Return the chunks to read entries of block `number` by; None where the block is to be read as a whole.
+        """Return the chunks with entries of block `number`; None if the whole block is to be read.
 
-        That is where there are no chunks, where half of the block or more is wanted, and where it is in the cache or,
-        unless these chunks are, other chunks of it or the block before; on their way counts as being there.
+        That is a block without chunks, one with half of it or more to read, and one in the cache or, unless these
+        chunks are, with other chunks or the block before in the cache; loads under way count.
         """
         block, size, blocks = table.manifest.blocks[number], table.manifest.chunk_bytes, self._pieces
         segment_id = table.manifest.segment_id
@@ -55,9 +54,9 @@ class Chunks:
 
     @asynccontextmanager
     async def entries(self, table: SegmentTable, number: int, piece: Piece) -> AsyncIterator[tuple[FramedEntries, int]]:
-        """Give the entries that `piece` has just been returned for, and how many bytes were fetched for them.
+        """Give the entries of a `piece` that was just returned, and the bytes fetched for them.
 
-        Raises NotFound for a missing object, CorruptData for a chunk that is not what was committed, Transient, Denied.
+        Raises NotFound for a missing object, CorruptData for a damaged chunk, Transient, Denied.
         """
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         claims = [self._claim(table, number, chunk) for chunk in range(piece.first_chunk, piece.last_chunk + 1)]
@@ -100,5 +99,4 @@ class Chunks:
 
 
 def _key(table: SegmentTable, number: int, chunk: int) -> Hashable:
-    """Return a key that neither a block nor a piece of a broker's ledger has."""
     return "chunk", table.manifest.segment_id, number, chunk

@@ -1,17 +1,17 @@
 """Reading one committed segment: ranged GETs over blocks, each block checked before an entry is handed out.
 
 Rules:
-- Index and manifest are fetched once (in parallel) and kept; `table.py` says what they must agree on.
-- Neighbouring blocks are fetched with one GET. A read begins with one block; each time the consumer comes back the
-  window doubles, up to `read_ahead_bytes`, and half of it is fetched while the other half is handed out. The window
-  is kept from one segment, or ledger, to the next; what a read waits for is asked for in a small request of its own.
-- What is fetched ahead is pinned in the shared block cache, so all readers together stay within its budget, each with
-  an equal share of it at most; only the block that a reader needs next is fetched regardless.
+- Index and manifest are fetched once (in parallel) and cached; `table.py` has their checks.
+- Neighbouring blocks are fetched with one GET. A read begins with one block; each further block doubles the window, up
+  to `read_ahead_bytes`, and half of it is fetched while the other half is yielded. The window continues in the next
+  segment, or ledger; the block that a read waits for has a small request of its own.
+- Blocks ahead are pinned in the shared block cache, so all readers together stay within its budget, each with an equal
+  share of it at most; only the next block of a reader may exceed it.
 - A few entries of a block are read without the rest of it, where its chunks can be checked: `chunks.py`.
-- What a broker has offloaded itself has no manifest: `broker_ledger.py` reads it.
-- The cache has blocks as they lie in the bucket: what is passed on as it is needs no look at its entries, and whoever
-  wants them decodes them. Several readers of a block fetch and check it once.
-- Checking runs block by block with the loop let go in between; nothing here awaits for an entry.
+- Ledgers that a broker has offloaded itself have no manifest: `broker_ledger.py` reads them.
+- The cache has blocks as stored: passing them on needs no decoding of entries. Several readers of a block fetch and
+  check it once.
+- Checking runs block by block and yields to the event loop in between; nothing awaits for a single entry.
 """
 
 import asyncio
@@ -37,23 +37,21 @@ from offloaderd.format.verify import framed_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.cache import Cache, Slot
-from offloaderd.read.segments import read_ahead
+from offloaderd.read import cache
+from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.segments.broker_ledger import LedgerObjects, LedgerTable
 from offloaderd.read.segments.chunks import Chunks
-from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.table import SegmentTable, table_of
 
 BLOCK_BYTES = 512
-"""Memory of what is kept with a block's bytes."""
-
+"""Memory of a block in the cache beside its bytes."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOptions:
-    """Budgets in bytes, and how patient to be with the store."""
+    """Budgets in bytes, and the retries of requests."""
 
     cache_bytes: int = 128 * 1024 * 1024
     tables_bytes: int = 16 * 1024 * 1024
@@ -62,10 +60,10 @@ class SegmentOptions:
 
 
 class SegmentReader:
-    """Reads committed segments out of their buckets; an async context manager that owns all that runs ahead."""
+    """Reads committed segments out of their buckets; an async context manager that owns reads ahead."""
 
     damaged: Callable[[TopicName, CommittedSegment, OffloaderError], None] | None = None
-    """Who hears of segments that are not what was committed, or lack an object: maybe as they are deleted meanwhile."""
+    """Called for damaged segments, and those without an object, which may be under deletion."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
         self._fetcher = RetryingReader(objects, clock=clock, retry=options.retry)
@@ -86,14 +84,13 @@ class SegmentReader:
         )
 
     async def __aenter__(self) -> Self:
-        """Be ready to read."""
         await self.loader.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what is being fetched; reads that still wait get Closed."""
+        """Cancel all fetches; reads under way raise Closed."""
         await self.loader.__aexit__(kind, error, trace)
 
     @property
@@ -140,9 +137,9 @@ class SegmentReader:
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
 
-        A `pace` is kept by the caller from one call to the next of one sequential read. Raises NotFound for a missing
-        object, CorruptData for one that is not what was committed, Transient and Denied; what was yielded before is
-        right. Close the iterator when done with it.
+        The caller passes one `pace` to all calls of one sequential read. Raises NotFound for a missing object,
+        CorruptData for a damaged one, Transient and Denied; all entries before an error are right. Close the iterator
+        at the end.
         """
         async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
             async for batch in batches:
@@ -160,13 +157,13 @@ class SegmentReader:
         *,
         bytes_max: int | None = None,
     ) -> AsyncGenerator[FramedEntries, None]:
-        """Yield as `read` does, but entries as they lie in the bucket, in pieces of `bytes_max` or one entry.
+        """Yield as `read` does, but entries as stored, in pieces of `bytes_max` or one entry.
 
-        They are the bytes that were committed; that each frame is right is for whoever takes them apart to check.
+        They are the committed bytes; their decoder checks each frame.
         """
         self._reads += 1
         try:
-            async with aclosing(self._wholes(topic, segment, first, last, pace or ReadAhead())) as batches:
+            async with aclosing(self._parts(topic, segment, first, last, pace or ReadAhead())) as batches:
                 async for batch in batches:
                     with reported(self._report):
                         pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
@@ -175,10 +172,10 @@ class SegmentReader:
         finally:
             self._reads -= 1
 
-    async def _wholes(
+    async def _parts(
         self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead
     ) -> AsyncGenerator[FramedEntries, None]:
-        """Yield what [first, last] has of each block."""
+        """Yield the entries of [first, last] in each block."""
         if segment.foreign:
             ahead = self.read_ahead_bytes
             async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
@@ -218,10 +215,7 @@ class SegmentReader:
             self.give_up(slot)
 
     async def entry(self, table: SegmentTable, position: Position) -> tuple[bytes, int]:
-        """Return the payload of one entry that the segment must hold, and how many bytes were fetched for it.
-
-        Raises as `read` does.
-        """
+        """Return the payload of one entry of the segment, and the bytes fetched for it. Raises as `read` does."""
         number = table.block_at(position)
         piece = self._chunks.piece(table, number, position.entry_id, position.entry_id)
         if piece is not None:
@@ -232,15 +226,15 @@ class SegmentReader:
             return block.payload(position.entry_id), table.manifest.blocks[number].length if new else 0
 
     async def known_places(self, segment: CommittedSegment) -> list[int]:
-        """Return the entries of a broker's ledger from which reading can begin at once. Raises as `read` does."""
+        """Return the entries of a broker's ledger with a known place. Raises as `read` does."""
         return await self._ledgers.known_places(segment)
 
     def has_table(self, segment: CommittedSegment) -> bool:
-        """Whether the segment's tables are in memory, or on their way."""
+        """Whether the segment's table is in memory, or being loaded."""
         return self._tables.holds(segment.segment_id)
 
     def claim(self, table: SegmentTable, number: int) -> tuple[Slot[FramedEntries], bool]:
-        """Pin a block; says whether the caller has to fetch it."""
+        """Pin a block; return whether the caller must fetch it."""
         block = table.manifest.blocks[number]
         return self._blocks.claim((table.manifest.segment_id, number), _cost_bytes(block))
 
@@ -254,7 +248,7 @@ class SegmentReader:
         self._blocks.load(slots, lambda: self._load_blocks(table, blocks, slots), name=f"get {table.data_key}")
 
     def give_up(self, slot: Slot[FramedEntries]) -> None:
-        """Unpin a block that is not wanted any more."""
+        """Unpin a block."""
         self._blocks.release(slot)
 
     def room_bytes(self) -> int:
@@ -263,7 +257,7 @@ class SegmentReader:
 
     @property
     def read_ahead_bytes(self) -> int:
-        """The most that one read fetches ahead: of the cache, no more than its share among those that go on now."""
+        """Greatest window of one read: at most its share of the cache among the present reads."""
         return min(self._options.read_ahead_bytes, self._options.cache_bytes // max(1, self._reads))
 
     async def _load_blocks(
@@ -281,7 +275,7 @@ class SegmentReader:
                 self._blocks.fail(slot, error)
             else:
                 self._blocks.fill(slot, framed, _cost_bytes(block))
-            await asyncio.sleep(0)  # noqa: TID251 - lets the loop go between blocks, takes no time
+            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between blocks, takes no time
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()
@@ -295,7 +289,7 @@ def _cost_bytes(block: BlockInfo) -> int:
 
 
 class _Window:
-    """The blocks that one read has claimed and not yet handed out, oldest first."""
+    """The claimed blocks of one read that are not yet yielded, oldest first."""
 
     def __init__(
         self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: ReadAhead
@@ -319,14 +313,14 @@ class _Window:
         return slot
 
     def _top_up(self) -> None:
-        """Claim more while half of the window, or more, is empty; always the block that comes next."""
+        """Claim more while half of the window, or more, is empty; always the next block."""
         limit = self._pace.window_bytes
         half = limit // 2
         while self._next <= self._last and (not self._slots or self._bytes <= limit - half):
             length = self._length(self._next)
             if self._slots and self._bytes + length > limit:
                 return
-            if not self._claim_run(max(half if self._slots else read_ahead.WINDOW_BYTES_MIN // 2, length)):
+            if not self._claim_run(max(half if self._slots else cache.WINDOW_BYTES_MIN // 2, length)):
                 return
 
     def _claim_run(self, run_bytes: int) -> bool:
@@ -360,6 +354,6 @@ class _Window:
         return self._table.manifest.blocks[number].length
 
     def close(self) -> None:
-        """Give up what was not handed out."""
+        """Unpin the blocks that were not yielded."""
         while self._slots:
             self._reader.give_up(self._slots.popleft()[0])

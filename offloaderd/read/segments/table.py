@@ -1,8 +1,7 @@
-"""What must be known of a segment to read it: where its blocks are, from index and manifest, which must agree.
+"""The table of a segment: the places of its blocks, from index and manifest, which must agree.
 
-The manifest carries a checksum of itself (checked when it is decoded) and of the index; the index is what other
-readers of the format go by. A segment whose two tables disagree with each other, or with what was committed, is not
-read at all.
+The manifest has a checksum of itself (checked when it is decoded) and of the index, which other readers of the format
+use. A segment whose index or manifest differs from the other, or from the commit, is not read at all.
 """
 
 from bisect import bisect_right
@@ -22,7 +21,7 @@ TABLE_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """A segment's checked manifest, with what finds a block fast."""
+    """A segment's checked manifest, with the first positions of its blocks."""
 
     bucket: str
     data_key: str
@@ -30,23 +29,23 @@ class SegmentTable:
     starts: Sequence[tuple[int, int]]
 
     def block_at(self, position: Position) -> int:
-        """Return the number of the block that holds `position`, from 0; -1 when it lies before the first."""
+        """Return the number of the block that holds `position`, from 0; -1 before the first."""
         return bisect_right(self.starts, (position.ledger_id, position.entry_id)) - 1
 
     def part(self, ledger_id: int) -> LedgerPart | None:
-        """Return what the segment says of a ledger."""
+        """Return the segment's part of a ledger; None without one."""
         return next((part for part in self.manifest.ledgers if part.ledger_id == ledger_id), None)
 
     @property
     def cost_bytes(self) -> int:
-        """Memory that the table takes, about."""
+        """Memory of the table, about."""
         sparse = sum(len(block.sparse) for block in self.manifest.blocks)
         chunks = sum(CHUNKS_BYTES + len(block.chunks) for block in self.manifest.blocks if block.chunks)
         return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse + chunks
 
 
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
-    """Decode and cross-check a segment's tables. Raises CorruptData that names the object and what differs."""
+    """Decode and compare a segment's index and manifest. Raises CorruptData with the object and the difference."""
     data_key, index_key, manifest_key = segment.keys.all
     manifest = manifest_format.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
     _check_identity(topic, segment, manifest, manifest_key)
@@ -56,7 +55,7 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
 
 
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
-    """The manifest must be this segment's, of this topic, and hold what was committed."""
+    """Raise CorruptData for a manifest of another segment or topic, or with other entries than the commit."""
     if manifest.segment_id != segment.segment_id:
         raise differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
     if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:

@@ -17,7 +17,7 @@ from offloaderd.core.errors import BucketMissing, MapUnknown, NotFound, Offloade
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import SegmentStore
-from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of, unpacked
 

@@ -20,7 +20,7 @@ from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Offload
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.daemon.log.log import quieted
 from offloaderd.objects.bucket import bucket_store
-from offloaderd.read.segments.read_ahead import ReadAhead
+from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip

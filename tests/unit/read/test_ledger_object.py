@@ -17,8 +17,8 @@ from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.v1.index import decode_index
 from offloaderd.format.v1.scan import BlockScan, block_spans
+from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import broker_ledger as ledger_object
-from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore

@@ -19,7 +19,7 @@ from offloaderd.core.errors import (
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.read.plan import AskEnd, Hop, Run, SourceLedger, Step, Stop, TopicView, checked_range, next_step
+from offloaderd.read.plan import Hop, ReadEnd, Run, SourceLedger, Step, Stop, TopicView, checked_range, next_step
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 
@@ -149,7 +149,7 @@ def test_what_failed_gives_way_to_the_other_tier() -> None:
 def test_a_ledger_is_left_only_when_its_end_is_known() -> None:
     """Without a source a manifest is asked; what it says, or the next segment, opens the way; else the read waits."""
     alone = TopicView(segments=(A, B, C))
-    assert step(alone, Position(3, 10)) == AskEnd(3, B)
+    assert step(alone, Position(3, 10)) == ReadEnd(3, B)
     told = TopicView(segments=alone.segments, ends={(B.segment_id, 3): 9})
     assert step(told, Position(3, 10)) == Hop(Position(5, 0))
     untold = TopicView(segments=alone.segments, ends={(B.segment_id, 3): None, (C.segment_id, 5): None})

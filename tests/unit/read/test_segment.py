@@ -19,9 +19,9 @@ from offloaderd.format.manifest import document as manifest_format
 from offloaderd.format.v2 import blocks as v2
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.read.segments import read_ahead
+from offloaderd.read import cache
+from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import reader as segment_module
-from offloaderd.read.segments.read_ahead import ReadAhead
 from offloaderd.read.segments.table import table_of
 from tests.unit.read.build import (
     PREFIX,
@@ -139,7 +139,7 @@ async def test_tables_are_fetched_once_for_all_readers() -> None:
 
 async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single entry fetches its block only; a sequential read grows its requests up to half of the read-ahead."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
     rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(
         rig.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1
@@ -160,7 +160,7 @@ async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatc
 
 async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes next of a long read begins with one block and goes on with large requests at once."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
     rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1)
     counting = counted(rig)
@@ -176,7 +176,7 @@ async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fetched for a reader that stops in the middle is bounded, and freed when it goes away."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
     rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 400)], segment_id=ID, block_entries=1)
     counting = counted(rig)
@@ -195,7 +195,7 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
 
 async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who began first has no more of the cache than those that came later, and gets it back when they go."""
-    monkeypatch.setattr(read_ahead, "WINDOW_BYTES_MIN", 64)
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
     cost = 20_144 + segment_module.BLOCK_BYTES
     rig = make_read_rig(cache_bytes=33 * cost, read_ahead_bytes=24 * cost)
     ids = [uuid.UUID(int=number) for number in range(1, 5)]
