@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -41,15 +42,15 @@ class ChangeSignal:
         return self.count
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ChangeSignals:
     """The signals of all followed topics."""
 
-    def __init__(self, *, hot: HotTier, source: LedgerSource | None, clock: Clock, loader: Tasks) -> None:
-        self._hot = hot
-        self._source = source
-        self._clock = clock
-        self._loader = loader
-        self._topics: dict[TopicName, ChangeSignal] = {}
+    hot: HotTier
+    source: LedgerSource | None
+    clock: Clock
+    loader: Tasks
+    _topics: dict[TopicName, ChangeSignal] = field(default_factory=dict)
 
     @contextmanager
     def following(self, topic: TopicName) -> Iterator[ChangeSignal]:
@@ -71,21 +72,21 @@ class ChangeSignals:
 
     def _watch(self, topic: TopicName, change_signal: ChangeSignal) -> None:
         def start(work: Coroutine[None, None, None], what: str) -> None:
-            change_signal.tasks.append(self._loader.start(work, name=f"follow {topic}: {what}"))
+            change_signal.tasks.append(self.loader.start(work, name=f"follow {topic}: {what}"))
 
         start(self._tick(change_signal), "tick")
         start(self._watch_hot(topic, change_signal), "buffer")
-        if self._source is not None:
-            start(self._watch_source(self._source, topic, change_signal), "source")
+        if self.source is not None:
+            start(self._watch_source(self.source, topic, change_signal), "source")
 
     async def _tick(self, change_signal: ChangeSignal) -> None:
         while True:
-            await self._clock.sleep(TICK_S)
+            await self.clock.sleep(TICK_S)
             change_signal.notify()
 
     async def _watch_hot(self, topic: TopicName, change_signal: ChangeSignal) -> None:
         while True:
-            await self._hot.changed(topic)
+            await self.hot.changed(topic)
             change_signal.notify()
 
     async def _watch_source(self, source: LedgerSource, topic: TopicName, change_signal: ChangeSignal) -> None:
@@ -96,4 +97,4 @@ class ChangeSignals:
                         change_signal.notify()
             except OffloaderError as error:
                 log.warning("source.watch_failed", topic=str(topic), error=str(error))
-            await self._clock.sleep(TICK_S)
+            await self.clock.sleep(TICK_S)

@@ -7,7 +7,7 @@ refreshed only when it has no next step, so that a long read costs no metadata.
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 
 import structlog
 
@@ -41,72 +41,67 @@ URGENCY = (Transient, CorruptData, Denied)
 """Kinds of errors when every tier fails, the one to raise first."""
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
     """The state of one read. `change_signal` is None unless the read follows; `framed` as for `TopicReader.read`.
 
     It reads at most `entries_max` from a tier; entries of the buffer, which cost nothing, may be more.
     """
 
-    def __init__(
-        self,
-        context: ReadContext,
-        topic: TopicName,
-        change_signal: ChangeSignal | None,
-        batch_bytes: int,
-        *,
-        entries_max: int,
-        framed: bool,
-    ) -> None:
-        self._context = context
-        self._topic = topic
-        self._change_signal = change_signal
-        self._batch_bytes = batch_bytes
+    context: ReadContext
+    topic: TopicName
+    change_signal: ChangeSignal | None
+    batch_bytes: int
+    entries_max: InitVar[int]
+    framed: bool
+    _left: int = field(init=False)
+    _priority: ReadPriority = ReadPriority.TIERED_STORAGE_FIRST
+    _policy_s: float | None = None  # the last refresh of the policy; None: the request sets the priority
+    _view: TopicView = field(default_factory=TopicView)
+    _cursor: Position | None = None
+    _last: Position | None = None
+    _bounded: bool = False  # the request sets the end
+    _failed: dict[object, Position] = field(default_factory=dict)
+    _reasons: dict[object, Why] = field(default_factory=dict)
+    _failure_tracker: list[tuple[Tier, OffloaderError]] = field(default_factory=list)
+    _missing: EntriesMissing | None = None
+    _source_tries: int = 0
+    _pace: ReadAhead = field(default_factory=ReadAhead)
+
+    def __post_init__(self, entries_max: int) -> None:
         self._left = entries_max or ENTRY_ID_MAX
-        self._framed = framed
-        self._priority = ReadPriority.TIERED_STORAGE_FIRST
-        self._policy_s: float | None = None  # the last refresh of the policy; None: the request sets the priority
-        self._view = TopicView()
-        self._cursor: Position | None = None
-        self._last: Position | None = None
-        self._bounded = False  # the request sets the end
-        self._failed: dict[object, Position] = {}
-        self._reasons: dict[object, Why] = {}
-        self._failure_tracker: list[tuple[Tier, OffloaderError]] = []
-        self._missing: EntriesMissing | None = None
-        self._source_tries = 0
-        self._pace = ReadAhead()
 
     async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
         """Get the view and check the range. Raises what `TopicReader.read` names for that."""
-        self._view = await self._context.view(self._topic, last)
+        self._view = await self.context.view(self.topic, last)
         if priority is None or self._view.is_empty():
-            configured = await self._context.priority(self._topic)
+            configured = await self.context.priority(self.topic)
             if priority is None:
-                self._policy_s = self._context.clock.monotonic()
+                self._policy_s = self.context.clock.monotonic()
             priority = priority or configured
         self._priority = priority
-        follow, self._bounded = self._change_signal is not None, last is not None
+        follow, self._bounded = self.change_signal is not None, last is not None
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         """Yield the entries of the range, with their tier and the reason for it."""
         while True:
-            seen = self._change_signal.count if self._change_signal is not None else 0
+            seen = self.change_signal.count if self.change_signal is not None else 0
             if self._cursor is None and not await self._find_start():
-                if self._change_signal is None:
+                if self.change_signal is None:
                     return
-                await self._change_signal.after(seen)
+                await self.change_signal.after(seen)
                 continue
             if (held := self._hot_batch()) is not None:
                 self._advance(held)
-                self._context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
+                self.context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
                 yield held, Tier.BUFFER, Why.CHOSEN
                 continue
             step = await self._step()
             if isinstance(step, Run):
                 async with aclosing(self._run(step)) as run:
                     async for batch in run:
-                        for piece in split(batch, self._batch_bytes):
+                        for piece in split(batch, self.batch_bytes):
                             yield piece, step.tier, self._why(step)
             elif isinstance(step, Hop):
                 self._cursor = step.to
@@ -119,7 +114,7 @@ class Stream:
 
     async def _find_start(self) -> bool:
         """Set the cursor of a topic without entries to its oldest one; return whether there is one."""
-        if self._change_signal is not None:
+        if self.change_signal is not None:
             await self._refresh()
         if self._view.refused is not None:
             raise self._view.refused
@@ -127,17 +122,17 @@ class Stream:
         return self._cursor is not None
 
     async def _refresh(self) -> None:
-        self._view = replace(await self._context.view(self._topic, self._last), ends=self._view.ends)
+        self._view = replace(await self.context.view(self.topic, self._last), ends=self._view.ends)
 
     def _hot_batch(self) -> EntryBatch | None:
         if self._cursor is None or (self._last is not None and self._cursor > self._last):
             return None
-        return self._context.hot.read(self._topic, self._cursor, self._last, self._batch_bytes)
+        return self.context.hot.read(self.topic, self._cursor, self._last, self.batch_bytes)
 
     def _advance(self, batch: Entries) -> None:
         self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
         for tier, _ in self._failure_tracker:
-            self._context.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
+            self.context.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
         self._failure_tracker.clear()
         self._source_tries = 0
         self._left -= batch.count
@@ -151,7 +146,7 @@ class Stream:
             step = self._decide()
         if step is None:
             for tier, _ in self._failure_tracker:
-                self._context.metrics.read_requests.labels(source=tier, outcome="error").inc()
+                self.context.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
         if self._view.refused is not None and (step is Stop.WAIT or (step is Stop.DONE and not self._bounded)):
             raise self._view.refused
@@ -161,14 +156,14 @@ class Stream:
 
     async def _refresh_policy(self) -> None:
         """Refresh the priority of a long read; one that cannot be read stays."""
-        now_s = self._context.clock.monotonic()
+        now_s = self.context.clock.monotonic()
         if self._policy_s is None or now_s - self._policy_s < POLICY_S:
             return
         self._policy_s = now_s
         try:
-            self._priority = await self._context.priority(self._topic)
+            self._priority = await self.context.priority(self.topic)
         except FALL_BACK_ON as error:
-            log.warning("read.policy_unknown", topic=str(self._topic), error=str(error))
+            log.warning("read.policy_unknown", topic=str(self.topic), error=str(error))
 
     def _decide(self) -> Step | None:
         """Return the next step; None when an entry cannot be read."""
@@ -196,7 +191,7 @@ class Stream:
         """Return the buffer's next position in a later ledger, if it knows that nothing is between."""
         if not cursor.entry_id:
             return None
-        following = self._context.hot.next_after(self._topic, Position(cursor.ledger_id, cursor.entry_id - 1))
+        following = self.context.hot.next_after(self.topic, Position(cursor.ledger_id, cursor.entry_id - 1))
         return following if following is not None and following.ledger_id > cursor.ledger_id else None
 
     def _worst(self) -> OffloaderError:
@@ -216,28 +211,28 @@ class Stream:
         return EntriesMissing(error.message, hint=error.hint)  # a missing object may be damage
 
     async def _wait(self, seen: int) -> None:
-        if self._change_signal is None:
+        if self.change_signal is None:
             raise Transient(
-                f"entry {self._cursor} of {self._topic} is not readable yet", hint="try again, or follow the topic"
+                f"entry {self._cursor} of {self.topic} is not readable yet", hint="try again, or follow the topic"
             )
-        await self._change_signal.after(seen)
+        await self.change_signal.after(seen)
 
     async def _ask_end(self, step: ReadEnd) -> None:
         """Read the end of the ledger from the segment's manifest."""
         end: int | None = None
         try:
-            async with self._context.segments.table(self._topic, step.segment) as table:
+            async with self.context.segments.table(self.topic, step.segment) as table:
                 part = table.part(step.ledger_id)
                 if part is not None and part.closed:
                     end = part.ledger_entries - 1
         except FALL_BACK_ON as error:
-            log.warning("read.end_unknown", topic=str(self._topic), ledger_id=step.ledger_id, error=str(error))
+            log.warning("read.end_unknown", topic=str(self.topic), ledger_id=step.ledger_id, error=str(error))
         ends = {**self._view.ends, (step.segment.segment_id, step.ledger_id): end}
         self._view = replace(self._view, ends=ends)
 
     async def _run(self, run: Run) -> AsyncGenerator[Entries, None]:
         """Yield the entries of a run; a failure is noted, and the next step chooses another tier."""
-        requests = self._context.metrics.read_requests
+        requests = self.context.metrics.read_requests
         outcome = "cancelled"
         try:
             async with aclosing(self._open(run)) as batches:
@@ -259,17 +254,17 @@ class Stream:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            segments = self._context.segments
-            if self._framed:
+            segments = self.context.segments
+            if self.framed:
                 return segments.read_framed(
-                    self._topic, run.segment, first, last, self._pace, bytes_max=self._batch_bytes
+                    self.topic, run.segment, first, last, self._pace, bytes_max=self.batch_bytes
                 )
-            return segments.read(self._topic, run.segment, first, last, self._pace)
-        source = self._context.source
+            return segments.read(self.topic, run.segment, first, last, self._pace)
+        source = self.context.source
         if source is None:
             raise EntriesMissing("there is no ledger source")
         return source.read(
-            self._topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self._batch_bytes
+            self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
 
     def _expect(self, batch: Entries, run: Run) -> None:
@@ -294,7 +289,7 @@ class Stream:
 
     async def _failed_at(self, run: Run, error: OffloaderError) -> None:
         """Note a failed tier at the cursor; after a transient error of the source pause for another try."""
-        context, cursor = self._context, self._cursor or Position(run.ledger_id, run.first_entry_id)
+        context, cursor = self.context, self._cursor or Position(run.ledger_id, run.first_entry_id)
         if run.tier is Tier.SOURCE and isinstance(error, Transient):
             self._source_tries += 1
             retry = context.retry
@@ -308,7 +303,7 @@ class Stream:
         self._reasons[run.holder] = reason_of(error)
         self._failure_tracker.append((run.tier, error))
         log.warning(
-            "read.tier_failed", topic=str(self._topic), tier=run.tier.value, position=str(cursor), error=str(error)
+            "read.tier_failed", topic=str(self.topic), tier=run.tier.value, position=str(cursor), error=str(error)
         )
 
 

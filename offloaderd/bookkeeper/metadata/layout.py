@@ -45,16 +45,6 @@ class Layout(StrEnum):
         parts[-1] = _LEAF + parts[-1]
         return "/".join((root.rstrip("/"), *parts))
 
-    def ledger_id(self, root: str, path: str) -> int:
-        """Return the id of the ledger with the node `path`; raises InvalidInput for other paths."""
-        head, _, leaf = path.removeprefix(root.rstrip("/")).rpartition("/")
-        digits = head.replace("/", "") + leaf.removeprefix(_LEAF)
-        if digits.isascii() and digits.isdigit() and len(digits) <= 19:
-            ledger_id = int(digits)
-            if ledger_id <= LEDGER_ID_MAX and self.path(root, ledger_id) == path:
-                return ledger_id
-        raise InvalidInput(f"{path!r} is no path of a ledger in the {self} layout under {root}")
-
 
 def decode_layout(content: bytes | None, *, path: str) -> Layout:
     """Return the layout that the LAYOUT node names, hierarchical without one.

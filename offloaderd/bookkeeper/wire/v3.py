@@ -58,7 +58,6 @@ class ReadAnswer(_Answer):
     entry_id: int
     entry: bytes | None = field(default=None, repr=False)
     max_lac: int | None = None
-    lac_updated_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +180,6 @@ def _decode_read(response: pb.Response) -> ReadAnswer | None:
         entry_id=read.entryId,
         entry=read.body if status is Status.OK and read.HasField("body") else None,
         max_lac=read.maxLac if read.HasField("maxLac") else None,
-        lac_updated_ms=read.lacUpdatedMs if read.HasField("lacUpdatedMs") else None,
     )
 
 

@@ -101,10 +101,6 @@ class ManagedLedger:
     properties: Mapping[str, str] = field(default_factory=dict)
     listing: tuple[int, int] | None = field(default=None, compare=False)
 
-    def after(self, ledger_id: int) -> tuple[ListedLedger, ...]:
-        """Return the ledgers after one, which may be missing from the list."""
-        return tuple(ledger for ledger in self.ledgers if ledger.ledger_id > ledger_id)
-
 
 def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> ManagedLedger:
     """Read the node of a managed ledger; `key` is its path. An empty node is an empty list.

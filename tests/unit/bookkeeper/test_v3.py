@@ -111,7 +111,7 @@ def test_a_read_is_read() -> None:
     header = wire.v3_header(7, pb.READ_ENTRY)
     inner = pb.ReadResponse(status=0, ledgerId=2, entryId=3, body=b"", maxLac=9, lacUpdatedMs=5)
     assert answered(pb.Response(header=header, status=0, readResponse=inner)) == v3.ReadAnswer(
-        txn_id=7, status=Status.OK, code=0, ledger_id=2, entry_id=3, entry=b"", max_lac=9, lac_updated_ms=5
+        txn_id=7, status=Status.OK, code=0, ledger_id=2, entry_id=3, entry=b"", max_lac=9
     )
     inner = pb.ReadResponse(status=0, ledgerId=2, entryId=-1)
     assert answered(pb.Response(header=header, status=0, readResponse=inner)) == v3.ReadAnswer(

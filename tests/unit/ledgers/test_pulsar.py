@@ -67,7 +67,6 @@ def test_plain() -> None:
         ledgers=(first, ListedLedger(ledger_id=20)), terminated_at=Position(10, 4), properties={"index": "-1"}
     )
     assert [ledger.closed for ledger in found.ledgers] == [True, False]
-    assert found.after(10) == found.after(15) == (ListedLedger(ledger_id=20),)
 
 
 def test_bytes_of_pulsar() -> None:

@@ -10,7 +10,7 @@ from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
-from offloaderd.policy import pausing
+from offloaderd.policy import levels
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import topic as policy_record
 from offloaderd.policy.records.topic import Paused, TopicPolicy
@@ -30,9 +30,9 @@ def rig() -> Rig:
     return rig
 
 
-async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[pausing.PauseChange]:
+async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[levels.PauseChange]:
     """Pause a topic, or have it go on."""
-    return await pausing.set_paused(rig.tree.connect(), rig.clock, topic, paused)
+    return await levels.set_paused(rig.tree.connect(), rig.clock, topic, paused)
 
 
 async def stored(rig: Rig, topic: TopicName = TOPIC) -> TopicPolicy:
@@ -48,7 +48,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         topic = await enabled(engine)
         before = await rig.ledgers.append(TOPIC, payloads(30))
         await until(lambda: topic.taken == before)
-        assert await say(rig, PAUSED) == [pausing.PauseChange(TOPIC, PAUSED, True)]
+        assert await say(rig, PAUSED) == [levels.PauseChange(TOPIC, PAUSED, True)]
         await until_offloaded(topic, before)
         behind = await rig.ledgers.append(TOPIC, payloads(20, seed=1))
         await until(lambda: topic.newest == behind)
@@ -68,7 +68,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         await until(lambda: topic.newest == behind)
         assert topic.offloaded == before
         assert topic.progress is None
-        assert await say(rig, None) == [pausing.PauseChange(TOPIC, None, True)]
+        assert await say(rig, None) == [levels.PauseChange(TOPIC, None, True)]
         await until(lambda: topic.taken == behind)
         await topic.request_roll()
         await until_offloaded(topic, behind)
@@ -132,7 +132,7 @@ async def test_partitions_go_with_their_topic(rig: Rig) -> None:
     store = rig.tree.connect()
     async with rig.engine() as engine:
         await engine.enable(whole, TopicPolicy(enabled=True))
-        planned_ones = await pausing.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
+        planned_ones = await levels.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
         assert {one.topic for one in planned_ones if one.changed} == {whole, *parts}
         assert (await stored(rig, parts[0])).paused is None
         await say(rig, PAUSED, whole)
