@@ -142,7 +142,6 @@ class Caller:
         self._passed(request, wheres)
 
     def _passed(self, request: object, wheres: Iterable[Where]) -> None:
-        """Record a checked request for the audit log."""
         if self.audit_reads:
             self.read = range_of(request)
         if self.role is Role.ADMIN:

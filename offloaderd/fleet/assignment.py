@@ -151,7 +151,6 @@ class Assignment:
         self._wake.notify()
 
     def _measure(self) -> None:
-        """Set the metrics of topics and daemons."""
         self._metrics.placement_topics.labels(place="first").set(len(self.supervised) - len(self._misplaced))
         self._metrics.placement_topics.labels(place="elsewhere").set(len(self._misplaced))
         for number, name in enumerate(STANDINGS):

@@ -179,7 +179,6 @@ class Registration:
                         break
 
     async def _watch(self) -> None:
-        """Check the node whenever it changes."""
         path = paths.daemon(self.node.daemon_id)
         async for _ in self._store.watch(path):
             try:

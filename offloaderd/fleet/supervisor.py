@@ -338,9 +338,8 @@ class Supervisor:
         return claim
 
     async def _work(self, offloader: TopicOffloader, session: Session) -> None:
-        """Offload until stopped or suspended."""
 
-        async def stop_when_told() -> None:
+        async def stop_on_request() -> None:
             await self._stop.wait()
             offloader.stop()
             await self._abandon.wait()
@@ -360,7 +359,7 @@ class Supervisor:
         try:
             async with Group() as group:
                 helpers = [
-                    group.create_task(stop_when_told(), name=f"stop {self.topic}"),
+                    group.create_task(stop_on_request(), name=f"stop {self.topic}"),
                     group.create_task(suspend_on_request(), name=f"sleep of {self.topic}"),
                     group.create_task(fence_when_lost(), name=f"session of {self.topic}"),
                 ]

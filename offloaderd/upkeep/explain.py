@@ -193,7 +193,6 @@ class Explainer:
         return replace(place, flaw=flaws[0]) if flaws else place
 
     async def _entry(self, place: Place, block: BlockInfo, position: Position) -> Place:
-        """Read the block and find the entry in it."""
         key = place.data_key
         try:
             reader = self._reader.at(place.segment.bucket)

@@ -216,7 +216,6 @@ def wanted_of(request: admin_pb2.OffloadRequest) -> Wanted:
 
 
 def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress:
-    """Return the answer to a dry run."""
     nothing = plan.target is None
     entries, size = offloader.by_hand.left(plan.target) if plan.target is not None else (0, 0)
     return admin_pb2.OffloadProgress(

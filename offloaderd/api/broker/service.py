@@ -54,12 +54,12 @@ from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.closed_ledger import (
     ClosedLedger,
     Copies,
-    hurry,
     is_gone,
     is_held,
     is_whole,
     length_of,
     needs_push,
+    request_commit,
 )
 from offloaderd.upkeep.retention.retention import Retention
 
@@ -69,7 +69,7 @@ CHANGES_S = 0.05
 """First pause before the source is read again: a broker asks at the moment of the close, before the source knows of it.
 Later pauses are longer."""
 
-TOLD_S = 60.0
+REPEAT_S = 60.0
 """When the request to an owner is repeated."""
 
 LOST = (
@@ -105,7 +105,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._objects = engine.context.upload_context.objects
         self._copies = Copies(engine.context)
         self._clock = engine.context.upload_context.clock
-        self._told: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
+        self._requested: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
         self.topics = BrokerTopics(engine, register)
 
     async def EnsureLedger(self, request: broker_pb2.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
@@ -130,7 +130,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 if needs_push(offloader, wanted):
                     report.state = STATES.ENSURE_STATE_PUSH
                 else:
-                    report.message = await self._hurried(offloader, wanted, unquote(context.peer()))
+                    report.message = await self._request_unless_recent(offloader, wanted, unquote(context.peer()))
             yield report
             if report.state != STATES.ENSURE_STATE_WAITING or left_s <= 0:
                 return
@@ -139,20 +139,20 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             left_s -= self._clock.monotonic() - began
             pause_s = min(2 * pause_s, HEARTBEAT_S)
 
-    async def _hurried(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
+    async def _request_unless_recent(self, offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
         """Request a ledger from its owner, unless it was requested a moment ago; return what prevents it. Raises as
-        `hurry`.
+        `request_commit`.
 
         A broker repeats its call, and each request is recorded. A ledger whose entries are all offloaded lacks only its
         end: the earlier request came too early, during a commit, and is repeated.
         """
-        told, at = self._told.get(offloader, (None, 0.0))
+        requested, at = self._requested.get(offloader, (None, 0.0))
         waits = offloader.offloaded is None or offloader.offloaded < wanted.last
-        if told is not None and wanted.last <= told and waits and self._clock.monotonic() < at + TOLD_S:
+        if requested is not None and wanted.last <= requested and waits and self._clock.monotonic() < at + REPEAT_S:
             return offloader.status().stalled_reason
-        hindrance = await hurry(offloader, wanted, by)
+        hindrance = await request_commit(offloader, wanted, by)
         if not hindrance:
-            self._told[offloader] = wanted.last, self._clock.monotonic()
+            self._requested[offloader] = wanted.last, self._clock.monotonic()
         return hindrance
 
     async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
@@ -175,7 +175,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """
         ledger = await self._own(request.ledger)
         topic, ledger_id, _ = named(ledger)
-        with self._told_apart(topic, ledger_id):
+        with self._recorded_deletions_only(topic, ledger_id):
             theirs = await self._theirs(ledger)
         if theirs is not None:
             part = theirs.slices[0]
@@ -195,7 +195,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
-        with self._reads.counted(), self._told_apart(topic, ledger_id):
+        with self._reads.counted(), self._recorded_deletions_only(topic, ledger_id):
             theirs = await self._theirs(ledger, first)
             if theirs is not None:
                 if not first <= last <= theirs.end:
@@ -319,7 +319,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         )
 
     @contextmanager
-    def _told_apart(self, topic: TopicName, ledger_id: int) -> Iterator[None]:
+    def _recorded_deletions_only(self, topic: TopicName, ledger_id: int) -> Iterator[None]:
         """Report a deletion to a broker only if it is recorded; count everything else as unknown.
 
         A recorded loss is no deletion: the map has the ledger, or had it a moment ago.
@@ -351,7 +351,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
         """Delete the objects of Pulsar's own driver. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
-        found = await present(self._copies.doomed(topic, ledger_id, ledger.bucket, object_id))
+        found = await present(self._copies.checked_before_deletion(topic, ledger_id, ledger.bucket, object_id))
         if found is None:
             return "nothing"
         if why := await deletion_refused(self._engine.context.metadata, topic):

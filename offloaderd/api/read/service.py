@@ -172,7 +172,6 @@ def _goal_of(target: read_pb2.SeekTarget) -> Goal:
 
 
 def _to_response(found: Sought) -> read_pb2.SeekResponse:
-    """Return the result of a seek as a message."""
     hit, cost = found.hit, found.cost
     return filled(
         read_pb2.SeekResponse,

@@ -67,7 +67,7 @@ class _Push:
         self._clock = clock
         self._metrics = metrics
         self._writing = asyncio.Lock()
-        self._told = topic.offloaded
+        self._sent = topic.offloaded
 
     async def run(self) -> None:
         """Answer until the broker has closed its side and all its entries are answered."""
@@ -77,7 +77,7 @@ class _Push:
             push_only=self._topic.handle.push_only,
         )
         await self._write(offload_pb2.StreamingOffloadResponse(opened=opened))
-        await race(self._take_batches(), self._tell_progress())
+        await race(self._take_batches(), self._send_progress())
 
     async def _write(self, response: offload_pb2.StreamingOffloadResponse) -> None:
         async with self._writing:
@@ -123,20 +123,20 @@ class _Push:
         if result is OfferResult.CLOSED:
             raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
 
-    async def _tell_progress(self) -> None:
+    async def _send_progress(self) -> None:
         """Send every new position. Raises Closed when the topic is released: a broker that only waits must know."""
         while True:
-            if not await self._tell():
+            if not await self._send_moved():
                 if self._topic.buffer.closed:
                     raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
                 await self._topic.changed.wait()
 
-    async def _tell(self) -> bool:
+    async def _send_moved(self) -> bool:
         """Send the offloaded position if it has moved since the last time; True if it was sent."""
         now = self._topic.offloaded
-        if now is None or now == self._told:
+        if now is None or now == self._sent:
             return False
-        self._told = now
+        self._sent = now
         segments = self._topic.map.segments  # none, where retention was faster than this answer
         offloaded = offload_pb2.StreamingOffloadResponse.Offloaded(
             position=to_position(now), segment_id=str(segments[-1].segment_id) if segments else ""
@@ -151,4 +151,4 @@ class _Push:
             if self._topic.buffer.closed:
                 raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
             await self._topic.changed.wait()
-        await self._tell()
+        await self._send_moved()

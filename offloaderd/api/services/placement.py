@@ -86,7 +86,6 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         yield placement_pb2.DrainProgress(done=True)
 
     async def _plan(self, me: DaemonNode) -> placement_pb2.DrainProgress:
-        """Return the daemon that each topic would move to."""
         moves = []
         for topic in self._engine.topics():
             ranking = self._engine.placement.ranking(str(topic))

@@ -398,7 +398,6 @@ class Collection:
             await store.delete([info.key for info in one.objects.values()])
 
     def _finds_of(self, one: StoredSegment, result: Classification, verdict: Verdict) -> list[Finding]:
-        """Return a finding for each object and upload of a segment."""
         objects = [(info.key, info.size_bytes, info.modified_ms, "") for info in one.objects.values()]
         uploads = [(upload.key, 0, upload.initiated_ms, upload.upload_id) for upload in one.uploads]
         return [

@@ -75,7 +75,9 @@ class Copies:
             self._theirs[key] = known
         return known
 
-    async def doomed(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:
+    async def checked_before_deletion(
+        self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID
+    ) -> CommittedSegment:
         """Return such a ledger before its deletion: checked now, and not remembered. Raises as `of_broker`."""
         self._theirs.pop((topic, ledger_id, bucket, object_id), None)
         return await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
@@ -139,7 +141,7 @@ def needs_push(offloader: TopicOffloader, wanted: ClosedLedger) -> bool:
     return last is None or last < wanted.last
 
 
-async def hurry(offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
+async def request_commit(offloader: TopicOffloader, wanted: ClosedLedger, by: str) -> str:
     """Seal and commit a ledger's entries now; return what prevents it at the moment, empty for nothing.
 
     Raises Conflict when the topic's method takes nothing, Transient and Fenced.

@@ -94,7 +94,7 @@ class Grants:
             offloader.grants_changed.clear()
             holds, patience_s = offloader.policy, 0.0
             try:
-                known = await (self.look if self._options.enabled else self._load)(offloader, known)
+                known = await (self.run_once if self._options.enabled else self._load)(offloader, known)
                 patience_s = self._patience_s(offloader, known) if self._options.enabled else inf
             except Fenced:
                 raise
@@ -118,7 +118,7 @@ class Grants:
         due_ms = [one.not_before_ms for one in known.values() if one.in_force and one.ledger_id in listed]
         return (min(due_ms, default=NEVER_MS) - self._clock.wall_ms()) / 1000
 
-    async def look(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+    async def run_once(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
         """Do once what is due; return the present grants. `known` are those of the last call.
 
         Raises Fenced, Transient, Denied.
@@ -354,7 +354,6 @@ class Grants:
         log.info("grant.deleted", topic=str(offloader.topic), ledger_id=ledger_id, verified_ms=grant.verified_ms)
 
     def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
-        """Count and log why a ledger may not be deleted from its source."""
         self._metrics.source_delete_denied.labels(reason=reason).inc()
         write = log.error if isinstance(error, Unsound | CorruptData) else log.warning
         write("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))

@@ -69,7 +69,7 @@ async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
         log.debug("grants.folder_exists", topic=str(topic))
 
 
-async def _tell_owner(store: MetadataStore, topic: TopicName) -> None:
+async def _notify_owner(store: MetadataStore, topic: TopicName) -> None:
     """Make the topic's owner read its grants now; an owner that is not notified reads them later.
 
     An existing notification may be from a time without an owner, and nobody may be watching it. Then the folder's
@@ -123,7 +123,7 @@ async def revoke(
                 await store.transact([Replace(path, value, found.version), Replace(folder, b"", above)])
         except (Conflict, NotFound):
             continue
-        await _tell_owner(store, topic)
+        await _notify_owner(store, topic)
         return revoked
     raise Transient(f"the grant of ledger {ledger_id} of {topic} keeps changing", hint="try again")
 
@@ -150,4 +150,4 @@ async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
             f"the grants of {topic} were changed while ledger {ledger_id} was looked at: it stays revoked",
             hint="look at offloadctl ledgers list once more, and allow it again",
         ) from error
-    await _tell_owner(store, topic)
+    await _notify_owner(store, topic)

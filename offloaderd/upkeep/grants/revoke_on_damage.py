@@ -43,7 +43,7 @@ class GrantRevoker:
         self._objects = objects
         self._clock = clock
         self._metrics = metrics
-        self._told: Bounded[tuple[TopicName, UUID], float] = Bounded(KNOWN_MAX)
+        self._inspected: Bounded[tuple[TopicName, UUID], float] = Bounded(KNOWN_MAX)
         self._waiting: dict[tuple[TopicName, UUID], tuple[CommittedSegment, OffloaderError | str]] = {}
         self._change_signal = asyncio.Event()
 
@@ -62,10 +62,10 @@ class GrantRevoker:
     def found(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
         """Queue for `run` a segment that seems damaged, or to lack an object; does not wait."""
         key, now_s = (topic, segment.segment_id), self._clock.monotonic()
-        known_s = self._told.get(key)
+        known_s = self._inspected.get(key)
         if segment.foreign or len(self._waiting) >= KNOWN_MAX or (known_s is not None and now_s - known_s < AGAIN_S):
             return
-        self._told[key] = now_s
+        self._inspected[key] = now_s
         self._waiting[key] = segment, error
         self._change_signal.set()
 
@@ -82,14 +82,14 @@ class GrantRevoker:
             found, self._waiting, unanswered = self._waiting, {}, None
             for key, (segment, error) in found.items():
                 try:
-                    await self._look_into(key[0], segment, error)
+                    await self._inspect(key[0], segment, error)
                 except Transient as failed:
                     self._waiting[key], unanswered = (segment, error), failed
                 except OffloaderError as failed:
-                    self._told.pop(key, None)  # the next report of it is inspected again
+                    self._inspected.pop(key, None)  # the next report of it is inspected again
                     log.warning("damage.not_inspected", topic=str(key[0]), error=str(failed))
 
-    async def _look_into(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
+    async def _inspect(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
         """Revoke the grants of a segment's ledgers, if the map still has it and a missing object is missing. Raises as
         the stores.
         """

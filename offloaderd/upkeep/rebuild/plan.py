@@ -393,7 +393,6 @@ def merged(
 
 
 def _holds(segment: CommittedSegment, part: LedgerSlice) -> bool:
-    """Whether a segment has all entries of a slice."""
     return segment.holds(part.range.begin) and segment.holds(part.range.end)
 
 

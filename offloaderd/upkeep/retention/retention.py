@@ -200,7 +200,7 @@ class Retention:
                 try:
                     while desk.orders:
                         await self._carry_out(offloader, desk.orders.pop(0))
-                    patience_s = self._patience_s(offloader, await self.look(offloader, absent), absent)
+                    patience_s = self._patience_s(offloader, await self.run_once(offloader, absent), absent)
                 except Fenced:
                     raise
                 except OffloaderError as error:
@@ -225,7 +225,7 @@ class Retention:
             return inf
         return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
 
-    async def look(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
+    async def run_once(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
         """Do once what is due; return the limits. `absent`: since when ledgers are missing at the source (monotonic).
 
         Raises Fenced, Transient.

@@ -178,7 +178,6 @@ class Verifier:
         self._flaws[topic] += tables.flaws
 
     async def _topic(self, topic: TopicName, level: Level) -> Report:
-        """Check one topic at a level."""
         before = self._reader.read_bytes
         found = self._found.pop(topic, [])
         report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
@@ -246,7 +245,6 @@ class Verifier:
         return [replace(flaw, entries=str(segment.range)) for flaw in flaws]
 
     async def _inside(self, found: _Found, level: Level, report: Report) -> None:
-        """Check a segment's data object."""
         target = found.target
         async with self._turns:
             try:

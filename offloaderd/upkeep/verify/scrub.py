@@ -44,7 +44,7 @@ RETRY_S = 60.0
 AGAIN_S = 3600.0
 """When a segment with a flaw is read again, so that a repair shows."""
 CONFIRM_S = 2.0
-TOLD_MAX = 20
+LOGGED_MAX = 20
 """Flaws of one segment that are logged one by one."""
 
 
@@ -152,11 +152,11 @@ class Scrubber:
 
     async def _scrub(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> None:
         """Read a segment completely and record the result."""
-        flaws = await self._look(owned, progress, segment)
+        flaws = await self._check(owned, progress, segment)
         if flaws:
             progress.cursor = None
             await self._clock.sleep(CONFIRM_S)
-            flaws = await self._look(owned, progress, segment)
+            flaws = await self._check(owned, progress, segment)
         progress.cursor = None
         if not any(one.segment_id == segment.segment_id for one in owned.map.segments):
             return  # deleted meanwhile
@@ -166,10 +166,10 @@ class Scrubber:
             flaws=len(flaws),
             flaw=str(flaws[0]) if flaws else "",
         )
-        await self._tell(owned.topic, segment, flaws)
+        await self._report(owned.topic, segment, flaws)
         await self._keep(owned, progress, at_once=bool(flaws))
 
-    async def _look(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
+    async def _check(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
         """Return all flaws of a segment; continues at the cursor."""
         target = Target.of(segment, owned.topic, self._cluster, owned.map.losses)
         tables = await check_tables(self._reader, target)
@@ -184,11 +184,11 @@ class Scrubber:
                     await self._keep(owned, progress)
         return flaws
 
-    async def _tell(self, topic: TopicName, segment: CommittedSegment, flaws: Sequence[Flaw]) -> None:
+    async def _report(self, topic: TopicName, segment: CommittedSegment, flaws: Sequence[Flaw]) -> None:
         bad = len({flaw.key for flaw in flaws})
         self._metrics.scrub_objects.labels(result="damaged").inc(bad)
         self._metrics.scrub_objects.labels(result="sound").inc(max(0, 3 - bad))
-        for flaw in flaws[:TOLD_MAX]:
+        for flaw in flaws[:LOGGED_MAX]:
             log.error(
                 "scrub.damaged",
                 topic=str(topic),

@@ -125,7 +125,6 @@ def _identity(target: Target, manifest: SegmentManifest) -> list[Flaw]:
 
 
 async def _data(reader: RetryingReader, target: Target, manifest: SegmentManifest | None, found: Tables) -> None:
-    """Check the data object's size and labels."""
     key = target.keys.data
     committed = target.committed
     wanted = manifest.data_bytes if manifest else committed.object_bytes if committed else None

@@ -86,7 +86,7 @@ async def test_ledgers_are_listed_with_what_became_of_them() -> None:
     """Granted ones with who verified them and when, the open one, and how much was deleted in all."""
     rig = await offloaded_topic(10, 10, 5)
     owned = await Owned.claim(rig)
-    await Grants(owned.context, None, OPTIONS, owned.book(deletion_lag_s=60.0), daemon_id="one").look(
+    await Grants(owned.context, None, OPTIONS, owned.book(deletion_lag_s=60.0), daemon_id="one").run_once(
         owned.offloader, {}
     )
     async with _served(owned) as (client, _):

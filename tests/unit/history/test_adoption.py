@@ -446,7 +446,7 @@ async def test_what_the_broker_deletes_leaves_the_map(rig: Rig, brokers: Brokers
     del brokers.offloads[a]
     owned = await Owned.claim(rig)
     retention = Retention(owned.context, brokers.ledgers, RetentionSettings(follow_lag_s=0.0), owned.book())
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert shape(owned.offloader.map)[0] == (b, b, True)
     assert owned.offloader.map.floor == Position(a, 4)
     assert await owned.empty_trash() == 0
@@ -462,7 +462,7 @@ async def test_no_grant_for_what_a_broker_deletes_itself(rig: Rig, brokers: Brok
         await until_offloaded(await enabled(engine), Position(c, 1))
     owned = await Owned.claim(rig)
     grants = Grants(owned.context, None, GrantSettings(readback=False, interval_s=1.0), owned.book(), daemon_id="one")
-    await grants.look(owned.offloader, {})
+    await grants.run_once(owned.offloader, {})
     known = await grant_records.load_all(owned.context.metadata, TOPIC, {})
     assert set(known) == {b}
     with pytest.raises(Unsound, match="offloaded by a broker"):

@@ -41,7 +41,7 @@ async def test_grants_follow_the_copy() -> None:
     rig, _ = await streamed(15, 10)
     owned = await Owned.claim(rig)
     options = GrantSettings(readback=True, interval_s=1.0)
-    await Grants(owned.context, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(
+    await Grants(owned.context, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").run_once(
         owned.offloader, {}
     )
     before = await grant_records.load_all(rig.tree.connect(), TOPIC)
@@ -50,7 +50,7 @@ async def test_grants_follow_the_copy() -> None:
         await work.ended()
     owned = await Owned.claim(rig)
     grants = Grants(owned.context, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
-    known = await grants.look(owned.offloader, {})
+    known = await grants.run_once(owned.offloader, {})
     after = await grant_records.load_all(rig.tree.connect(), TOPIC)
     assert known[0].segments == after[0].segments
     (object_,) = after[0].segments
@@ -65,7 +65,7 @@ async def test_a_grant_that_was_taken_back_stays_so_and_a_bad_copy_gets_none() -
     rig, _ = await streamed(25)
     owned = await Owned.claim(rig)
     options = GrantSettings(readback=True, interval_s=1.0)
-    await Grants(owned.context, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(
+    await Grants(owned.context, None, options, owned.book(deletion_lag_s=0.0), daemon_id="one").run_once(
         owned.offloader, {}
     )
     store = rig.tree.connect()
@@ -77,7 +77,7 @@ async def test_a_grant_that_was_taken_back_stays_so_and_a_bad_copy_gets_none() -
     damaged = (await map_of(rig)).segments[1]
     await rig.store.put(damaged.keys.data, bytes(damaged.object_bytes))
     owned = await Owned.claim(rig)
-    await Grants(owned.context, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one").look(
+    await Grants(owned.context, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one").run_once(
         owned.offloader, {}
     )
     after = await grant_records.load_all(store, TOPIC)

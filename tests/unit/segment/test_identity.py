@@ -108,14 +108,14 @@ async def test_nothing_leaves_the_map_while_a_refusal_stands() -> None:
         await rig.ledgers.delete(TOPIC, ledger_id)
     book = owned.book(retention=TierRetention.LIMITED, retention_bytes=1)
     retention = Retention(owned.context, None, RetentionSettings(follow_lag_s=0.0), book)
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     with pytest.raises(IdentityRefused, match="list-behind"):
         await retention.mark_now(owned.offloader, listed[:1])
     with pytest.raises(IdentityRefused, match="list-behind"):
         await retention.mark(owned.offloader, listed[:1], dry_run=True)
     assert len((await catalog.load(rig.tree.connect(), TOPIC)).segments) == 2
     await found.clear(BEHIND)
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert len((await catalog.load(rig.tree.connect(), TOPIC)).segments) == 1
 
 
@@ -158,12 +158,12 @@ async def test_no_ledger_is_granted_or_deleted_at_the_source_while_a_refusal_sta
     assert rig.ledgers is not None
     before = await rig.ledgers.ledgers(TOPIC)
     grants = Grants(owned.context, rig.ledgers, OPTIONS, owned.book(deletion_lag_s=0.0), daemon_id="one")
-    assert await grants.look(owned.offloader, {}) == {}
+    assert await grants.run_once(owned.offloader, {}) == {}
     assert await rig.tree.connect().children(paths.grants(TOPIC)) == []
     assert await rig.ledgers.ledgers(TOPIC) == before
     await found.clear(BEHIND)
-    granted = await grants.look(owned.offloader, {})
-    granted = await grants.look(owned.offloader, granted)
+    granted = await grants.run_once(owned.offloader, {})
+    granted = await grants.run_once(owned.offloader, granted)
     assert granted
 
 

@@ -129,7 +129,7 @@ async def test_a_grant_of_very_many_segments_fits_and_still_says_what_was_verifi
     owned = await Owned.claim(rig)
     options = GrantSettings(readback=False, interval_s=1)
     grants = Grants(owned.context, owned.ledgers, options, owned.book(deletion_lag_s=3600.0), daemon_id="one")
-    known = await grants.look(owned.offloader, {})
+    known = await grants.run_once(owned.offloader, {})
     stored = await grant_records.load_all(owned.context.metadata, TOPIC)
     large, small = stored[1], stored[0]
     assert (large.segments, small.summary) == ((), None)
@@ -141,10 +141,10 @@ async def test_a_grant_of_very_many_segments_fits_and_still_says_what_was_verifi
     before = await rig.store.get(key)
     await rig.store.put(key, bytes(len(before)))
     for _ in range(2):
-        known = await grants.look(owned.offloader, known)
+        known = await grants.run_once(owned.offloader, known)
     assert [one.ledger_id for one in await owned.ledgers.ledgers(TOPIC)][:1] == [1]
     await rig.store.put(key, before)
-    await grants.look(owned.offloader, known)
+    await grants.run_once(owned.offloader, known)
     assert 1 not in {one.ledger_id for one in await owned.ledgers.ledgers(TOPIC)}
 
 
@@ -163,9 +163,9 @@ async def test_a_grant_that_finds_no_room_stops_no_other(monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(owned.context.metadata, "transact", refused)
-        await grants.look(owned.offloader, {})
+        await grants.run_once(owned.offloader, {})
     assert set(await grant_records.load_all(owned.context.metadata, TOPIC)) == {1, 2}
-    await grants.look(owned.offloader, {})
+    await grants.run_once(owned.offloader, {})
     assert set(await grant_records.load_all(owned.context.metadata, TOPIC)) == {0, 1, 2}
 
 

@@ -128,7 +128,7 @@ async def assert_nothing_is_deleted(rig: Rig) -> None:
         retention = Retention(owned.context, rig.register, FOLLOW, book)
         for _ in range(2):
             with suppress(IdentityRefused, Transient):
-                await retention.look(owned.offloader, {0: -1.0})
+                await retention.run_once(owned.offloader, {0: -1.0})
         with pytest.raises((IdentityRefused, Transient)):
             await retention.mark_now(owned.offloader, [0])
     assert rig.ledgers is not None
@@ -136,7 +136,7 @@ async def assert_nothing_is_deleted(rig: Rig) -> None:
     grants = Grants(owned.context, rig.ledgers, GRANTS, owned.book(deletion_lag_s=0.0), daemon_id="one")
     for _ in range(2):
         with suppress(IdentityRefused, Transient):
-            await grants.look(owned.offloader, {})
+            await grants.run_once(owned.offloader, {})
     assert await rig.tree.connect().children(paths.grants(TOPIC)) == []
     assert [info.ledger_id for info in await MemoryLedgers.ledgers(owned.ledgers, TOPIC)] == there
     assert owned.offloader.map == before == await catalog.load(rig.tree.connect(), TOPIC)
@@ -214,18 +214,18 @@ async def test_a_topic_that_is_not_there_is_deleted_only_in_the_source_that_was_
     owned = await Owned.claim(rig)
     retention = Retention(owned.context, rig.register, FOLLOW, owned.book(**said))
     with pytest.raises(IdentityRefused, match="the ledger source is staging"):
-        await retention.look(owned.offloader, {})
+        await retention.run_once(owned.offloader, {})
     await forget_source(rig)
     owned = await Owned.claim(rig)
     await owned.offloader.identity.load()
     await owned.offloader.source_check.source()
     assert await refused(rig) == {}
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 2
     other.store_id = "memory"
     owned = await identified(rig)
     retention = Retention(owned.context, rig.register, FOLLOW, owned.book(**said))
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == left
 
 
@@ -369,7 +369,7 @@ async def test_a_ledger_is_granted_only_as_the_one_that_was_offloaded(monkeypatc
     monkeypatch.setattr(owned.ledgers, "ledgers", listed)
     grants = Grants(owned.context, None, GRANTS, owned.book(deletion_lag_s=0.0), daemon_id="one")
     with pytest.raises(IdentityRefused, match="ledger 0 was created at 1 ms"):
-        await grants.look(owned.offloader, {})
+        await grants.run_once(owned.offloader, {})
     assert await rig.tree.connect().children(paths.grants(TOPIC)) == []
 
 
@@ -409,9 +409,9 @@ async def test_limited_keeps_what_the_source_lists_though_nobody_can_read_it_the
             return [0, 1, 2]
 
     book = owned.book(retention=TierRetention.LIMITED, retention_bytes=1)
-    await Retention(owned.context, Register(), FOLLOW, book).look(owned.offloader, {})
+    await Retention(owned.context, Register(), FOLLOW, book).run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 3
-    await Retention(owned.context, None, FOLLOW, book).look(owned.offloader, {})
+    await Retention(owned.context, None, FOLLOW, book).run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 2
 
 

@@ -560,7 +560,7 @@ async def test_retention_says_when_something_may_be_due() -> None:
     """Never, unless an age will be over or a ledger has to be missing for a while."""
     owned = await Owned.claim(await offloaded_topic(10, 10))
     retention = Retention(owned.context, None, RetentionSettings(), owned.book())
-    limits = await retention.look(owned.offloader, {})
+    limits = await retention.run_once(owned.offloader, {})
     assert retention._patience_s(owned.offloader, limits, {}) == inf
     assert retention._patience_s(owned.offloader, limits, {1: 0.0}) == 0.0
     aged = limits._replace(kind=TierRetention.LIMITED, age_s=50.0)
@@ -579,8 +579,8 @@ async def test_grants_say_when_something_may_be_due() -> None:
     await owned.offloader.tailer.refresh()
     await owned.offloader.record.note_end()
     assert ours._patience_s(owned.offloader, {}) == 0.0
-    known = await ours.look(owned.offloader, {})
-    known = await ours.look(owned.offloader, known)
+    known = await ours.run_once(owned.offloader, {})
+    known = await ours.run_once(owned.offloader, known)
     assert known
     assert 90 < ours._patience_s(owned.offloader, known) <= 100
     assert theirs._patience_s(owned.offloader, known) == inf

@@ -133,14 +133,14 @@ async def test_an_owner_that_knows_a_grant_hears_that_another_daemon_took_it_bac
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
     duty = Grants(owned.context, None, OPTIONS, owned.book(), daemon_id="one")
-    known = await duty.look(owned.offloader, {})
-    known = await duty.look(owned.offloader, known)
+    known = await duty.run_once(owned.offloader, {})
+    known = await duty.run_once(owned.offloader, known)
     async with keeping(rig) as keeper:
         await keeper.keep(TOPIC, [0], "damaged")
-    known = await duty.look(owned.offloader, known)
+    known = await duty.run_once(owned.offloader, known)
     assert (known[0].damaged, owned.offloader.damaged_ledgers) == (True, (0,))
     await grant_records.allow(rig.tree.connect(), TOPIC, 0)
-    await duty.look(owned.offloader, known)
+    await duty.run_once(owned.offloader, known)
     assert owned.offloader.damaged_ledgers == ()
 
 
@@ -266,7 +266,7 @@ async def test_a_find_that_failed_is_looked_into_when_it_is_found_again(monkeypa
     segment = owned.offloader.map.segments[0]
     async with keeping(rig) as keeper:
         keeper.found(TOPIC, segment, FLIPPED)
-        await until(lambda: not failures and not keeper._told)
+        await until(lambda: not failures and not keeper._inspected)
         keeper.found(TOPIC, segment, FLIPPED)
         await until_kept(rig, 0)
 
@@ -285,7 +285,7 @@ async def test_a_grant_that_was_allowed_too_early_is_taken_back_within_a_minute(
         assert (await grants_of(rig))[0].in_force
         keeper.found(TOPIC, segment, FLIPPED)
         assert not keeper._waiting
-        keeper._told[TOPIC, segment.segment_id] -= 60
+        keeper._inspected[TOPIC, segment.segment_id] -= 60
         keeper.found(TOPIC, segment, FLIPPED)
         await until_kept(rig, 0)
 

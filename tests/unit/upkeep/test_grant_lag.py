@@ -32,7 +32,7 @@ async def _owned() -> Owned:
 
 async def _looked(owned: Owned, lag_s: float, store: LedgerStore | None = None) -> dict[int, int]:
     """Look once under a lag; return from when each ledger may go, relative to its offloading, in seconds."""
-    await Grants(owned.context, store, OPTIONS, owned.book(deletion_lag_s=lag_s), daemon_id="one").look(
+    await Grants(owned.context, store, OPTIONS, owned.book(deletion_lag_s=lag_s), daemon_id="one").run_once(
         owned.offloader, {}
     )
     return await _lags(owned)

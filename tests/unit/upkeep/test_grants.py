@@ -42,7 +42,7 @@ async def _granted(
 ) -> dict[int, Grant]:
     """Look once; return the grants that are there afterwards."""
     options = OPTIONS.model_copy(update={"readback": readback})
-    await Grants(owned.context, store, options, owned.book(deletion_lag_s=deletion_lag_s), daemon_id="one").look(
+    await Grants(owned.context, store, options, owned.book(deletion_lag_s=deletion_lag_s), daemon_id="one").run_once(
         owned.offloader, {}
     )
     return await grant_records.load_all(owned.rig.tree.connect(), TOPIC)

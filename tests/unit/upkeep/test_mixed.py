@@ -169,7 +169,7 @@ async def test_whole_ledgers_are_granted(mixed: Mixed, readback: bool) -> None:
         owned.book(deletion_lag_s=0.0),
         daemon_id="one",
     )
-    await grants.look(owned.offloader, {})
+    await grants.run_once(owned.offloader, {})
     found = await load_all(mixed.rig.tree.connect(), TOPIC)
     assert found.keys() == {0, 1, 2, 3, 4, 5} - {damaged.begin.ledger_id}
     for ledger_id in set(whole(await mixed.map())) - {damaged.begin.ledger_id}:
@@ -193,7 +193,7 @@ async def test_retention_takes_whole_ledgers_from_the_front(mixed: Mixed, by_siz
             for ledger_id in range(segments[first - 1].begin.ledger_id, segments[first].begin.ledger_id):
                 await owned.ledgers.delete(TOPIC, ledger_id)
         register = Register(range(segments[first].begin.ledger_id, 7))
-        await Retention(owned.context, register, FOLLOW, owned.book(**said)).look(owned.offloader, {})
+        await Retention(owned.context, register, FOLLOW, owned.book(**said)).run_once(owned.offloader, {})
         assert await owned.empty_trash() == 0
         after = (await mixed.map()).segments
         left = {position: payload for position, payload in mixed.entries.items() if position >= after[0].begin}

@@ -253,7 +253,7 @@ async def test_what_is_deleted_is_deleted_where_it_lies() -> None:
     retention = Retention(
         owned.context, owned.ledgers, RetentionSettings(follow_lag_s=0.0), owned.book(retention=TierRetention.FOLLOW)
     )
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert await owned.empty_trash() == 0
     assert owned.offloader.map.segments == ()
     assert await buckets_of(rig).keys(HOME[0]) + await buckets_of(rig).keys(AWAY[0]) == []
@@ -268,7 +268,7 @@ async def test_grants_are_for_copies_in_any_place() -> None:
         owned = await Owned.claim(rig)
         grants = Grants(owned.context, owned.ledgers, options, owned.book(deletion_lag_s=0.0), daemon_id="one")
         for _ in range(3):  # granted at the first look, deleted when the clock has gone on
-            await grants.look(owned.offloader, {})
+            await grants.run_once(owned.offloader, {})
             await rig.clock.sleep(0.002)
         assert [info.ledger_id for info in await owned.ledgers.ledgers(TOPIC)] == kept
 

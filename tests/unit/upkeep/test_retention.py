@@ -148,11 +148,11 @@ async def test_a_segment_goes_when_the_source_has_trimmed_all_its_ledgers() -> N
     owned = await Owned.claim(rig)
     before = owned.offloader.map
     retention = Retention(owned.context, owned.ledgers, FOLLOW, _following(owned))
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert owned.offloader.map == before
     for ledger_id in (0, 1):
         await owned.ledgers.delete(TOPIC, ledger_id)
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     after = owned.offloader.map
     assert after.segments == before.segments[1:]
     assert (after.floor, after.offloaded) == (Position(0, 9), before.offloaded)
@@ -160,7 +160,7 @@ async def test_a_segment_goes_when_the_source_has_trimmed_all_its_ledgers() -> N
     assert await owned.empty_trash() == 0
     assert await owned.keys() == 9
     await owned.ledgers.delete(TOPIC, 2)
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert owned.offloader.map.floor == Position(2, 4)
     assert await catalog.load(rig.tree.connect(), TOPIC) == owned.offloader.map
 
@@ -232,19 +232,19 @@ async def test_a_ledger_must_be_missing_for_the_lag() -> None:
         owned.context, register, FOLLOW.model_copy(update={"follow_lag_s": 3600.0}), _following(owned)
     )
     absent: dict[int, float] = {}
-    await retention.look(owned.offloader, absent)
+    await retention.run_once(owned.offloader, absent)
     assert absent.keys() == {0}
     register.answer = [0, 1, 2]
-    await retention.look(owned.offloader, absent)
+    await retention.run_once(owned.offloader, absent)
     assert absent == {}
     register.answer = [1, 2]
-    await retention.look(owned.offloader, absent)
+    await retention.run_once(owned.offloader, absent)
     absent[0] -= 3600.0
     under_a_new_claim: dict[int, float] = {}
-    await retention.look(owned.offloader, under_a_new_claim)
+    await retention.run_once(owned.offloader, under_a_new_claim)
     assert under_a_new_claim.keys() == {0}
     assert owned.offloader.map.floor is None
-    await retention.look(owned.offloader, absent)
+    await retention.run_once(owned.offloader, absent)
     assert owned.offloader.map.floor == Position(0, 9)
 
 
@@ -254,9 +254,11 @@ async def test_what_cannot_be_read_deletes_nothing() -> None:
     owned = await Owned.claim(rig)
     await owned.ledgers.delete(TOPIC, 0)
     with pytest.raises(Transient):
-        await Retention(owned.context, Register(Transient("away")), FOLLOW, _following(owned)).look(owned.offloader, {})
-    await Retention(owned.context, Register([0, 1, 2]), FOLLOW, _following(owned)).look(owned.offloader, {})
-    await Retention(owned.context, None, FOLLOW, _following(owned)).look(owned.offloader, {})
+        await Retention(owned.context, Register(Transient("away")), FOLLOW, _following(owned)).run_once(
+            owned.offloader, {}
+        )
+    await Retention(owned.context, Register([0, 1, 2]), FOLLOW, _following(owned)).run_once(owned.offloader, {})
+    await Retention(owned.context, None, FOLLOW, _following(owned)).run_once(owned.offloader, {})
     assert owned.offloader.map.floor is None
     assert not owned.offloader.map.deleted
 
@@ -268,7 +270,7 @@ async def test_what_offloaderd_deleted_at_the_source_is_kept_here() -> None:
     grant = Grant(ledger_id=0, revoked_ms=0, source_deleted_ms=5)
     await rig.tree.connect().create(paths.grant(TOPIC, 0), grant_record.encode(grant))
     await owned.ledgers.delete(TOPIC, 0)
-    await Retention(owned.context, owned.ledgers, FOLLOW, _following(owned)).look(owned.offloader, {})
+    await Retention(owned.context, owned.ledgers, FOLLOW, _following(owned)).run_once(owned.offloader, {})
     assert owned.offloader.map.floor is None
     assert len(owned.offloader.map.segments) == 3
 
@@ -278,7 +280,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_one_history() -> None:
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
     gone = Retention(owned.context, Register(NotFound("no such topic")), FOLLOW, _following(owned))
-    await gone.look(owned.offloader, {})
+    await gone.run_once(owned.offloader, {})
     await owned.empty_trash()
     assert owned.offloader.map.segments == ()
     assert owned.offloader.map.offloaded == Position(1, 9)
@@ -300,12 +302,12 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
         await owned.ledgers.delete(TOPIC, ledger_id)
     store, path = rig.tree.connect(), paths.policy(TOPIC)
     retention = Retention(owned.context, owned.ledgers, FOLLOW, owned.book())
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert owned.offloader.map.floor is None
 
     async def limit(policy: TopicPolicy) -> None:
         await store.replace(path, policy_record.encode(policy), (await store.get(path)).version)
-        await retention.look(owned.offloader, {})
+        await retention.run_once(owned.offloader, {})
 
     total = sum(segment.object_bytes for segment in owned.offloader.map.segments)
     await limit(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=total - 1))
@@ -329,10 +331,10 @@ async def test_limits_that_were_written_into_the_store_delete_nothing_before_the
     retention = Retention(owned.context, owned.ledgers, RetentionSettings(), owned.book())
     hostile = policy_record.encode(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=1))
     await store.replace(path, hostile, (await store.get(path)).version)
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 3
     retention.options = FOLLOW
-    await retention.look(owned.offloader, {})
+    await retention.run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 1
 
 
@@ -346,7 +348,7 @@ async def test_a_clock_that_runs_ahead_deletes_nothing() -> None:
     aged = Retention(owned.context, owned.ledgers, RetentionSettings(), book)
     wrong = replace(owned.offloader.map, segments=(replace(segment, offloaded_ms=1), *owned.offloader.map.segments[1:]))
     owned.offloader.record.map = wrong
-    await aged.look(owned.offloader, {})
+    await aged.run_once(owned.offloader, {})
     assert owned.offloader.map == wrong
 
 
@@ -434,7 +436,7 @@ async def test_a_crash_between_any_two_steps_leaves_nothing_half_deleted() -> No
 
 
 async def _delete_once(owned: Owned) -> None:
-    await Retention(owned.context, owned.ledgers, FOLLOW, _following(owned)).look(owned.offloader, {})
+    await Retention(owned.context, owned.ledgers, FOLLOW, _following(owned)).run_once(owned.offloader, {})
     await owned.empty_trash()
 
 
