@@ -17,7 +17,7 @@ from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.protocol.v1 import policy_pb2
 from offloaderd.spark.convert import convert
-from offloaderd.spark.convert.outlook import Target
+from offloaderd.spark.convert.object_plan import Target
 from offloaderd.spark.convert.topic import Progress
 from offloaderd.spark.jobs.job import Driver, RewriteTask
 from offloaderd.spark.jobs.stores import open_context

@@ -63,7 +63,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         unfinished = topic_map.unfinished
         return rollback_pb2.PlanRollbackResponse(
             topic=str(topic),
-            ledgers=[_ledger_message(rollback, one) for one in rollback.outlook(topic_map, to)],
+            ledgers=[_ledger_message(rollback, one) for one in rollback.ledger_states(topic_map, to)],
             losses=[str(loss) for loss in topic_map.losses],
             method=method.value,
             enabled=enabled,

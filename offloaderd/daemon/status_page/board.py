@@ -51,8 +51,8 @@ class Shown:
     page: int
     pages: int
     sums: Mapping[str, float]
-    troubles: tuple[tuple[str, str], ...]
-    troubled: int
+    failures: tuple[tuple[str, str], ...]
+    failing_count: int
     reads: tuple[Read, ...]
     ring: Ring
 
@@ -62,7 +62,7 @@ class Shown:
             "now_ms": self.now_ms,
             "daemon": daemon_json(self.daemon),
             "sums": dict(self.sums),
-            "troubled_topics": self.troubled,
+            "troubled_topics": self.failing_count,
             "reads": [picked(one, "tier", "entries", "bytes=payload_bytes", "fell_back") for one in self.reads],
             "topics_total": self.total,
             "topics_matching": self.matching,
@@ -112,8 +112,8 @@ class Board:
     async def show(self, wanted: Wanted) -> Shown:
         """Return a page of topics; beyond the last one it is the last one. Without ZooKeeper: what the daemon knows."""
         statuses = self._look()
-        troubled = [one for one in statuses if failing(one)]
-        found = self._sorted(troubled if wanted.only == "troubled" else statuses, wanted)
+        failing_topics = [one for one in statuses if failing(one)]
+        found = self._sorted(failing_topics if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
         page = min(wanted.page, pages)
         failure = await self._admin.metadata_error()
@@ -128,8 +128,8 @@ class Board:
             page=page,
             pages=pages,
             sums=measured(statuses),
-            troubles=tuple((str(one.topic), failure_of(one)) for one in troubled[:FAILURES_MAX]),
-            troubled=len(troubled),
+            failures=tuple((str(one.topic), failure_of(one)) for one in failing_topics[:FAILURES_MAX]),
+            failing_count=len(failing_topics),
             reads=self._reads(),
             ring=self.sampler.ring,
         )

@@ -19,8 +19,8 @@ from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transie
 from offloaderd.core.health import Health
 from offloaderd.daemon.status_page import plots
 from offloaderd.daemon.status_page.board import Board
+from offloaderd.daemon.status_page.http_caller import HttpCaller, names_this_machine
 from offloaderd.daemon.status_page.query import ONLY, SORTS, Wanted, wanted_topic
-from offloaderd.daemon.status_page.visitor import Visitor, names_this_machine
 from offloaderd.protocol.errors import code_of
 from offloaderd.protocol.message_json import position_of
 from offloaderd.protocol.status_json import rated_json
@@ -129,7 +129,7 @@ class StatusSite:
             )
         caller: Caller | None = None
         try:
-            with self._gate.admitted(STATUS, Visitor(request), stream=False) as caller:
+            with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:
                 topic = wanted_topic(request.query)
                 caller.check(admin_pb2.StatusRequest(topic="" if topic is None else str(topic)))
                 async with asyncio.timeout(caller.seconds_max):

@@ -109,7 +109,7 @@ class Rollback:
 
         Raises NotFound for a ledger that the topic does not have, Transient while the topic is being taken over.
         """
-        rows = self.outlook(offloader.map)
+        rows = self.ledger_states(offloader.map)
         if to_ledger_id is not None and to_ledger_id not in {one.ledger_id for one in rows}:
             raise NotFound(
                 f"{offloader.topic} has no ledger {to_ledger_id} in the tier", hint="offloadctl ledgers list"
@@ -129,9 +129,9 @@ class Rollback:
         """Say how far the topic's order is. Raises Transient while the topic is being taken over."""
         return self._of(offloader).progress()
 
-    def outlook(self, topic_map: TopicMap, to_ledger_id: int | None = None) -> Sequence[LedgerState]:
+    def ledger_states(self, topic_map: TopicMap, to_ledger_id: int | None = None) -> Sequence[LedgerState]:
         """Say what can become of each ledger of a topic, whoever owns it."""
-        return conversion.outlook(topic_map, buckets=self._context.places.buckets, to=to_ledger_id)
+        return conversion.ledger_states(topic_map, buckets=self._context.places.buckets, to=to_ledger_id)
 
     def requests(self, row: LedgerState) -> int:
         """Estimate how many requests rewriting a ledger takes: its data is read, written and read back."""
@@ -244,7 +244,9 @@ class _TopicRollback:
         if self._tries.ordered_ms != order.ordered_ms:
             self._tries = _Tries(order.ordered_ms)
         without = {*order.failures, *self._tries.given_up}
-        found = conversion.outlook(self._offloader.map, buckets=self._buckets, to=order.to_ledger_id, without=without)
+        found = conversion.ledger_states(
+            self._offloader.map, buckets=self._buckets, to=order.to_ledger_id, without=without
+        )
         rows = {one.ledger_id: one for one in found if one.standing is Standing.CONVERTIBLE}
         wanted = {one for one in rows if one <= order.to_ledger_id and one not in without}
         return {one: rows[one] for one in conversion.sequence(self._offloader.map, wanted)}

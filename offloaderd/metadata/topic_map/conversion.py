@@ -77,7 +77,7 @@ class LedgerState:
     driver: str = ""
 
 
-def outlook(
+def ledger_states(
     topic_map: TopicMap, *, buckets: Collection[str], to: int | None = None, without: Collection[int] = ()
 ) -> tuple[LedgerState, ...]:
     """Say of every ledger of the map what can become of it, by id.

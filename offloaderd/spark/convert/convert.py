@@ -27,7 +27,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.spark.convert.outlook import ConversionFailed, Outlook, Target, Wish, outlook
+from offloaderd.spark.convert.object_plan import ConversionFailed, ObjectPlan, Target, Wish, plan_objects
 from offloaderd.spark.convert.topic import Progress, TopicConversion
 from offloaderd.spark.jobs import stores
 from offloaderd.spark.jobs.job import Driver, Ended, JobTopics, RewriteTask, Runner, Written, driver_id, for_each
@@ -60,7 +60,7 @@ class Plan:
     """The segments and bytes that a run would rewrite, the objects that they become, and estimated requests."""
 
     target: Target
-    outlook: Outlook
+    objects: ObjectPlan
     segment_bytes: int
     sources: int
     entries: int
@@ -110,7 +110,7 @@ async def plan(
 async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName, options: Options) -> Plan:
     wish = await wish_of(context, book, topic, options)
     topic_map = await catalog.load(context.metadata, topic)
-    found = outlook(topic_map, wish, context.places.buckets)
+    found = plan_objects(topic_map, wish, context.places.buckets)
     size = sum(one.payload_bytes for one in found.goals)
     part_bytes = cut_of(context).part_bytes if options.target is Target.LEDGER_BASED else context.layout.part_bytes
     pieces = sum(-(-one.payload_bytes // min(PIECE_BYTES, part_bytes)) for one in found.goals)
@@ -118,7 +118,7 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
     sources = {source.segment_id for one in found.goals for source in one.sources}
     return Plan(
         target=options.target,
-        outlook=found,
+        objects=found,
         segment_bytes=wish.segment_bytes,
         sources=len(sources),
         entries=sum(one.entries for one in found.goals),

@@ -27,7 +27,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.resume import reason_to_give_up
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.spark.convert.outlook import ConversionFailed, Wish, outlook
+from offloaderd.spark.convert.object_plan import ConversionFailed, Wish, plan_objects
 from offloaderd.spark.jobs.job import Driver, RewriteTask, Written
 from offloaderd.spark.jobs.join import stored, verified
 from offloaderd.spark.jobs.lease import attempt_log, attempts_of
@@ -79,7 +79,7 @@ class TopicConversion(TopicJob[_Object, RewriteTask, Progress]):
         self._goals(await self._load())
 
     def _goals(self, topic_map: TopicMap) -> tuple[Goal, ...]:
-        return outlook(topic_map, self._wish, self._context.places.buckets).goals
+        return plan_objects(topic_map, self._wish, self._context.places.buckets).goals
 
     async def _load(self) -> TopicMap:
         return await until_answered(self._clock, lambda: catalog.load(self._context.metadata, self._topic))

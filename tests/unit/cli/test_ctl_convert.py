@@ -16,7 +16,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.merging import goal_of
 from offloaderd.spark.convert.convert import Plan, Status
-from offloaderd.spark.convert.outlook import ConversionFailed, Outlook, Target
+from offloaderd.spark.convert.object_plan import ConversionFailed, ObjectPlan, Target
 from offloaderd.spark.convert.topic import Progress
 from offloaderd.spark.jobs.job import Ended
 
@@ -63,7 +63,7 @@ def test_a_plan_shows_what_becomes_of_what_and_what_stays(capsys: pytest.Capture
     goal = goal_of([segment(1), segment(2)])
     plan = Plan(
         target=Target.MERGED,
-        outlook=Outlook(goals=(goal,), left={"a broker wrote it": 3}),
+        objects=ObjectPlan(goals=(goal,), left={"a broker wrote it": 3}),
         segment_bytes=4096,
         sources=2,
         entries=20,

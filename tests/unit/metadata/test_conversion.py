@@ -75,7 +75,7 @@ def built(*segments: CommittedSegment, ends: dict[int, int]) -> TopicMap:
 
 def standings(topic_map: TopicMap, to: int | None = None) -> dict[int, Standing]:
     """Return every ledger's standing."""
-    rows = conversion.outlook(topic_map, buckets=[BUCKET], to=to)
+    rows = conversion.ledger_states(topic_map, buckets=[BUCKET], to=to)
     assert all(bool(one.why) != (one.standing in {Standing.CONVERTIBLE, Standing.WHOLE}) for one in rows)
     assert sum(conversion.counts(rows).values()) == len(rows)
     return {one.ledger_id: one.standing for one in rows}
@@ -83,7 +83,7 @@ def standings(topic_map: TopicMap, to: int | None = None) -> dict[int, Standing]
 
 def next_ledger(topic_map: TopicMap, *, to: int, without: Collection[int] = ()) -> int | None:
     """Return which ledger can leave its segments next, None for none."""
-    rows = conversion.outlook(topic_map, buckets=[BUCKET], to=to, without=without)
+    rows = conversion.ledger_states(topic_map, buckets=[BUCKET], to=to, without=without)
     wanted = {one.ledger_id for one in rows if one.standing is Standing.CONVERTIBLE and one.ledger_id <= to}
     return next(iter(conversion.sequence(topic_map, wanted.difference(without))), None)
 

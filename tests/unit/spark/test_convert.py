@@ -14,7 +14,7 @@ from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.spark.convert import convert
-from offloaderd.spark.convert.outlook import ConversionFailed, Target, Wish, outlook
+from offloaderd.spark.convert.object_plan import ConversionFailed, Target, Wish, plan_objects
 from offloaderd.spark.convert.topic import Progress, TopicConversion
 from offloaderd.spark.jobs import lease as backfill_lease
 from offloaderd.spark.jobs.job import Driver, RewriteTask
@@ -389,8 +389,8 @@ async def test_a_plan_says_what_is_left_alone_and_why() -> None:
     options = convert.Options(target=Target.LEDGER_BASED)
     ((_, plan),) = await convert.plan(context, book, [TOPIC], options)
     assert isinstance(plan, convert.Plan)
-    assert (len(plan.outlook.goals), plan.entries, plan.payload_bytes) == (6, 180, 18_000)
-    assert plan.outlook.left == {"it is not closed, or not offloaded to its end": 1}
+    assert (len(plan.objects.goals), plan.entries, plan.payload_bytes) == (6, 180, 18_000)
+    assert plan.objects.left == {"it is not closed, or not offloaded to its end": 1}
     ((_, refused),) = await convert.plan(context, book, [TopicName.parse("public/default/unknown")], options)
     assert isinstance(refused, ConversionFailed)
     unfinished = await planned()
@@ -398,5 +398,5 @@ async def test_a_plan_says_what_is_left_alone_and_why() -> None:
         await conversion(unfinished, Target.LEDGER_BASED).run()
     found = await catalog.load(rig.tree.connect(), TOPIC)
     wish = Wish(target=Target.MERGED, segment_bytes=8000, small_bytes=5000)
-    left = outlook(found, wish, {"other"}).left
+    left = plan_objects(found, wish, {"other"}).left
     assert left == {"it lies in another bucket": 4, "it is the newest of the tier": 1}

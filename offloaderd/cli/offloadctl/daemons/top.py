@@ -134,7 +134,7 @@ def print_once(session: Session, view: View) -> None:
         return
     click.echo(headline(view))
     show.table(COLUMNS, [row(view, one) for one in view.topics()[: view.limit]])
-    for line in troubles(view, None):
+    for line in failure_lines(view, None):
         click.echo(line)
 
 
@@ -176,7 +176,7 @@ class Screen:
 
     def _table(self) -> Group:
         view, size = self._view, self._console.size
-        named, topics = troubles(view, FAILURES_MAX), view.topics()
+        named, topics = failure_lines(view, FAILURES_MAX), view.topics()
         room = max(1, size.height - FRAME_ROWS - len(named))
         here = topics[: min(room, view.limit or room)]
         rows = [row(view, one) for one in here]
@@ -258,7 +258,7 @@ def headline(view: View) -> str:
     )
 
 
-def troubles(view: View, most: int | None) -> list[str]:
+def failure_lines(view: View, most: int | None) -> list[str]:
     """Return a line for each stalled topic, at most `most`, in the order of the list."""
     stalled = [
         f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in view.topics() if one.stalled_reason

@@ -25,7 +25,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import picked
 from offloaderd.spark.convert import convert as work
 from offloaderd.spark.convert.convert import Options, Plan, Status
-from offloaderd.spark.convert.outlook import Target
+from offloaderd.spark.convert.object_plan import Target
 from offloaderd.spark.convert.topic import Progress
 from offloaderd.spark.jobs.job import Ended, JobTopics
 from offloaderd.spark.jobs.stores import open_context
@@ -234,7 +234,7 @@ PLANS: show.Table[tuple[TopicName, Plan]] = show.Table(
     ("TOPIC", lambda row: str(row[0])),
     ("TO", lambda row: str(row[1].target)),
     (">SEGMENTS", lambda row: show.number(row[1].sources)),
-    (">OBJECTS", lambda row: show.number(len(row[1].outlook.goals))),
+    (">OBJECTS", lambda row: show.number(len(row[1].objects.goals))),
     (">ENTRIES", lambda row: show.number(row[1].entries)),
     (">PAYLOAD", lambda row: show.size(row[1].payload_bytes)),
     (">PUTS", lambda row: show.number(row[1].puts)),
@@ -254,7 +254,7 @@ def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None
     if plans:
         PLANS.show(plans)
     for topic, one in plans:
-        for why, count in sorted(one.outlook.left.items()):
+        for why, count in sorted(one.objects.left.items()):
             click.echo(f"{topic}: {count:,} stay as they are: {why}", err=True)
     for topic, failed in found:
         if isinstance(failed, OffloaderError):
@@ -270,7 +270,7 @@ def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]
             **picked(goal, "begin", "end", "entries", "payload_bytes"),
             "of": [str(source.segment_id) for source in goal.sources],
         }
-        for goal in one.outlook.goals
+        for goal in one.objects.goals
     ]
     return {
         "topic": str(topic),
@@ -278,7 +278,7 @@ def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]
         **picked(one, "to=target", "segments=sources"),
         "objects": objects,
         **picked(one, "entries", "payload_bytes", "segment_bytes", "puts", "gets"),
-        "left": one.outlook.left,
+        "left": one.objects.left,
     }
 
 

@@ -40,14 +40,14 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class ObjectPlan:
     """The objects to make of a topic, in the order of their exchange; `left`: segments that stay, counted by reason."""
 
     goals: tuple[Goal, ...]
     left: Mapping[str, int] = field(default_factory=dict)
 
 
-def outlook(topic_map: TopicMap, wish: Wish, buckets: Collection[str]) -> Outlook:
+def plan_objects(topic_map: TopicMap, wish: Wish, buckets: Collection[str]) -> ObjectPlan:
     """Return the objects that a topic's segments can become.
 
     Raises ConversionFailed while its history is not all offloaded, or when it has none.
@@ -78,18 +78,18 @@ def outlook(topic_map: TopicMap, wish: Wish, buckets: Collection[str]) -> Outloo
         if alone := sum(len(one.sources) == 1 for one in goals):
             left["it has no small neighbour"] = alone
         goals = [one for one in goals if len(one.sources) > 1]
-    return Outlook(goals=tuple(goals), left=left)
+    return ObjectPlan(goals=tuple(goals), left=left)
 
 
-def _whole_ledgers(topic_map: TopicMap, buckets: Collection[str]) -> Outlook:
+def _whole_ledgers(topic_map: TopicMap, buckets: Collection[str]) -> ObjectPlan:
     newest = topic_map.segments[-1].end.ledger_id
     left: Counter[str] = Counter()
     wanted: set[int] = set()
-    for one in conversion.outlook(topic_map, buckets=buckets, to=newest - 1):
+    for one in conversion.ledger_states(topic_map, buckets=buckets, to=newest - 1):
         if one.standing is Standing.CONVERTIBLE and one.ledger_id < newest:
             wanted.add(one.ledger_id)
         elif one.standing is not Standing.WHOLE:
             left[one.why or "it is the newest ledger of the tier"] += 1
     order = conversion.sequence(topic_map, wanted)
     goals = (goal_of(conversion.holders_of(topic_map, one), ledger_id=one) for one in order)
-    return Outlook(goals=tuple(goals), left=left)
+    return ObjectPlan(goals=tuple(goals), left=left)

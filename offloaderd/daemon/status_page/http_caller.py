@@ -16,7 +16,7 @@ ALTERNATIVE = {"URI": "peer_uri", "DNS": "peer_dns"}
 """Names of a certificate as Python's TLS calls them, and as gRPC does."""
 
 
-class Visitor:
+class HttpCaller:
     """A request, with what the gate asks of a call's context."""
 
     def __init__(self, request: web.Request) -> None:
