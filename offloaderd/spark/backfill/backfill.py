@@ -187,9 +187,9 @@ async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[in
         if record.plan.ranges:
             await record.history.load()
         begun = 0
-        async for attempts, attempt in record.left_behind():
+        async for attempts, attempt in record.earlier_attempts():
             begun += 1
             if discard:
                 await record.give_up(attempt, attempts, "the backfill was cancelled")
-        await record.let_go()
+        await record.release()
     return begun, record.plan.method

@@ -51,7 +51,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
     async with claimed(context.metadata, topic, me, clock, depose=True) as claim:
         record = await JobRecord.open(context, stores.source, claim, me=me, patience_s=PATIENCE_S)
         await record.split(aim)
-        begun = [one async for one in record.left_behind()]
+        begun = [one async for one in record.earlier_attempts()]
         rest = [
             (attempts, attempt)
             for attempts, attempt in sorted(begun, key=lambda one: one[1].begin)
@@ -96,10 +96,10 @@ async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt
         return False
     step = record.next_after(record.standing)
     if isinstance(step, Loss) and step.before <= attempt.begin:
-        await record.look()
+        await record.refresh()
         step = record.next_after(record.standing)
         if isinstance(step, Loss) and step.before <= attempt.begin:
-            await record.lost(step)
+            await record.record_loss(step)
             step = record.next_after(record.standing)
     if not isinstance(step, Run) or step.first != attempt.begin:
         return False

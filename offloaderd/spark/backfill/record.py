@@ -36,7 +36,7 @@ from offloaderd.segment.resume import as_finished, reason_to_give_up, unrecorded
 from offloaderd.segment.source_check import listing_of_job
 from offloaderd.spark.backfill.eligible import Aim, BackfillFailed, plan_for_job
 from offloaderd.spark.backfill.plan import split_history
-from offloaderd.spark.backfill.takeover import HOLD_S, held
+from offloaderd.spark.backfill.takeover import HOLD_S, with_hold
 from offloaderd.spark.jobs.join import Joiner
 from offloaderd.spark.jobs.lease import attempt_log, attempts_of
 
@@ -155,7 +155,7 @@ class JobRecord:
     def _log(self, path: str | None = None) -> AttemptLog:
         return attempt_log(self._context, self.claim, path, self._head)
 
-    async def look(self) -> list[LedgerInfo]:
+    async def refresh(self) -> list[LedgerInfo]:
         """Read the source's list of ledgers.
 
         Raises BackfillFailed when the source does not answer for too long, HistoryTorn, IdentityRefused.
@@ -174,18 +174,18 @@ class JobRecord:
 
     async def split(self, aim: Aim) -> None:
         """Record where segments end, or read what an earlier driver has recorded by the same method."""
-        infos = await self.look()
+        infos = await self.refresh()
         if self.plan.ranges and self.plan.method is aim.method:
             await until_answered(self._clock, self.history.load)
             return
-        topic, begin, last = self.claim.topic, self._first_left(), self.plan.last
+        topic, begin, last = self.claim.topic, self._first_uncommitted(), self.plan.last
         split = await until_answered(
             self._clock, lambda: split_history(self._context, self._source, topic, infos, begin, last, aim)
         )
         async with self._lock:
             await self.history.store(split, aim.segment_bytes, aim.method)
 
-    def _first_left(self) -> Position:
+    def _first_uncommitted(self) -> Position:
         """Return the source's first entry that is not committed; behind the end of history if there is none."""
         step = self.next_after(self.standing)
         if step is None:
@@ -215,15 +215,15 @@ class JobRecord:
 
     async def hold(self) -> None:
         """Record in the plan that this driver works on it."""
-        await self._locked(lambda: self._record.change_plan(self._held()))
+        await self._locked(lambda: self._record.change_plan(self._with_hold()))
 
-    async def keep_hold(self) -> None:
+    async def renew_hold(self) -> None:
         """Renew the hold until the task is cancelled."""
         while True:
             await self._clock.sleep(HOLD_S / 3)
             await self.hold()
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """End the hold on the plan, if the metadata store still answers."""
 
         async def change() -> None:
@@ -235,10 +235,10 @@ class JobRecord:
         except OffloaderError as error:
             log.debug("backfill.plan_not_released", topic=str(self.claim.topic), error=str(error))
 
-    def _held(self) -> HistoryPlan:
-        return held(self.plan, self._me, self._clock.wall_ms())
+    def _with_hold(self) -> HistoryPlan:
+        return with_hold(self.plan, self._me, self._clock.wall_ms())
 
-    async def left_behind(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
+    async def earlier_attempts(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
         """Yield the attempts of earlier drivers that can be resumed; the others go to the trash.
 
         One that is finished in the bucket is stored, whatever its record says. Raises IdentityRefused, Fenced.
@@ -262,10 +262,10 @@ class JobRecord:
                 await self.give_up(found, attempts, reason)
                 continue
             begins.add(found.begin)
-            self.keep(found)
+            self.note_stored(found)
             yield attempts, found
 
-    def keep(self, attempt: Attempt) -> None:
+    def note_stored(self, attempt: Attempt) -> None:
         """Note that an attempt's segment waits for its commit, if it is stored."""
         if attempt.status is AttemptStatus.OFFLOADED:
             self._stored.add(attempt)
@@ -301,18 +301,18 @@ class JobRecord:
         else:
             await self._locked(lambda: self.history.give_up(attempt, reason, attempts))
 
-    async def lost(self, loss: Loss) -> None:
+    async def record_loss(self, loss: Loss) -> None:
         """Record that the source has deleted a part of history before it was offloaded. Raises Fenced."""
         await self._locked(lambda: self.history.lost(loss))
 
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
         """Commit a segment that is stored. Raises SegmentFailed when it is incomplete, Fenced, HistoryTorn."""
         for loss in unrecorded(self.history.map, attempt):
-            await self.lost(loss)
+            await self.record_loss(loss)
         segment = await self._joiner.join(attempt, attempts)
         ends = dict(self.history.known_ends((), {}))  # an earlier owner may not have recorded those before it
         ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
-        await self._locked(lambda: self.history.commit(segment, ends, attempts, self._held()))
+        await self._locked(lambda: self.history.commit(segment, ends, attempts, self._with_hold()))
         self._stored.drop(attempt)
         await self._joiner.drop_draft(attempt)
         log.info(

@@ -60,7 +60,7 @@ async def take_up(context: OffloadContext, claim: Claim, aim: Aim, *, me: str) -
 async def _take(context: OffloadContext, claim: Claim, found: Prospect, me: str) -> None:
     """Make the transaction. Raises Fenced, Conflict and NotFound when something was changed meanwhile."""
     store, topic, clock = context.metadata, claim.topic, context.upload_context.clock
-    plan = held(replace(found.plan, worker=Worker.JOB), me, clock.wall_ms())
+    plan = with_hold(replace(found.plan, worker=Worker.JOB), me, clock.wall_ms())
     path = paths.history_plan(topic)
     steps: list[Step] = []
     if found.origin is Origin.NEW:
@@ -106,6 +106,6 @@ async def _moved(context: OffloadContext, claim: Claim, path: str, last: Positio
     return [Delete(path, found.version), Create(ours, found.value)]
 
 
-def held(plan: HistoryPlan, me: str, now_ms: int) -> HistoryPlan:
+def with_hold(plan: HistoryPlan, me: str, now_ms: int) -> HistoryPlan:
     """Return the plan with a driver's hold on it."""
     return replace(plan, holder=me, holder_until_ms=now_ms + round(HOLD_S * 1000))

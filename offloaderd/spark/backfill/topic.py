@@ -51,11 +51,11 @@ class Progress:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Segment(Item):
-    """A segment, from its first entry to the latest possible last one; `taken`: an executor has it, or had it."""
+    """A segment, from its first entry to the latest possible last one; `dispatched`: an executor has it, or had it."""
 
     begin: Position
     end: Position
-    taken: bool = False
+    dispatched: bool = False
 
 
 class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
@@ -90,7 +90,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         await record.hold()
         try:
             await record.split(self._aim)
-            async for attempts, found in record.left_behind():
+            async for attempts, found in record.earlier_attempts():
                 one = _Segment(
                     begin=found.begin,
                     end=record.end_of(found.begin),
@@ -102,7 +102,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
                 log.info("backfill.segment_resumed", topic=str(self._topic), begin=str(one.begin), ready=one.ready)
             self._report()
             async with Group() as group:
-                holding = group.create_task(record.keep_hold(), name=f"lease of {self._topic}")
+                holding = group.create_task(record.renew_hold(), name=f"lease of {self._topic}")
                 async with Group() as writers:
                     writers.create_task(self._dispatch(writers), name=f"dispatch {self._topic}")
                     await self._commit_all(writers)
@@ -111,7 +111,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
                 await self._give_up(one, "nothing of it is left to be offloaded")
             await record.finish()
         finally:
-            await record.let_go()
+            await record.release()
         self._report()
 
     async def _dispatch(self, writers: asyncio.TaskGroup) -> None:
@@ -128,10 +128,10 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
     async def _have_written(self, one: _Segment, writers: asyncio.TaskGroup) -> None:
         """Have a segment written as soon as a slot is free, unless it is by then."""
         await self._driver.slots.acquire()
-        if one.taken or one.begin <= self._record.standing:
+        if one.dispatched or one.begin <= self._record.standing:
             self._driver.slots.release()
             return
-        one.taken = True
+        one.dispatched = True
         self._segments[one.begin] = one
         writers.create_task(self._write(one), name=f"segment of {self._topic} at {one.begin}")
 
@@ -154,13 +154,13 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
 
     async def _read_back(self, item: _Segment, written: Written) -> bool:
         ready = await super()._read_back(item, written)
-        self._record.keep(item.attempt)
+        self._record.note_stored(item.attempt)
         return ready
 
     async def _failed(self, item: _Segment, written: Written) -> None:
         """See TopicJob; a segment is dropped when the source has not even its first entry any more."""
         await super()._failed(item, written)
-        await self._record.look()
+        await self._record.refresh()
         if item.begin.ledger_id not in self._record.history.chain.ledgers:
             item.error = "the source has lost its first entry"
             await self._give_up(item, item.error)
@@ -191,14 +191,14 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         while (step := record.next_after(record.standing)) is not None:
             changed = self._changed.wait()
             if isinstance(step, Loss):
-                if any(one.taken and not one.ready and step.holds(one.begin) for one in self._segments.values()):
+                if any(one.dispatched and not one.ready and step.holds(one.begin) for one in self._segments.values()):
                     await changed  # an executor may have read all of it before
                     continue
                 changed.close()
-                await record.look()
+                await record.refresh()
                 step = record.next_after(record.standing)
                 if isinstance(step, Loss):
-                    await record.lost(step)
+                    await record.record_loss(step)
                     self._losses += 1
                     self._report()
                 continue
