@@ -1,1 +1,1 @@
-"""Who calls, and what they may: identities, tokens, roles, certificates and limits. Nothing here knows gRPC."""
+"""Access of callers: identities, tokens, roles, certificates and limits. Nothing here imports gRPC."""

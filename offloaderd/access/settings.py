@@ -1,4 +1,4 @@
-"""Settings of encryption, authentication and roles; docs/security.md says how to use them."""
+"""Settings of encryption, authentication and roles; docs/security.md explains their use."""
 
 from typing import Annotated, Literal
 

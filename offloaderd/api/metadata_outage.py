@@ -12,7 +12,7 @@ WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
 
 
 async def metadata_error(metadata: MetadataStore) -> str:
-    """Return why the metadata store cannot be asked now, empty when it answers."""
+    """Return why the metadata store does not answer, empty when it does."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             await metadata.children("/")

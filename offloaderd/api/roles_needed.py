@@ -162,7 +162,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "Append": Need(Role.OFFLOAD, topic, bounded=check_append),
         "Roll": Need(Role.OFFLOAD, topic),
     },
-    # Probes have no names. Reflection tells the API, which is no secret but nobody's business without one.
+    # Probes have no identity. Reflection shows the API, which is no secret, but needs an identity.
     "grpc.health.v1.Health": dict.fromkeys(("Check", "List", "Watch"), Need(None, nothing, open=True)),
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Need(None, nothing)},
 }

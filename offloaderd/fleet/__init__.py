@@ -1,1 +1,1 @@
-"""Which daemon works on which topic: registration, placement, ownership, hand-over."""
+"""The daemons of a cluster and their topics: registration, placement, ownership, hand-over."""

@@ -26,7 +26,7 @@ def has_ended(other: str) -> bool:
     if not (process_id.isdecimal() and started) or _machine() != f"{boot} {namespace}":
         return False
     try:
-        os.kill(int(process_id), 0)  # signal 0 is none: it only asks whether there is such a process
+        os.kill(int(process_id), 0)  # signal 0 only checks whether the process exists
     except ProcessLookupError:
         return True
     except PermissionError:

@@ -1,1 +1,1 @@
-"""Care of what is stored: collect what nobody refers to, rebuild the map from the bucket, verify, scrub, explain."""
+"""Upkeep of stored segments: retention, grants, deletion, garbage collection, rebuild, verification, explanation."""

@@ -198,7 +198,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                 if not done.held:
                     backoff.reset()
                     break
-                # The answer to the transaction that recorded it may be on its way, which notifies nobody.
+                # The answer to the transaction that recorded it may be on its way, and comes without a notification.
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
         with offloader.rest.until():
             if done.due_s is None:

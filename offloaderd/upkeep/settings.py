@@ -1,4 +1,4 @@
-"""Settings of what is done for stored segments: retention, grants, collection, scrubbing."""
+"""Settings of retention, grants, garbage collection and the scrub."""
 
 from typing import Literal
 

@@ -30,7 +30,7 @@ CLAIM_S = 10.0
 """A topic that was enabled a moment ago is claimed well within this time."""
 
 PLANNED, UNKNOWN = "planned", "unknown"
-"""Outcomes that no request has: of a dry run, and where nobody asked and another daemon works on the topic."""
+"""Outcomes without a request: of a dry run, and of another daemon's topic."""
 
 
 class ManualCalls(admin_pb2_grpc.AdminServiceServicer):

@@ -208,7 +208,7 @@ class AdminService(ManualCalls):
         return found
 
     async def metadata_error(self) -> str:
-        """Return why the metadata store cannot be asked now, empty when it answers."""
+        """Return why the metadata store does not answer, empty when it does."""
         return await metadata_error(self._metadata)
 
     def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:

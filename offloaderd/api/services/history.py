@@ -26,7 +26,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._context = engine.context
-        self._turn = asyncio.Semaphore(1)  # splitting asks the source a lot
+        self._turn = asyncio.Semaphore(1)  # a split needs many requests to the source
 
     async def PlanHistory(
         self, request: history_pb2.PlanHistoryRequest, context: Context

@@ -145,7 +145,7 @@ def level_of(message: policy_pb2.PolicyLevel) -> Where:
 def namespace_of(text: str) -> Namespace:
     """Parse `TENANT/NAMESPACE`. Raises InvalidInput."""
     try:
-        pattern = TopicPattern.named(f"{text}/*")  # nothing is compiled for whoever writes re: here
+        pattern = TopicPattern.named(f"{text}/*")  # an expression (re:) is not compiled here
     except InvalidInput:
         pattern = None
     if pattern is None or pattern.breadth is not Breadth.NAMESPACE or None in pattern.scope:

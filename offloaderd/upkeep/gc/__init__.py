@@ -1,1 +1,1 @@
-"""Collection of objects that nothing refers to."""
+"""Garbage collection."""

@@ -72,8 +72,7 @@ async def ensure_folder(store: MetadataStore, topic: TopicName) -> None:
 async def _notify_owner(store: MetadataStore, topic: TopicName) -> None:
     """Make the topic's owner read its grants now; an owner that is not notified reads them later.
 
-    An existing notification may be from a time without an owner, and nobody may be watching it. Then the folder's
-    version moves.
+    A notification from a time without an owner may still exist, and have no watch. Then the folder's version moves.
     """
     try:
         try:

@@ -1,1 +1,1 @@
-"""The metadata, from the bucket alone."""
+"""Rebuild of the metadata from the bucket alone."""

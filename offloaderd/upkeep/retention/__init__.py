@@ -1,1 +1,1 @@
-"""How long the tier keeps a topic."""
+"""Tier retention."""

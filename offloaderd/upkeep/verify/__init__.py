@@ -1,1 +1,1 @@
-"""Stored segments, compared with what was written."""
+"""Verification of stored segments."""

@@ -65,11 +65,11 @@ class Kind(StrEnum):
     UNREFERENCED = "unreferenced"
     """A whole segment that is not in the map."""
     SUPERSEDED = "superseded"
-    """A streaming segment holds entries of ledgers that lie in objects of their own as well."""
+    """A streaming segment holds entries of ledgers that are in objects of their own as well."""
     FOREIGN = "foreign"
     """A segment of another cluster."""
     ELSEWHERE = "elsewhere"
-    """A committed segment that lies in another bucket or under another prefix."""
+    """A committed segment in another bucket or under another prefix."""
     UNREACHABLE = "unreachable"
     """The store did not answer, or did not allow it."""
 
