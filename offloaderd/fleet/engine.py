@@ -26,13 +26,13 @@ from offloaderd.core.errors import (
 from offloaderd.core.humanize import plural
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern, of_topic
-from offloaderd.core.retry import until_answered
+from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.fleet import ownership
 from offloaderd.fleet.assignment import Assignment
-from offloaderd.fleet.markers import mark_places
 from offloaderd.fleet.placement import NOBODY, Placement
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.fleet.supervisor import Duty, SharedContext
+from offloaderd.format.head import PlaceMarker
 from offloaderd.history.plan import History
 from offloaderd.history.rewriting.rollback import Rollback
 from offloaderd.metadata import paths
@@ -42,6 +42,7 @@ from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects import marker
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
 from offloaderd.policy.levels import Levels
@@ -51,6 +52,7 @@ from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.selection import Change
 from offloaderd.policy.selector import Selector
 from offloaderd.policy.store import topic_policies
+from offloaderd.segment.context import OffloadContext
 from offloaderd.topic import requests
 from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions, IdleTopics, KeptMap
@@ -368,3 +370,28 @@ async def _keep_identity(offloader: TopicOffloader) -> None:
         await offloader.head.check(offloader.map)
     with offloader.rest.until():
         await Event().wait()
+
+
+async def mark_places(context: OffloadContext, daemon_id: str) -> None:
+    """Put a marker in every place without one, and log the places of other deployments."""
+    clock, others = context.upload_context.clock, 0
+    for place in context.places if context.deployment_id else ():
+        ours = PlaceMarker(
+            deployment_id=context.deployment_id, cluster=context.cluster, daemon_id=daemon_id, since_ms=clock.wall_ms()
+        )
+        backoff = Backoff(clock)
+        ask = partial(marker.ensure, context.upload_context.objects.at(place.bucket), place.prefix, ours)
+        while True:
+            try:
+                whose = (await ask()).other_than(context.deployment_id)
+            except CorruptData as error:
+                whose = str(error)
+            except OffloaderError as error:
+                log.warning("place.not_marked", place=str(place), error=str(error))
+                await backoff.wait(error)
+                continue
+            break
+        if whose:
+            others += 1
+            log.error("place.foreign", place=str(place), found=whose, hint=marker.HINT)
+    context.upload_context.metrics.identity_places_refused.set(others)

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from offloaderd.api.admin.requests import HEARTBEAT_S, changed_or_heartbeat
-from offloaderd.api.broker.shadows import ShadowSources
-from offloaderd.api.broker.topics import BrokerTopics
+from offloaderd.api.broker.topics import BrokerTopics, ShadowSources
 from offloaderd.api.context import Context
 from offloaderd.api.read.service import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.services.retention import checked_ledger

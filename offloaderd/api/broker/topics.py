@@ -1,22 +1,30 @@
-"""Enabling of topics without a policy, because their broker wants a ledger offloaded.
+"""Topics of brokers' requests: those without a policy, which are enabled, and shadow topics, which have a source topic.
 
-The role `offload` is enough for that, so it is bounded: only topics of Pulsar's list, if that can be read, with the
-requested ledger; names of a length that brokers accept; a limit of topics in a namespace, of namespaces in a tenant,
-and of tenants.
+The role `offload` is enough to enable a topic, so that is bounded: only topics of Pulsar's list, if that can be read,
+with the requested ledger; names of a length that brokers accept; a limit of topics in a namespace, of namespaces in a
+tenant, and of tenants.
+
+A broker reads ledgers of a shadow topic's source under the shadow's name (PIP-180). The shadow's list has these
+ledgers, but neither the driver's metadata nor the attempt's id name the source. So it is read from a property of the
+shadow's list. An id alone would open the ledger of any topic; here the caller needs the role for the source as well.
 """
 
 import asyncio
 
 import structlog
 
-from offloaderd.core.errors import Conflict, InvalidInput, NotFound, TopicUnknown
+from offloaderd.api.gate import check_source
+from offloaderd.core.errors import Conflict, InvalidInput, NotFound, TopicUnknown, Transient
+from offloaderd.core.limits import Bounded
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet.engine import Engine
-from offloaderd.ledgers.port import LedgerRegister
+from offloaderd.ledgers.port import LedgerRegister, ShadowTopics
 from offloaderd.metadata import paths
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy import store as policies
 from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.upkeep.grants.closed_ledger import is_held
 
 log = structlog.get_logger(__name__)
 
@@ -102,3 +110,45 @@ class BrokerTopics:
 
     def _count(self, outcome: str) -> None:
         self._engine.context.upload_context.metrics.broker_topics.labels(outcome=outcome).inc()
+
+
+KNOWN_MAX = 10_000
+"""Shadow topics whose answers are kept, the most recent ones."""
+
+
+class ShadowSources:
+    """Source topics of shadow topics.
+
+    Whether a topic is a shadow never changes, so the last answer counts while Pulsar's metadata cannot be read.
+    """
+
+    def __init__(self, register: object) -> None:
+        """`register` is Pulsar's list, if it can be read."""
+        self._register = register if isinstance(register, ShadowTopics) else None
+        self._known: Bounded[TopicName, TopicName | None] = Bounded(KNOWN_MAX)
+
+    async def source_of(self, stored: TopicMap, ledger_id: int) -> TopicName | None:
+        """Return the source topic of a ledger of a shadow topic, None for a ledger of the topic itself.
+
+        Raises NotAllowed (the caller may not read the source), Transient (Pulsar's metadata cannot be read, nor could
+        before).
+        """
+        if self._register is None or is_held(stored, ledger_id):
+            return None
+        source = await self._asked(self._register, stored.topic)
+        if source is not None:
+            check_source(source)
+            log.info("ledger.of_source", topic=str(stored.topic), source=str(source), ledger_id=ledger_id)
+        return source
+
+    async def _asked(self, register: ShadowTopics, topic: TopicName) -> TopicName | None:
+        try:
+            source = await register.source_topic(topic)
+        except NotFound:
+            return None
+        except Transient:
+            if topic not in self._known:
+                raise
+            return self._known[topic]
+        self._known[topic] = source
+        return source
