@@ -157,7 +157,7 @@ def _about(arguments: Sequence[str] | None, s3: str | None, size: Scale, seconds
 
 
 class Given(NamedTuple):
-    """What every benchmark gets, and when (monotonic seconds) none begins any more."""
+    """The context of every benchmark, and the time (monotonic seconds) after which none begins."""
 
     place: Site
     size: Scale
@@ -198,7 +198,7 @@ async def _beside(
 
 
 async def _one(name: str, measure: Callable[[], Awaitable[list[Figure]]], given: Given) -> list[Figure]:
-    """Run one; what it could not measure is missing, and the others still tell something."""
+    """Run one benchmark; figures that it could not measure are missing, and the others are reported."""
     started = CLOCK.monotonic()
     if started > given.until:
         return [_missing(name, TimeoutError("no time was left for it (--minutes)"))]

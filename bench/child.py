@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Took(NamedTuple):
-    """What it took: seconds of time, seconds of the child's CPU, and the child's peak of resident memory."""
+    """The cost of a call: seconds of time, seconds of the child's CPU, and the child's peak of resident memory."""
 
     seconds: float
     cpu_s: float

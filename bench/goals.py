@@ -1,4 +1,4 @@
-"""What the figures should be, in one place: ratios within one run, on two cores that all processes share."""
+"""The goals of the figures: ratios within one run, on two cores that all processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes and of the machine, read from /proc."""
+"""Figures of processes and of the machine, read from /proc."""
 
 from __future__ import annotations
 

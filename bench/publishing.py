@@ -1,4 +1,4 @@
-"""What producers notice of us: publish latency at a steady rate, alone and while the daemon reads from their bookie.
+"""Effect on producers: publish latency at a steady rate, alone and while the daemon reads from their bookie.
 
 Rounds alternate between nobody reading, the topic being tailed, and the topic being tailed while another topic's
 history is caught up with, under a limit and without one. Producer, broker, bookie, daemon and S3 server share the
@@ -74,7 +74,7 @@ async def publishing(site: Site, size: Scale, pulsar: PulsarServer) -> list[Figu
 
 
 async def _write(pulsar: PulsarServer, history: TopicName, total_bytes: int) -> None:
-    """Write a topic that nobody reads yet."""
+    """Write a topic that has no reader yet."""
     with publisher(pulsar.service_url, history.local) as writer:
         for _ in range(total_bytes // len(HISTORY_ENTRY)):
             writer.send(HISTORY_ENTRY)

@@ -42,7 +42,7 @@ ClientName = Literal["aiobotocore", "obstore"]
 
 
 class Task(TypedDict):
-    """What to do: upload copies of objects with these keys and sizes, or get them in ranges."""
+    """The work: upload copies of objects with these keys and sizes, or get them in ranges."""
 
     what: What
     client: ClientName

@@ -1,4 +1,4 @@
-"""What came out: values with the spread of their rounds, as a Markdown page with its pictures, and as JSON."""
+"""The report: values with the spread of their rounds, as a Markdown page with its pictures, and as JSON."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Scale:
     """The same where it is read: several times what the cache of blocks holds, so that most of it is not the filling of
     memory that nothing was in before."""
     reader_bytes: int
-    """What each of several readers reads: several times what is fetched ahead for one, where shares are compared."""
+    """Bytes for each of several readers: several times the read-ahead of one, where shares are compared."""
     backfill_bytes: int
     """One topic's history for a Spark job, or what the data source reads."""
     stock_bytes: int
@@ -48,12 +48,12 @@ class Scale:
 
     @property
     def ledger_sizes(self) -> dict[str, int]:
-        """The same for ledgers on bookies, which take longer to write."""
+        """The entry sizes of ledgers on bookies, fewer in a quick run, since they take longer to write."""
         return {label: ENTRY_SIZES[label] for label in (QUICK_LABELS[:1] if self.quick else QUICK_LABELS)}
 
 
 def bytes_of(total: int, entry_bytes: int) -> int:
-    """Return how many of `total` bytes one measurement takes: fewer where every entry costs the same and is small."""
+    """Return the bytes of one measurement: fewer than `total` for small entries, whose cost is by entry."""
     return total // 4 if entry_bytes < 1024 else total
 
 

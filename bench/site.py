@@ -145,7 +145,7 @@ def secret_of(s3: ObjectsSettings) -> str:
 
 @asynccontextmanager
 async def site(s3: str = "") -> AsyncIterator[Site]:
-    """Start the servers, with SeaweedFS or another S3 server by its name; everything is gone afterwards."""
+    """Start the servers, with SeaweedFS or another S3 server by its name; delete everything in the end."""
     directory = Path(tempfile.mkdtemp(prefix="offloaderd-bench-"))
     keeper = ZooKeeperOptions(directory=directory / "zookeeper", port=free_ports(1, CLOCK)[0])
     try:

@@ -55,7 +55,7 @@ TOPIC = TopicName.parse("read-by-spark")
 
 @dataclass
 class Measured:
-    """What came out, round by round: seconds and CPU seconds; and how much memory the job's Python has held."""
+    """The results by round: seconds and CPU seconds; and the memory of the job's Python."""
 
     payload_bytes: int
     job: list[float] = field(default_factory=list)
@@ -136,7 +136,7 @@ def _beside(name: str, found: Measured) -> list[Figure]:
 
 @dataclass
 class Embedded:
-    """What came out of backfills from the embedded store."""
+    """The results of backfills from the embedded store."""
 
     one: Measured
     segment_bytes: int
@@ -145,7 +145,7 @@ class Embedded:
     cold_s: float = 0
     started_s: float = 0
     large: dict[str, float] = field(default_factory=dict)
-    """What was told of the job with segments twice as large."""
+    """The usage of the job with segments twice as large."""
     boundaries: int = 0
     probes: int = 0
     entries: int = 0

@@ -82,7 +82,7 @@ async def spark(master: str, environment: Mapping[str, str]) -> AsyncIterator[Sp
 
 
 def main() -> None:
-    """Start Spark and do what is asked, until nothing more is."""
+    """Start Spark and carry out requests until there are no more."""
     first = json.loads(sys.stdin.readline())
     settings, started = load(None, first["environment"]), CLOCK.monotonic()
     os.environ.update(first["environment"])

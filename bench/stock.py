@@ -44,7 +44,7 @@ BLOCK_BYTES = 64 * MIB
 
 
 class Ledger(NamedTuple):
-    """What is offloaded."""
+    """The ledger to offload."""
 
     topic: WrittenTopic
     ledger_id: int

@@ -1,4 +1,4 @@
-"""What a measurement took: time, CPU and peak memory of every process, and the daemon's requests.
+"""The cost of a measurement: time, CPU and peak memory of every process, and the daemon's requests.
 
 async with measured(daemon) as took:
     ...
@@ -33,7 +33,7 @@ BOOKIES = "bookies"
 
 @dataclass(slots=True)
 class Measured:
-    """What was taken from the beginning of the context to its end; filled at the end.
+    """The usage from the beginning of the context to its end; filled at the end.
 
     `requests` are the daemon's answers from S3 by operation, and those from bookies together.
     """

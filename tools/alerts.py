@@ -1,4 +1,4 @@
-"""docs/alerts.md, out of deploy/prometheus/alerts.rules.yml: what each alert means, where to look, what to do."""
+"""docs/alerts.md from deploy/prometheus/alerts.rules.yml: meaning, checks and measures of each alert."""
 
 from __future__ import annotations
 

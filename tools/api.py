@@ -69,7 +69,7 @@ def descriptors() -> list[descriptor_pb2.FileDescriptorProto]:
 
 
 def comments_of(file: descriptor_pb2.FileDescriptorProto) -> Comments:
-    """Return what is said before, or behind, each element, in one line; the path () is the file's own comment."""
+    """Return the comment before, or behind, each element, in one line; the path () is the file's own comment."""
     found = {}
     for one in file.source_code_info.location:
         # That of a file stands before its first statement, `syntax`.

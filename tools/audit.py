@@ -69,7 +69,7 @@ def audit(pins: dict[str, str], url: str | None) -> list[str]:
 
 
 def trusted(url: str | None) -> None:
-    """Ask for what is known to be there. Raises NotAudited."""
+    """Check that the service reports a package with a known flaw. Raises NotAudited."""
     if not audit(KNOWN, url):
         raise NotAudited(f"the service knows no flaw of {KNOWN}")
 
@@ -93,7 +93,7 @@ def lock(pins: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Audit, and say what came of it, in one last line: 0 no flaw is known, 1 flaws, 3 nothing could be audited."""
+    """Audit, and print the result in one last line: 0 no flaw is known, 1 flaws, 3 nothing could be audited."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lenient", action="store_true", help="0 where nothing could be audited; the line says it")
     parser.add_argument("--outcome", type=Path, help="a file for that line, for whoever says more after it")

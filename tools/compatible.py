@@ -141,7 +141,7 @@ def _services(files: FileDescriptorSet) -> dict[str, ServiceDescriptorProto]:
 
 
 def main() -> None:
-    """Compare, or write down what is released."""
+    """Compare with the released version, or record a new one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--release", action="store_true", help="write this tree's descriptors as those of the release")
     if parser.parse_args().release:

@@ -38,7 +38,7 @@ def dashboard() -> str:
 
 
 def variables() -> list[dict[str, Any]]:
-    """What can be chosen above the pictures: the Prometheus, the job, daemons and topics."""
+    """The choices above the charts: the Prometheus, the job, daemons and topics."""
     asked = (
         ("job", "label_values(offloaderd_build_info, job)"),
         ("instance", 'label_values(offloaderd_build_info{job=~"$job"}, instance)'),

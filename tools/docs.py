@@ -108,7 +108,7 @@ GENERATED = {
 
 
 def about(section: str) -> str:
-    """What a section is about: the docstring of its type."""
+    """Return the description of a section: the docstring of its type."""
     return " ".join((section_types()[section].__doc__ or "").split())
 
 

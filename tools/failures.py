@@ -36,7 +36,7 @@ def index(text: str) -> str:
 
 
 def failures_page() -> str:
-    """Return the page as it stands, with its index written anew."""
+    """Return the page with a new index."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{index(text)}\n{END}{rest.split(END)[1]}"

@@ -1,4 +1,4 @@
-"""Take each guard of a promise away, see its test fail, and write the page that lists them all.
+"""Remove each guard of a promise, check that its test fails, and write the page that lists them all.
 
 tests/invariants.toml names for every promise the guards in the code, and for every guard a test and a mutation. A
 mutation is applied to a copy of the tree, where the test must then fail: a test that passes without its guard proves
@@ -31,7 +31,7 @@ FAILED_TESTS = 1
 
 
 class Verdict(Enum):
-    """What became of a mutation."""
+    """The result of a mutation."""
 
     CAUGHT = "caught"
     SURVIVED = "SURVIVED"
@@ -57,7 +57,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What users may rely on, how it is kept, and by which guards."""
+    """A promise to users, the way in which it is kept, and its guards."""
 
     name: str
     says: str
@@ -67,7 +67,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one guard's mutation; `output` is the end of what the test printed."""
+    """The result of one guard's mutation; `output` is the end of the test's output."""
 
     guard: Guard
     verdict: Verdict
@@ -103,7 +103,7 @@ def mutated(source: str, guard: Guard) -> str:
 
 
 def try_without(guard: Guard, root: Path = ROOT) -> Outcome:
-    """Run a guard's test on a copy of the tree from which the guard is gone."""
+    """Run a guard's test on a copy of the tree without the guard."""
     try:
         text = mutated((root / guard.file).read_text(encoding="utf-8"), guard)
     except (ValueError, SyntaxError, OSError) as error:

@@ -33,7 +33,7 @@ class Cell:
 
     @property
     def prints(self) -> bool:
-        """Whether running it says something."""
+        """Whether it prints something when it is run."""
         return self.is_code and "print(" in self.text
 
 
@@ -97,7 +97,7 @@ def spark_page() -> str:
 
 
 def main() -> None:
-    """Run the script and print the section; the environment says where the picture goes (PICTURE)."""
+    """Run the script and print the section; the environment names the file of the picture (PICTURE)."""
     cells = cells_of((ROOT / SCRIPT).read_text(encoding="utf-8"))
     sys.stdout.write(section(cells, run(cells)))
 

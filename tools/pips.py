@@ -1,4 +1,4 @@
-"""What the proposals promise their users, and what became of it: tests/pips.toml as a page, and what is wrong with it.
+"""The promises of the proposals and their state: tests/pips.toml as a page, and its mistakes.
 
 A row is one sentence of a proposal in our own words. It says what is done, where it lives and which test shows it, or
 why there is nothing to show.
@@ -40,7 +40,7 @@ WIDTH = 120
 
 
 class Status(StrEnum):
-    """What became of a promise."""
+    """The state of a promise."""
 
     DONE = "done"
     DIFFERS = "differs"
@@ -55,7 +55,7 @@ SHOWN = (Status.DONE, Status.DIFFERS, Status.PART)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One promise. `says` is the promise, `what` what we do, or why not."""
+    """One promise. `says` is its text, `what` the way in which it is kept, or the reason why it is not."""
 
     pip: str
     section: str
@@ -73,7 +73,7 @@ def rows(path: Path = LIST) -> list[Row]:
 
 
 def mistakes(table: Sequence[Row], root: Path = ROOT) -> Iterator[str]:
-    """Yield what is wrong: an empty cell without a reason, or a module or test that is not there."""
+    """Yield the mistakes: an empty cell without a reason, a module or test that does not exist."""
     seen: set[str] = set()
     for row in table:
         name = f"{row.pip}, {row.says!r}"

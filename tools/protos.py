@@ -1,4 +1,4 @@
-"""Compile protos/ into the two generated packages; with --check, fail if what is committed differs.
+"""Compile protos/ into the two generated packages; with --check, fail if the committed files differ.
 
 The API (protos/offloaderd/v1) becomes offloaderd.protocol.v1; everything that is stored (protos/pulsar,
 protos/bookkeeper, protos/offloaderd/storage) becomes offloaderd.format.pb. Import lines are rewritten to those homes.
