@@ -71,7 +71,7 @@ class HistoryRecord:
         return self._record.map.history_end or START
 
     async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
-        """Take in what the source has of history; returns it. Raises Transient, HistoryTorn, and as `ledgers` does."""
+        """Take in what the source has of history; returns it. Raises Transient, HistoryGap, and as `ledgers` does."""
         old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
         self.chain.update([*old, edge_at(self._boundary)])
         return old
@@ -156,7 +156,7 @@ class HistoryRecord:
         attempts: AttemptLog | None = None,
         plan: HistoryPlan | None = None,
     ) -> None:
-        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryTorn.
+        """Make a segment part of the topic. Raises Fenced, Conflict, HistoryGap.
 
         `attempts` is where its attempt is recorded, if there are several at a time; the plan becomes `plan`, so that
         whoever follows it sees that there was a commit.
@@ -183,7 +183,7 @@ class HistoryRecord:
         self.ranges = after
 
     async def finish(self, now_ms: int) -> None:
-        """Record that all of history is offloaded, or known to be lost. Raises Fenced, Conflict, HistoryTorn."""
+        """Record that all of history is offloaded, or known to be lost. Raises Fenced, Conflict, HistoryGap."""
         topic_map, plan = self._record.map, self.plan
         end = topic_map.history_end
         ended = topic_map.ends.get(plan.last.ledger_id)
@@ -215,7 +215,7 @@ class HistoryRecord:
 async def ledgers_of(ledgers: Ledgers, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
     """Return the ledgers before the boundary that the source has; `last` is where history ends.
 
-    Raises Transient for a list that does not go on to the boundary, HistoryTorn when the last ledger has changed, and
+    Raises Transient for a list that does not go on to the boundary, HistoryGap when the last ledger has changed, and
     as `ledgers` does.
     """
     try:

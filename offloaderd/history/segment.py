@@ -59,7 +59,7 @@ class MapCommitter:
         """Believe it: it replaces nothing."""
 
     async def commit(self, segment: VerifiedSegment) -> None:
-        """See Committer. Raises Conflict, HistoryTorn."""
+        """See Committer. Raises Conflict, HistoryGap."""
         with segment.trace.step("commit"):
             await self._record.commit(segment.committed, segment.ends)
         segment.count(self._metrics)

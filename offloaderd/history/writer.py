@@ -71,7 +71,7 @@ class HistoryWriter:
     async def run(self) -> None:
         """Write until all of history is committed, or known to be lost.
 
-        Raises Fenced, and what should not be: HistoryTorn, CorruptData, Conflict. Beginning anew is safe then.
+        Raises Fenced, and what should not be: HistoryGap, CorruptData, Conflict. Beginning anew is safe then.
         """
         record = self._offloader.record
         left = await recovery.take_over(self._attempts, record.map.history_end, self._context)
@@ -122,7 +122,7 @@ class HistoryWriter:
             await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
 
     async def _look(self) -> list[LedgerInfo]:
-        """Take in what the source has, as soon as it answers. Raises HistoryTorn, IdentityRefused."""
+        """Take in what the source has, as soon as it answers. Raises HistoryGap, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
         infos = await until_answered(self._turn, lambda: self._history.look(checked), on_error=self._failing)
         self._failing(None)

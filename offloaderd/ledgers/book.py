@@ -115,7 +115,7 @@ class Book:
         return last if last is not None and not last.closed else None
 
     def check_range(self, topic: TopicName, ledger_id: int, first: int, last: int) -> None:
-        """Raise InvalidInput for a range that cannot be, NotFound for one that is not there."""
+        """Raise InvalidInput for a range that no ledger can have, NotFound for entries that were not written yet."""
         if first < 0 or last < first:
             raise InvalidInput(f"no range of entries: {first} to {last}")
         if last >= self.ledger(topic, ledger_id).entries:

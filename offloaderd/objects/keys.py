@@ -166,7 +166,7 @@ def provisional_marker(prefix: str, cluster: str, deployment_id: str) -> str:
 
 
 def is_beside(prefix: str, key: str) -> bool:
-    """Whether an object is a head or a marker: of no segment, and nobody's to collect."""
+    """Whether an object is a head or a marker: it belongs to no segment and is never collected as garbage."""
     return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}"))
 
 

@@ -278,7 +278,9 @@ class TopicOffloader:
         return self._last_result
 
     async def run(self) -> None:
-        """Offload until stopped. Raises Fenced when the topic was lost, LedgerTorn and CorruptData to stall it."""
+        """Offload until stopped. Raises Fenced when another daemon owns the topic, EntriesMissing and CorruptData,
+        which stall it.
+        """
         try:
             async with Group() as group:
                 beside = [one for one in (self.tailer, self.outage.spill) if one is not None]

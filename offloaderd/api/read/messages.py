@@ -155,7 +155,7 @@ class MessageReader:
         self._waiting_bytes = held_bytes
 
     def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
-        """Yield the chunks whose messages end behind the range, and what is withheld from consumers."""
+        """Yield the chunks whose messages end behind the range, and where an open transaction stops consumers."""
         yield from self._packed(self._joiner.rest(), tier)
         if (held := self._view.held) is not None:
             yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))

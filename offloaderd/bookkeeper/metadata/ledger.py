@@ -75,7 +75,9 @@ class LedgerMetadata:
 
     @property
     def striped(self) -> bool:
-        """Whether entries are spread over more bookies than hold each: batch reads then give few at a time."""
+        """Whether each entry is on some bookies of the ensemble only, so that a batch read from one bookie gets few
+        entries.
+        """
         return self.ensemble_size > self.write_quorum
 
     @property

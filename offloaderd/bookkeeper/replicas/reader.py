@@ -222,7 +222,9 @@ class BookieOrder:
 
 @dataclass(slots=True, eq=False)
 class ReplicaReader:
-    """Reads entries from bookies by the rules above. `metadata_of` reads a ledger's metadata again; raises NotFound."""
+    """Reads entries from bookies by the rules of this module. `metadata_of` reads a ledger's metadata again; it raises
+    NotFound.
+    """
 
     bookies: Bookies
     order: BookieOrder

@@ -42,7 +42,7 @@ class Guard:
         return StatusSite(self.gate, health, private=private) if http.status_page else None
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Return what makes grants, limits and the token keys of other settings hold; files are read at once.
+        """Read the key files of new settings; return the function that applies their grants, limits and token keys.
 
         Raises InvalidConfig for a key that cannot be used.
         """

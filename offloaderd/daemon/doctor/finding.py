@@ -49,17 +49,17 @@ class CheckResult:
 
 
 def ok(found: str) -> Finding:
-    """All is well."""
+    """The check found no fault."""
     return Finding(Verdict.OK, found)
 
 
 def warn(found: str, what_to_do: str) -> Finding:
-    """It works, but not for sure for ever."""
+    """The check passed, but with a risk that the operator should know."""
     return Finding(Verdict.WARN, found, what_to_do)
 
 
 def fail(found: str, what_to_do: str) -> Finding:
-    """It does not work."""
+    """The check failed: the daemon cannot work with this."""
     return Finding(Verdict.FAIL, found, what_to_do)
 
 

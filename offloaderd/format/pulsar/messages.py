@@ -114,7 +114,10 @@ def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int =
 def decode_columns(
     position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX, batch_max: int
 ) -> list[Message] | PlainBatch:
-    """Return what `decode_entry` does, or for a plain batch of `batch_max` messages at most the same in columns."""
+    """Return the messages of an entry as `decode_entry` does, or in columns.
+
+    Columns are for a plain batch (no transaction) of at most `batch_max` messages.
+    """
     whole = Message(position=position, state=MessageState.RAW, data=payload)
     if (head := broker_entry.read_head(payload)) is not None:
         whole = replace(whole, broker_ms=head.broker_timestamp, index=head.index)

@@ -65,7 +65,7 @@ def content(kind: type[Message], value: object, /, **other: object) -> bytes:
 
 
 def read(kind: type[V], message: Message, /, **other: object) -> V:
-    """Return a value as `value_of`, with the fields that this release does not know."""
+    """Return a value as `value_of` does, and keep in it the fields that this release does not know."""
     if hasattr(kind, "unknown"):
         other["unknown"] = unknown(message)
     return value_of(kind, message, **other)

@@ -253,7 +253,7 @@ class ZooKeeperStore:
                 return
 
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
-        """Call it no more; one that is not armed is no error."""
+        """Remove a callback that `arm` has set. An unknown one is no error."""
         watched = self._watched.get(self._full(path))
         if watched is not None and fired in watched.wakes:
             watched.wakes.remove(fired)

@@ -72,7 +72,7 @@ class Clients:
         self._current = await self._made()
 
     async def close(self) -> None:
-        """Close the connections; nothing is handed out afterwards."""
+        """Close the connections. No client is given out afterwards."""
         opened, self._current = self._current, None
         if opened is not None:
             opened.replaced = True

@@ -39,7 +39,7 @@ class SegmentSeek:
 
     @asynccontextmanager
     async def table(self, number: int) -> AsyncIterator[SegmentTable]:
-        """Give the tables of a segment."""
+        """Load the table (index and manifest) of a segment by its number, and keep it loaded in the context."""
         segment = self._cost.at = self.segments[number]
         self._cost.tables += not self._reader.has_table(segment)
         async with self._reader.table(self._topic, segment) as table:

@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 
 class EntrySeek(ABC):
-    """Entries of some stretches, numbered through from 0."""
+    """Entries of several ranges of ledgers, numbered from 0 over all of them."""
 
     def __init__(self, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
         self._topic = topic
@@ -71,7 +71,7 @@ class EntrySeek(ABC):
         return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
 
     async def entry(self, number: int) -> tuple[bytes, Tier]:
-        """Return one entry, and its tier."""
+        """Return the entry of a number, and the tier that it came from."""
         async with aclosing(self._batches(number, number + 1)) as batches:
             async for batch, tier in batches:
                 return batch.payloads[0], tier

@@ -181,7 +181,7 @@ class LedgerBuilder(SegmentBuilder):
 
 
 def builder_of(attempt: Attempt, layout: SegmentLayout, *, chunk_bytes: int) -> SegmentBuilder:
-    """Return what cuts an attempt's entries as it was begun; `layout` is for one whose record does not say how."""
+    """Return the builder for an attempt, by its recorded layout; `layout` is for an attempt without one."""
     if isinstance(attempt.layout, LedgerLayout):
         return LedgerBuilder(
             attempt.segment_id, attempt.layout, assigned_ms=attempt.assigned_ms, chunk_bytes=chunk_bytes

@@ -116,7 +116,7 @@ class TopicRecord:
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
         """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.
 
-        Raises HistoryTorn when it would not join on to history.
+        Raises HistoryGap when it would not join on to history.
         """
 
         async def committed(known: TopicMap) -> TopicMap:
@@ -127,7 +127,7 @@ class TopicRecord:
         self.chain.forget_before(segment.end)
 
     def _check_boundary(self, segment: CommittedSegment) -> None:
-        """Raise HistoryTorn for a live segment that begins in history, or certainly leaves something out behind it."""
+        """Raise HistoryGap for a live segment that begins in history, or certainly leaves something out behind it."""
         plan, offloaded = self.map.history, self.map.offloaded
         # Not the segments: retention may have removed the first live one since.
         if plan is None or (offloaded is not None and offloaded >= plan.live_begin):
@@ -143,7 +143,7 @@ class TopicRecord:
             )
 
     async def adopt(self, segment: CommittedSegment, end: LedgerEnd) -> None:
-        """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryTorn."""
+        """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryGap."""
 
         async def adopted(known: TopicMap) -> TopicMap:
             self._check_boundary(segment)
@@ -164,7 +164,7 @@ class TopicRecord:
     ) -> None:
         """Make a segment of history part of the topic; steps that go `along` with it are carried out as well.
 
-        The plan becomes `plan` with it, if there is one. Raises Fenced, Conflict and HistoryTorn.
+        The plan becomes `plan` with it, if there is one. Raises Fenced, Conflict and HistoryGap.
         """
         async with self._writing:
             self._check_joint(segment, ends)
@@ -178,7 +178,7 @@ class TopicRecord:
         return Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
 
     def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
-        """Raise HistoryTorn for a segment that does not join on to what is offloaded of history, or to its end."""
+        """Raise HistoryGap for a segment that does not join on to what is offloaded of history, or to its end."""
         plan, before = self.map.history, self.map.history_end
         assert plan is not None  # noqa: S101 - else there is no segment of it
         _, after = self.map.with_commit(segment, ends)

@@ -42,7 +42,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
     """Depose the driver of a topic's backfill, and leave what is not offloaded to the topic's daemon.
 
     Raises BackfillFailed for a history that is not a job's, and for one with entries that are only in the bucket and
-    cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryTorn.
+    cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryGap.
     """
     context, clock = stores.context, stores.context.upload_context.clock
     plan_for_job(await enabled_map(context.metadata, topic))
@@ -90,7 +90,7 @@ async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) 
 async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
     """Commit a stored segment that comes next, also behind a loss; return whether it was committed.
 
-    Raises Fenced, HistoryTorn.
+    Raises Fenced, HistoryGap.
     """
     if attempt.status is not AttemptStatus.OFFLOADED:
         return False

@@ -158,7 +158,7 @@ class JobRecord:
     async def refresh(self) -> list[LedgerInfo]:
         """Read the source's list of ledgers.
 
-        Raises BackfillFailed when the source does not answer for too long, HistoryTorn, IdentityRefused.
+        Raises BackfillFailed when the source does not answer for too long, HistoryGap, IdentityRefused.
         """
         return await self._patiently(lambda: self.history.look(listing_of_job(self._context, self._record.map)))
 
@@ -306,7 +306,7 @@ class JobRecord:
         await self._locked(lambda: self.history.lost(loss))
 
     async def commit(self, attempt: Attempt, attempts: AttemptLog) -> None:
-        """Commit a segment that is stored. Raises SegmentFailed when it is incomplete, Fenced, HistoryTorn."""
+        """Commit a segment that is stored. Raises SegmentFailed when it is incomplete, Fenced, HistoryGap."""
         for loss in unrecorded(self.history.map, attempt):
             await self.record_loss(loss)
         segment = await self._joiner.join(attempt, attempts)
@@ -330,7 +330,7 @@ class JobRecord:
         await self._locked(lambda: self._record.change_plan(rest))
 
     async def finish(self) -> None:
-        """Record that all of history is offloaded, or known to be lost. Raises Fenced, HistoryTorn."""
+        """Record that all of history is offloaded, or known to be lost. Raises Fenced, HistoryGap."""
         await self._locked(lambda: self.history.finish(self._clock.wall_ms()))
 
     async def _locked(self, change: Callable[[], Awaitable[None]]) -> None:

@@ -59,7 +59,7 @@ class _Segment(Item):
 
 
 class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
-    """One run of one topic's backfill; raises HistoryTorn and Conflict as well."""
+    """One run of one topic's backfill; raises HistoryGap and Conflict as well."""
 
     NAME = COMMAND = "backfill"
     FAILED = BackfillFailed

@@ -66,11 +66,11 @@ def export(
     round_bytes: int = ROUND_BYTES,
     progress: Callable[[Round], None] = lambda _: None,
 ) -> list[Round]:
-    """Export what is committed now and not exported yet; return the rounds, none when there is nothing new.
+    """Export what is committed and not exported yet; return the rounds, none when there is nothing new.
 
     `options` are those of the data source, `target` a folder for Parquet files or a table of Iceberg. Raises
-    InvalidConfig, Conflict when another export of the target runs, as the data source does, and OffloaderError with
-    Spark's message for a failed round, which adds nothing.
+    InvalidConfig, Conflict when another export of the target runs, every error of the data source, and OffloaderError
+    with Spark's message for a failed round, which adds nothing.
     """
     parsed = _parsed(options)
     own = _own_session(spark)

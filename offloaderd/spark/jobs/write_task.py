@@ -99,7 +99,7 @@ class TaskFacts:
         self._task = task
 
     async def refresh(self) -> None:
-        """Read the source's list of ledgers. Raises Transient, HistoryTorn, IdentityRefused."""
+        """Read the source's list of ledgers. Raises Transient, HistoryGap, IdentityRefused."""
         task = self._task
         old = await ledgers_of(listing_of_job(self._context, self._map), task.claim.topic, task.last, task.boundary)
         self.chain.update([*old, edge_at(task.boundary)])

@@ -182,7 +182,10 @@ class PieceOutcomes:
 
 
 def begin_in(segment: CommittedSegment, first: Position) -> Position | None:
-    """Return a segment's first entry from a position on, which may be behind a ledger's end; None for none."""
+    """Return the first position of a segment at or after `first`; None if the segment ends before it.
+
+    `first` need not be in the segment: the end of a ledger leads to the next one.
+    """
     for part in segment.slices:
         if part.range.end >= first:
             return max(first, part.range.begin)

@@ -209,7 +209,7 @@ class MemoryMetadata:
             self._armed[path, fired] = self._tell(path, fired)
 
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
-        """Call it no more; one that is not armed is no error."""
+        """Remove a callback that `arm` has set. An unknown one is no error."""
         watcher = self._armed.pop((path, fired), None)
         if watcher is not None:
             self._tell_no_more(watcher)
