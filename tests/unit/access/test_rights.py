@@ -48,7 +48,7 @@ def where(text: str) -> TopicPattern | None:
         ("re:public/default/eu-.*", "public/default/*", False),
     ],
 )
-def test_a_grant_covers_what_lies_wholly_within_it(grant: str, asked: str, allowed: bool) -> None:
+def test_a_grant_covers_what_is_wholly_within_it(grant: str, asked: str, allowed: bool) -> None:
     """Part of it is not enough, and of two expressions nobody can say, so only the same one counts."""
     assert covers(where(grant), where(asked)) is allowed
 

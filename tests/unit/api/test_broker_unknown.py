@@ -159,7 +159,7 @@ SEGMENT = CommittedSegment(
         (Position(5, 2), {4: LedgerEnd(10, 5), 5: LedgerEnd(10, None)}, (1, 2, 3, 4)),
     ],
 )
-def test_gone_is_what_lies_below_the_floor_as_a_whole(
+def test_deleted_is_what_is_below_the_floor_as_a_whole(
     floor: Position | None, ends: dict[int, LedgerEnd], gone: tuple[int, ...]
 ) -> None:
     """Of a ledger that is cut by the floor some is left, or something may follow that was never offloaded."""

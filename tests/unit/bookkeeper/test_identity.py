@@ -84,7 +84,7 @@ def test_a_flag_that_nobody_can_read_counts(content: bytes) -> None:
     assert moved_reason(content, path=FLAG) is not None
 
 
-def test_the_flag_lies_beside_the_topics() -> None:
+def test_the_flag_is_beside_the_topics() -> None:
     """A cluster's metadata may begin at a path of its own."""
     assert flag_path("/managed-ledgers") == FLAG
     assert flag_path("/eu/managed-ledgers/") == f"/eu{FLAG}"

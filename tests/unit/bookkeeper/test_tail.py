@@ -246,7 +246,7 @@ async def test_an_explicit_lac_that_ceased_is_not_claimed(bench: Bench) -> None:
     assert (await bench.confirmed()).edge is Edge.NEXT_WRITE
 
 
-async def test_a_new_ensemble_confirms_what_lies_before_it(bench: Bench) -> None:
+async def test_a_new_ensemble_confirms_what_is_before_it(bench: Bench) -> None:
     """Its bookies know nothing yet."""
     ledger = await bench.cluster.ledger()
     await ledger.write(payloads(10), lac=-1)

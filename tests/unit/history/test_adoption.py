@@ -401,9 +401,9 @@ async def test_writer_that_cut_a_ledger_short(rig: Rig) -> None:
     short = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=rig.clock.uuid(), payloads=whole.payloads[:20])
     data, short_index = short.objects()
     blocks = decode_index(short_index, key="index").entries
-    lies = encode_index(len(data), metadata_of(TOPIC.managed_ledger, whole.payloads), blocks)
+    wrong_index = encode_index(len(data), metadata_of(TOPIC.managed_ledger, whole.payloads), blocks)
     await short.put(rig.store)
-    await rig.store.put(short.keys.index, lies, metadata=(await rig.store.head(short.keys.index)).metadata)
+    await rig.store.put(short.keys.index, wrong_index, metadata=(await rig.store.head(short.keys.index)).metadata)
     short.payloads = whole.payloads
     with pytest.raises(CorruptData, match="entry 20") as said:
         await looked_at(rig, short)

@@ -30,23 +30,23 @@ sizes = st.dictionaries(st.integers(0, 500), st.lists(st.integers(0, 90), max_si
 
 
 class Lengths:
-    """A source of lengths alone, which may lie."""
+    """A source of lengths alone, which may be wrong."""
 
     def __init__(
-        self, ledgers: Mapping[int, Sequence[int]], *, lie: Mapping[tuple[int, int], int] | None = None
+        self, ledgers: Mapping[int, Sequence[int]], *, wrong: Mapping[tuple[int, int], int] | None = None
     ) -> None:
         self.sums = {ledger_id: list(accumulate(one)) for ledger_id, one in ledgers.items()}
-        self.lie = lie or {}
+        self.wrong = wrong or {}
         self.asked: list[tuple[int, int]] = []
         self.fails: Exception | None = None
 
     async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
-        """Say what is stored, or the lie."""
+        """Say what is stored, or the wrong value."""
         assert topic == TOPIC
         self.asked.append((ledger_id, entry_id))
         if self.fails is not None:
             raise self.fails
-        return self.lie.get((ledger_id, entry_id), self.sums[ledger_id][entry_id])
+        return self.wrong.get((ledger_id, entry_id), self.sums[ledger_id][entry_id])
 
 
 def infos_of(ledgers: Mapping[int, Sequence[int]]) -> list[LedgerInfo]:
@@ -140,8 +140,8 @@ async def test_wrong_lengths_break_nothing(
         LedgerInfo(ledger_id=one.ledger_id, closed=True, entries=one.entries, size_bytes=listed.get(n, one.size_bytes))
         for n, one in enumerate(infos_of(ledgers))
     ]
-    lie = {(ids[n], entry): length for (n, entry), length in stored.items() if n < len(ids)}
-    found = await split(Lengths(ledgers, lie=lie), infos, Position(0, 0), Position(10_000, 0), segment_bytes)
+    wrong = {(ids[n], entry): length for (n, entry), length in stored.items() if n < len(ids)}
+    found = await split(Lengths(ledgers, wrong=wrong), infos, Position(0, 0), Position(10_000, 0), segment_bytes)
     sound(found, ledgers, Position(0, 0), Position(10_000, 0))
 
 
@@ -149,7 +149,7 @@ async def test_a_ledger_without_a_size_is_named_and_split_by_its_entries() -> No
     """Pulsar #24344: entries are there, and neither the list nor the entries say how long they are."""
     ledgers = {1: [10] * 20, 2: [10] * 40, 3: [10] * 20}
     infos = [LedgerInfo(ledger_id=n, closed=True, entries=len(ledgers[n]), size_bytes=0) for n in ledgers]
-    found = await split(Lengths(ledgers, lie={(2, 39): 0}), infos, Position(1, 0), Position(3, 19), segment_bytes=200)
+    found = await split(Lengths(ledgers, wrong={(2, 39): 0}), infos, Position(1, 0), Position(3, 19), segment_bytes=200)
     assert [one.ledger_id for one in found.doubts] == [2]
     assert [(one.begin, one.end) for one in found.ranges] == [
         (Position(1, 0), Position(1, 19)),

@@ -137,11 +137,11 @@ class TestCompression:
         assert (len(node) < len(plain)) == (kind != "NONE")
         assert decode(node, key=KEY) == decode(plain, key=KEY)
 
-    @pytest.mark.parametrize("lie", [-1, 1, 1000])
-    def test_wrong_size(self, kind: Compression, lie: int) -> None:
+    @pytest.mark.parametrize("excess", [-1, 1, 1000])
+    def test_wrong_size(self, kind: Compression, excess: int) -> None:
         """A content of another length than declared is corrupt, with the place where it begins."""
         plain = listing().SerializeToString()
-        node = compressed(plain, kind, len(plain) + lie)
+        node = compressed(plain, kind, len(plain) + excess)
         with pytest.raises(CorruptData, match=f"bytes compressed by {kind}") as caught:
             decode(node, key=KEY)
         assert caught.value.offset == 6 + node[5]

@@ -118,7 +118,7 @@ def test_ranges_that_cannot_be_are_told(ranges: list[HistoryRange]) -> None:
         record.decode_ranges(unknown.SerializeToString(), path="p")
 
 
-async def test_many_ranges_lie_in_nodes_of_bounded_size() -> None:
+async def test_many_ranges_are_in_nodes_of_bounded_size() -> None:
     """Each change rewrites one node; the ranges come back from all of them, and a missing one is told."""
     store = MemoryTree().connect()
     for folder in (paths.TOPICS, *_parents(), paths.history(TOPIC), paths.history_ranges(TOPIC)):

@@ -17,7 +17,7 @@ from tests.unit.metadata.strategies import topic_names
 ORDERS = TopicName("acme", "shop", "orders/2024 ü")
 
 
-def test_every_node_lies_where_the_architecture_says() -> None:
+def test_every_node_is_where_the_architecture_has_it() -> None:
     """The tree of architecture section 7, with the local name percent-encoded."""
     folder = "/topics/acme/shop/persistent/orders%2F2024%20%C3%BC"
     assert paths.topic(ORDERS) == folder

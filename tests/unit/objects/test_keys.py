@@ -102,7 +102,7 @@ def test_a_draft_is_ours_and_goes_with_its_segment() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "p/", "p-"])
-def test_what_lies_beside_segments_is_told_from_copies(prefix: str) -> None:
+def test_what_is_beside_segments_is_distinguished_from_copies(prefix: str) -> None:
     """Heads and markers are of no segment; what readers, brokers and the collector take for a copy is none of them."""
     beside = [
         keys.head(prefix, "c", "public/default/persistent/t"),

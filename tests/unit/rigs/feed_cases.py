@@ -108,7 +108,7 @@ class LossCases(Cases):
         """Have the loss recorded."""
         raise NotImplementedError
 
-    async def test_a_loss_is_told_where_it_lies(self) -> None:
+    async def test_a_loss_is_reported_where_it_is(self) -> None:
         """With what follows it."""
         async with closing(self.feed()) as feed:
             feed.restart(START)

@@ -124,12 +124,12 @@ async def test_a_part_that_cannot_be_completed_begins_a_new_attempt() -> None:
     """The size that HEAD reports is not what was sent: the segment is not committed as it is."""
     rig, _ = faulty_rig()
     store = rig.store
-    real, lies = store.head, [True]
+    real, wrong = store.head, [True]
 
     async def head(key: str) -> object:
         info = await real(key)
-        if lies and not key.endswith(("-index", "-manifest")):
-            lies.clear()
+        if wrong and not key.endswith(("-index", "-manifest")):
+            wrong.clear()
             return type(info)(key=info.key, size_bytes=info.size_bytes - 1, etag=info.etag, modified_ms=0)
         return info
 

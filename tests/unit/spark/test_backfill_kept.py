@@ -103,7 +103,7 @@ async def test_what_was_stored_behind_a_loss_is_committed_before_history_is_hand
     assert [one for _, one in await rig.committed()] == payloads(200)[40:]
 
 
-async def test_what_is_nowhere_else_is_not_given_back_before_what_lies_before_it_is_written() -> None:
+async def test_what_is_nowhere_else_is_not_given_back_before_what_precedes_it_is_written() -> None:
     """The daemon could not write it anew. It stays the job's, whose next run commits it; then nothing is lost."""
     rig = await planned()
     await broken_off(rig, Position(0, 0))

@@ -204,7 +204,7 @@ async def test_a_message_that_came_too_late_is_aborted() -> None:
     assert late["transaction_state"] == "aborted"
 
 
-async def test_what_lies_before_is_read_once_however_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_precedes_is_read_once_however_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever leaves many transactions open has nobody read the topic as often."""
     monkeypatch.setattr(source_transactions, "LOOK_BACK_BYTES", 1)
     looked = []

@@ -213,10 +213,10 @@ async def test_a_segment_that_fails_is_begun_again_for_the_request(monkeypatch: 
     rig = ledger_rig(BY_HAND)
     everything = await appended(rig, payloads(45))
     assert rig.ledgers is not None
-    right, lies = rig.ledgers.length_at, [everything[15][0].ledger_id]
+    right, wrong_ids = rig.ledgers.length_at, [everything[15][0].ledger_id]
 
     async def length_at(topic: TopicName, ledger_id: int, entry_id: int) -> int:
-        wrong = 1 if ledger_id in lies else 0
+        wrong = 1 if ledger_id in wrong_ids else 0
         return await right(topic, ledger_id, entry_id) + wrong
 
     monkeypatch.setattr(rig.ledgers, "length_at", length_at)

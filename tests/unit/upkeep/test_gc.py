@@ -181,7 +181,7 @@ async def test_an_index_that_is_missing_makes_no_leftover_of_the_last_copy(groun
     }
 
 
-async def test_a_copy_stays_while_the_original_lies_where_nobody_looks(ground: Ground) -> None:
+async def test_a_copy_stays_while_the_original_is_where_no_check_reads(ground: Ground) -> None:
     """A committed segment in another bucket may be whole or not, so its copy here counts as the last."""
     described = await ground.store(2, runs(1, 10, 5))
     steps, _ = (await ground.map()).with_commit(replace(committed(described), bucket="old"))

@@ -156,7 +156,7 @@ async def test_a_policy_decides_where_segments_go_from_the_next_one_on() -> None
         assert [payload async for batch, _ in batches for payload in batch.payloads] == written
 
 
-async def test_a_segment_knows_what_lies_before_it_in_another_place() -> None:
+async def test_a_segment_knows_what_is_before_it_in_another_place() -> None:
     """A new owner reads that from the manifest of the segment before, wherever it lies."""
     rig, _ = await scattered(HOME)
     assert isinstance(rig.ledgers, MemoryLedgers)
@@ -243,7 +243,7 @@ async def test_an_attempt_of_a_place_that_is_gone_is_given_up_and_left_alone() -
     assert [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()] == []
 
 
-async def test_what_is_deleted_is_deleted_where_it_lies() -> None:
+async def test_what_is_deleted_is_deleted_where_it_is() -> None:
     """The tier follows the source, and empties both buckets."""
     rig, _ = await scattered(HOME, AWAY, HOME)
     owned = await identified(rig)

@@ -370,7 +370,7 @@ async def test_marking_is_idempotent_and_a_deposed_owner_marks_nothing() -> None
     assert await catalog.load(rig.tree.connect(), TOPIC) == other.offloader.map
 
 
-async def test_what_the_map_holds_and_what_lies_elsewhere_is_never_deleted() -> None:
+async def test_what_the_map_holds_and_what_is_elsewhere_is_never_deleted() -> None:
     """A trash record that names a committed segment, or another bucket, stays with all its objects."""
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)

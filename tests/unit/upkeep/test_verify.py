@@ -272,7 +272,7 @@ async def test_the_sums_of_a_ledger_have_to_be_right(ground: Ground) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "change",
     [
         {"survey": Survey(5, 6)},
         {"survey": Survey(5, 6, 0, 7)},
@@ -281,20 +281,20 @@ async def test_the_sums_of_a_ledger_have_to_be_right(ground: Ground) -> None:
         {"survey": None, "last_broker_timestamp": 7},
     ],
 )
-async def test_other_times_than_the_entries_have_are_found(ground: Ground, lie: dict[str, object]) -> None:
+async def test_other_times_than_the_entries_have_are_found(ground: Ground, change: dict[str, object]) -> None:
     """What seeks go by is compared with the entries; a manifest of an older version may leave it out."""
     described = manifest_format.decode(await ground.objects.get(manifest_key(3)), key="k")
     first = described.blocks[0]
     silent = replace(described, blocks=(replace(first, survey=None), *described.blocks[1:]))
     await rewrite(ground, manifest_key(3), manifest_format.encode(silent))
     assert kinds(await verified(ground)) == []
-    wrong = replace(described, blocks=(replace(first, **lie), *described.blocks[1:]))  # type: ignore[arg-type]
+    wrong = replace(described, blocks=(replace(first, **change), *described.blocks[1:]))  # type: ignore[arg-type]
     await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
     reports = await verified(ground)
     assert kinds(reports) == [("times", data_key(3))]
 
 
-async def chunked(ground: Ground, **lie: object) -> list[Flaw]:
+async def chunked(ground: Ground, **change: object) -> list[Flaw]:
     """Return what is wrong with a segment with chunks, of whose one block the manifest says something else."""
     built = builders.chunked_segment()
     (block,) = built.manifest.blocks
@@ -302,7 +302,7 @@ async def chunked(ground: Ground, **lie: object) -> list[Flaw]:
         built.manifest,
         segment_id=segment_id(9),
         managed_ledger=OTHER.managed_ledger,
-        blocks=(replace(block, **lie),),  # type: ignore[arg-type]
+        blocks=(replace(block, **change),),  # type: ignore[arg-type]
     )
     labels = keys.segment_metadata(CLUSTER)
     for key, data in (
@@ -315,7 +315,7 @@ async def chunked(ground: Ground, **lie: object) -> list[Flaw]:
 
 
 @pytest.mark.parametrize(
-    ("lie", "offset", "text"),
+    ("change", "offset", "text"),
     [
         (
             {"chunks": builders.chunked_segment().manifest.blocks[0].chunks[:20] + bytes(4)},
@@ -327,11 +327,11 @@ async def chunked(ground: Ground, **lie: object) -> list[Flaw]:
     ],
 )
 async def test_other_chunks_than_the_block_has_are_found(
-    ground: Ground, lie: dict[str, object], offset: int, text: str
+    ground: Ground, change: dict[str, object], offset: int, text: str
 ) -> None:
     """What single entries are read by is compared with the block, which is sound for all that."""
     assert await chunked(ground) == []
-    (flaw,) = await chunked(ground, **lie)
+    (flaw,) = await chunked(ground, **change)
     assert (flaw.kind, flaw.key, flaw.offset) == (Kind.CHUNKS, data_key(9), offset)
     assert flaw.entries == "7:41 to 7:45"
     assert re.search(text, str(flaw))
