@@ -15,21 +15,21 @@ from offloaderd.topic.mailbox import Requests
 
 
 class MemoryHolder(Protocol):
-    """Who takes entries out of a buffer into segments, and frees memory with each that is committed."""
+    """The topic of a buffer, which frees memory with each committed segment."""
 
     @property
     def buffer(self) -> "TailingBuffer":
-        """Where they are."""
+        """Its buffer."""
         ...
 
     @property
     def requests(self) -> Requests:
-        """Where it is asked."""
+        """Its mailbox."""
         ...
 
     @property
     def frees_on_seal(self) -> bool:
-        """Whether a segment that is sealed soon, or is sealed already, frees memory."""
+        """Whether a seal now or soon frees memory."""
         ...
 
 
@@ -45,21 +45,21 @@ class BufferPool:
         self._overdrawing: TailingBuffer | None = None
 
     def follow(self, limit_bytes: int) -> None:
-        """Go on under another limit; what is held beyond a lower one goes as segments are committed."""
+        """Take another limit; memory beyond a lower one is freed as segments are committed."""
         self.limit_bytes = limit_bytes
         self.freed.notify()
 
     @property
     def overdrawn_bytes(self) -> int:
-        """How much more is held than there should be."""
+        """Bytes held beyond the limit."""
         return max(0, self.used_bytes - self.limit_bytes)
 
     def admit(self, wanted: int, *, needed_by: "TailingBuffer | None" = None) -> bool:
-        """Make room for `wanted` bytes by evicting what is already in cut parts; False if there is none.
+        """Make room for `wanted` bytes by evicting entries of cut parts; False if there is none.
 
-        When there is none, the buffer that pins the most is asked to have its segment sealed early, or the next one if
-        that cannot help. What is larger than the whole budget is let in alone, as one entry can be. What is `needed_by`
-        a buffer that starves may exceed the budget unless another does; it counts as soon as it is booked.
+        Then the topic with the most memory is asked to seal early, or the next one if that cannot help. An entry larger
+        than the whole budget is admitted alone. A buffer that starves (`needed_by`) may overdraw unless another does;
+        this counts once the bytes are booked.
         """
         if self._fits(wanted):
             return True
@@ -74,7 +74,7 @@ class BufferPool:
         return False
 
     def _asked(self, buffer: "TailingBuffer") -> bool:
-        """Ask for a segment to be sealed early; says whether that frees memory."""
+        """Request an early seal; returns whether that frees memory."""
         holder = self._holders.get(buffer)
         if holder is None:
             return False
@@ -85,33 +85,33 @@ class BufferPool:
         return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
     def add(self, buffer: "TailingBuffer") -> None:
-        """Count a buffer in."""
+        """Add a buffer."""
         self._buffers[buffer] = None
 
     def hold(self, holder: MemoryHolder) -> None:
-        """Have somebody asked to seal early what is in a buffer, until that is closed."""
+        """Send requests to seal early to the holder of a buffer, until that is closed."""
         self._holders[holder.buffer] = holder
 
     def remove(self, buffer: "TailingBuffer") -> None:
-        """Count a closed buffer out."""
+        """Remove a closed buffer."""
         self._buffers.pop(buffer, None)
         self._holders.pop(buffer, None)
         self.pass_on(buffer)
 
     def take(self, size_bytes: int, buffer: "TailingBuffer") -> None:
-        """Book what a buffer has taken after `admit`."""
+        """Book bytes that a buffer has taken after `admit`."""
         self.used_bytes += size_bytes
         if self.overdrawn_bytes and buffer.starving and self._overdrawing is None:
             self._overdrawing = buffer
 
     def free(self, size_bytes: int) -> None:
-        """Book what a buffer has freed."""
+        """Book bytes that a buffer has freed."""
         self.used_bytes -= size_bytes
         if size_bytes:
             self.freed.notify()
 
     def pass_on(self, buffer: "TailingBuffer") -> None:
-        """Let another overdraw if this buffer did."""
+        """End this buffer's overdraft, so that another may overdraw."""
         if self._overdrawing is buffer:
             self._overdrawing = None
             self.freed.notify()

@@ -20,12 +20,12 @@ from offloaderd.segment.view import TopicView
 
 
 def begins(view: TopicView) -> bool:
-    """Say whether live segments may begin at all."""
+    """Return whether live segments may begin."""
     return view.policy.method is not OffloadMethod.NONE and not view.history_waits
 
 
 def method_of(view: TopicView, run: Run) -> OffloadMethod:
-    """Say how the entries of a run go, NONE for not now. What an open segment needs is no question of this."""
+    """Return the method for the entries of a run, NONE for not now; not for what an open segment needs."""
     attempt = view.attempt
     begun = attempt is not None and attempt.begin.ledger_id == run.ledger_id
     adopted = run.first_entry_id == 0 and not begun and run.ledger_id in view.adoptable
@@ -38,12 +38,12 @@ def method_of(view: TopicView, run: Run) -> OffloadMethod:
 
 
 def method_at(view: TopicView, first: Position) -> OffloadMethod:
-    """Say how a segment goes that begins with an entry."""
+    """Return the method of a segment that begins with an entry."""
     return method_of(view, Run(*first, first.entry_id))
 
 
 def wants(view: TopicView, step: Run | Loss) -> bool:
-    """Say whether the source is to be read there, or the loss to be reported, for this segment or the next."""
+    """Return whether a run is to be read, or a loss to be recorded, for this segment or the next."""
     if not view.settled:
         return False
     end = view.attempt.end if view.attempt is not None else None
@@ -53,10 +53,7 @@ def wants(view: TopicView, step: Run | Loss) -> bool:
 
 
 def reachable(view: TopicView, target: Position | None) -> Position | None:
-    """Return the newest entry, up to `target`, that can be offloaded when it is asked for; None for none.
-
-    Of a ledger that goes as a whole that is its last one.
-    """
+    """Return the newest entry up to `target` that a request can offload, None for none; of a whole ledger the last."""
     taken = view.cursor
     if target is None or not view.goes_by_ledgers or (target.ledger_id == taken.ledger_id and not _is_whole(view)):
         return target
@@ -66,13 +63,13 @@ def reachable(view: TopicView, target: Position | None) -> Position | None:
 
 
 def _is_whole(view: TopicView) -> bool:
-    """Say whether the ledger that holds the entry at the cursor goes, or went, as a whole."""
+    """Return whether the ledger at the cursor is, or was, offloaded whole."""
     going = view.attempt.ledger_id if view.attempt is not None else None
     return view.cursor.ledger_id in {going, view.whole_before}
 
 
 def _has_vanished(view: TopicView, ledger_id: int) -> bool:
-    """Say whether a ledger was closed and is gone: what has been read of it is all that there is."""
+    """Return whether a ledger was closed and is deleted: no more of it can be read."""
     return view.chain.end_of(ledger_id) is not None and ledger_id not in view.chain.ledgers
 
 
@@ -90,7 +87,7 @@ def _is_due(view: TopicView, ledger_id: int) -> bool:
 
 
 def due_in_s(view: TopicView, step: Run | Loss) -> float | None:
-    """Return how many seconds are left until its age makes a ledger due; None when time alone does not."""
+    """Return the seconds until its age makes a ledger due, None if time alone does not."""
     threshold_s = view.policy.threshold_s
     info = view.chain.ledgers.get(step.ledger_id) if isinstance(step, Run) else None
     if info is None or not info.closed or threshold_s is None:
@@ -100,9 +97,9 @@ def due_in_s(view: TopicView, step: Run | Loss) -> float | None:
 
 
 def frees_on_seal(view: TopicView, progress: SegmentProgress | None) -> bool:
-    """Say whether a segment that is sealed soon, or is sealed already, frees memory; `progress` is of the open one.
+    """Return whether sealing the open segment, whose `progress` it is, or the next one soon frees memory.
 
-    One whose end is decided and that lacks entries frees none before they come, nor does what no segment takes yet.
+    Not while entries up to a decided end are missing, nor for entries that no segment takes yet.
     """
     end = view.attempt.end if view.attempt is not None else None
     if end is not None and view.cursor < end:
@@ -115,27 +112,27 @@ def frees_on_seal(view: TopicView, progress: SegmentProgress | None) -> bool:
 
 
 LOOK_S = 1.0
-"""How often to look whether what an earlier owner left has lost its entries, or a ledger has become due."""
+"""Pause between checks whether the source lost a left attempt's entries, or a ledger became due."""
 
 
 class Leave(NamedTuple):
-    """Stop, as was asked for; nothing is lost by it."""
+    """Stop as requested; nothing accepted is lost."""
 
 
 class Adopt(NamedTuple):
-    """Make a ledger part of the topic that a broker has offloaded."""
+    """Adopt a ledger that a broker has offloaded."""
 
     info: LedgerInfo
 
 
 class Abandon(NamedTuple):
-    """Give up what an earlier owner left: the source has lost its first entry."""
+    """Give up the attempt of an earlier owner: the source has lost its first entry."""
 
     attempt: Attempt
 
 
 class Resume(NamedTuple):
-    """Bring what an earlier owner left to its end."""
+    """Resume the attempt of an earlier owner."""
 
     attempt: Attempt
 
@@ -148,11 +145,11 @@ class Begin(NamedTuple):
 
 
 class NoteEnd(NamedTuple):
-    """Record how the ledger ended up to which all is offloaded."""
+    """Record the end of the ledger at the offloaded position."""
 
 
 class Wait(NamedTuple):
-    """Wait until something changes, for so many seconds at most; `starving`: more memory may be taken meanwhile."""
+    """Wait for a change, at most `seconds`; `starving`: the memory may be overdrawn meanwhile."""
 
     seconds: float | None = None
     starving: bool = False
@@ -162,7 +159,7 @@ Choice = Leave | Adopt | Abandon | Resume | Begin | NoteEnd | Wait
 
 
 def choose(view: TopicView) -> Choice:
-    """Say what is to be done while no segment is open; `view.attempt` is what an earlier owner left."""
+    """Return what to do while no segment is open; `view.attempt` is what an earlier owner left."""
     left, first = view.attempt, view.first
     if left is not None and left.parts and (view.rereadable or left.whole):
         return Resume(left)
@@ -180,7 +177,7 @@ def choose(view: TopicView) -> Choice:
 
 
 def _of_left(left: Attempt, view: TopicView) -> Choice:
-    """Say what becomes of an attempt that holds nothing yet, or whose entries have to be pushed again."""
+    """Return what to do with an attempt that holds nothing yet, or whose entries are pushed again."""
     first = view.first
     if first is not None:
         return Resume(left) if left.parts or first <= left.begin else Abandon(left)

@@ -1,4 +1,4 @@
-"""What the topics of a daemon work with beyond what their segments need: memory to tail in, rules for outages."""
+"""The context of topics: beyond that of segments, memory to tail in and rules for outages."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from offloaderd.topic.spill import SpillArea
 
 @dataclass(frozen=True, slots=True)
 class OutageRules:
-    """What holds for topics whose policy says nothing, and where push-only ones may spill (None: nowhere)."""
+    """The outage policy of topics without their own, and the spill area of push-only ones (None: no spill)."""
 
     policy: OutagePolicy = OutagePolicy.SOURCE
     area: SpillArea | None = None
@@ -18,7 +18,7 @@ class OutageRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContext(OffloadContext):
-    """The same, with what tailing takes."""
+    """The context of segments, with memory and outage rules."""
 
     pool: BufferPool
     outage: OutageRules = field(default_factory=OutageRules)

@@ -55,15 +55,15 @@ class OffloadHandle:
         self.push_only = push_only
 
     def can_offer(self, size_bytes: int) -> bool:
-        """Say whether an offer of that many payload bytes would be taken now."""
+        """Return whether an offer of that many payload bytes would be accepted now."""
         return self._buffer.can_offer(size_bytes)
 
     def last_offered(self) -> Position | None:
-        """Newest position taken, or offloaded before; None when nothing is known yet."""
+        """Return the newest position that was accepted or offloaded before; None if there is none."""
         return self._buffer.last_offered
 
     def offer(self, batch: EntryBatch) -> OfferResult:
-        """Offer entries; never waits. Raises InvalidInput for what could not be an entry of any ledger."""
+        """Offer entries; never waits. Raises InvalidInput for what cannot be an entry of any ledger."""
         batch.first.checked()
         if not batch.payloads:
             raise InvalidInput("an offer without entries", hint="send at least one payload")
@@ -84,11 +84,11 @@ class OffloadHandle:
         return result
 
     async def room(self) -> None:
-        """Return when memory was freed since the call; for a pusher that was told FULL."""
+        """Return when memory was freed since the call, for a pusher after FULL."""
         await self._buffer.wait_for_room()
 
     def ledger_closed(self, ledger_id: int, last_entry_id: int, closed_ms: int) -> None:
-        """Note that a pushed ledger gets no more entries (its size is known only from what was pushed)."""
+        """Note that a pushed ledger is closed; its size is not known."""
         last = Position(ledger_id, max(last_entry_id, 0)).checked()
         self._closed_ledgers[ledger_id] = LedgerInfo(
             ledger_id=ledger_id, closed=True, entries=last_entry_id + 1, size_bytes=0, closed_at_ms=closed_ms
@@ -102,7 +102,7 @@ class OffloadHandle:
 
 
 APPEARS_S = 5.0
-"""How long a pushed ledger may take to show up in the source. Its list is watched: in most cases it is a moment."""
+"""Longest wait for a pushed ledger to appear in the source, whose list is watched."""
 
 
 async def check_ledger(tailer: Tailer | None, buffer: TailingBuffer, batch: EntryBatch, clock: Clock) -> None:
@@ -120,7 +120,7 @@ async def check_ledger(tailer: Tailer | None, buffer: TailingBuffer, batch: Entr
 
 
 def _has(tailer: Tailer, batch: EntryBatch) -> bool:
-    """Say whether the source has these entries, or may get them: of an open ledger it may know a part only."""
+    """Return whether the source has these entries or may get them, as of an open ledger."""
     info = tailer.chain.ledgers.get(batch.ledger_id)
     if info is None:
         return False

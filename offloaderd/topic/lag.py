@@ -16,7 +16,7 @@ from offloaderd.topic.buffer import TailingBuffer
 
 SAMPLES_MAX = 4096
 SAMPLE_GAP_S = 0.05
-"""Samples closer than this are merged into the earlier one's time, so an age is never understated by more."""
+"""Samples closer than this are merged under the earlier time, so an age is never too low."""
 
 
 class Sample(NamedTuple):
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 
 class LagTracker:
-    """Remembers when entries were first seen, to say how old the oldest is that is not durable."""
+    """Remembers when entries were first seen, for the age of the oldest that is not durable."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque()
@@ -40,7 +40,7 @@ class LagTracker:
         return self._samples[-1].newest if self._samples else None
 
     def saw(self, newest: Position, now_s: float) -> None:
-        """Note that entries up to `newest` exist. Older news than what is known is ignored."""
+        """Note that entries up to `newest` exist; an older position is ignored."""
         if self._samples:
             last = self._samples[-1]
             if newest <= last.newest:
@@ -51,16 +51,16 @@ class LagTracker:
         self._samples.append(Sample(newest, now_s))
 
     def watch(self, newest: Position | None) -> None:
-        """Note that what follows `newest` is seen as it comes; only the first call counts."""
+        """Note that entries behind `newest` are seen on arrival; only the first call counts."""
         if not self._watched:
             self._watched, self._before = True, newest
 
     def arrived(self, position: Position) -> bool:
-        """Say whether an entry came while this was watched, so that its first sight is its time."""
+        """Return whether an entry arrived while this watched, so that its first sight is its time."""
         return self._watched and (self._before is None or position > self._before)
 
     def durable(self, upto: Position) -> list[Sample]:
-        """Entries up to `upto` are durable: returns the samples that are done with."""
+        """Drop and return the samples up to a durable position."""
         done = []
         while self._samples and self._samples[0].newest <= upto:
             done.append(self._samples.popleft())
@@ -82,7 +82,7 @@ class OldestEntry:
         *,
         pushed: Callable[[], Position | None] | None = None,
     ) -> None:
-        """`pushed` tells the oldest one of a topic without a source; the ledgers of one with a source do."""
+        """`pushed` returns the oldest entry of a topic without a source; else it follows from the ledgers."""
         self._record = record
         self._buffer = buffer
         self._lag = lag
@@ -101,16 +101,16 @@ class OldestEntry:
 
     @property
     def undated(self) -> Position | None:
-        """The entry if its time has to be read from the source, None when it is known or in memory."""
+        """The entry if its time must be read from the source, None if it is known or in memory."""
         position = self.position
         return position if position is not None and not self._is_dated(position) else None
 
     def date(self, position: Position, payload: bytes) -> None:
-        """Take the time of an entry from what is stored of it."""
+        """Take the time of an entry from its payload."""
         self._dated = position, time_of(payload).time_ms
 
     def _is_dated(self, position: Position) -> bool:
-        """Whether what the entry says of its time is known; it is had from memory where it is there."""
+        """Return whether the entry's time is known; it is taken from memory if the entry is there."""
         if self._dated is None or self._dated[0] != position:
             batch = self._buffer.read(position, position, 1)
             if batch is None:

@@ -1,4 +1,4 @@
-"""Live segments: their attempts, who commits them, and what their manifests say around them."""
+"""Live segments: their attempts, their committer, and the facts around them for their manifests."""
 
 from collections.abc import Callable, Mapping
 
@@ -58,7 +58,7 @@ class LiveCommitter(MapCommitter):
 
 
 class LiveAttempts:
-    """The attempts of one topic under one claim: what an earlier owner left, then new ones, one after the other."""
+    """The attempts of one topic under one claim: first what an earlier owner left, then new ones."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class LiveAttempts:
         left: LeftBehind,
     ) -> None:
         self.left = left.attempt
-        """What an earlier owner left and is still to be resumed."""
+        """The attempt that an earlier owner left, until it is finished."""
         self.settled = left.attempt is None
-        """Whether it is known how far that is; until then nothing is taken from the source."""
+        """Whether its state in the bucket is known; until then nothing is read from the source."""
         self._context = context
         self._attempts = attempts
         self._record = record
@@ -83,11 +83,11 @@ class LiveAttempts:
         self._tries, self._last_error = left.failures  # of the segment that begins at the present position
 
     async def settle(self) -> Attempt | None:
-        """Take what an earlier owner left as it is in the bucket, and return it. Raises IdentityRefused, Fenced."""
+        """Compare what an earlier owner left with the bucket, and return it. Raises IdentityRefused, Fenced."""
         if self.left is None:
             return None
         record, tracker, topic = self._record, self._failure_tracker, self._record.map.topic
-        # All of what is finished is read: not by old metadata.
+        # A finished segment is read whole, which old metadata should not cause.
         await self._attempts.check_head(record.map, self.left.segment_id)
         self.left = await as_finished(self._context, topic, self.left, failure_tracker=tracker, identity=self._identity)
         for loss in unrecorded(record.map, self.left):
@@ -102,19 +102,19 @@ class LiveAttempts:
         self.left = None
 
     def failed(self, error: str) -> None:
-        """The segment was given up: its entries begin the next one."""
+        """Note that the segment was given up."""
         self.left = None
         self._tries, self._last_error = self._tries + 1, error
 
     def committed(self) -> None:
-        """The segment is part of the topic."""
+        """Note that the segment was committed."""
         self.left = None
         self._tries, self._last_error = 0, ""
 
     async def assigned(self, begin: Begin, policy: Callable[[], RollPolicy]) -> Attempt:
-        """Return an attempt that begins with an entry, as soon as it is known where it goes and how it is cut.
+        """Return an attempt that begins with an entry, once its place and layout are known.
 
-        The place is looked up by the policy of each try: an operator who names another meanwhile ends the wait.
+        Each try takes the place of the current policy, so that a corrected policy ends the wait.
         """
         tracker = self._failure_tracker
         layout = await self._layout(begin)
@@ -128,7 +128,7 @@ class LiveAttempts:
         return self._context.attempt(begin.first, layout, found, epoch=epoch, failures=failures)
 
     async def _layout(self, begin: Begin) -> SegmentLayout | LedgerLayout:
-        """Say how a segment is cut; a ledger that is being deleted goes as it comes."""
+        """Return the layout of a segment; a ledger that the source has deleted meanwhile streams."""
         context, topic, again = self._context, self._record.map.topic, bool(self._tries)
         info = self._record.chain.ledgers.get(begin.first.ledger_id)
         if begin.method is not OffloadMethod.LEDGER_BASED or info is None:
@@ -141,7 +141,7 @@ class LiveAttempts:
             return context.layout
 
     def work(self, attempt: Attempt, after: Position, policy: RollPolicy) -> Assignment:
-        """Return what is to be written; its first entry directly follows `after`."""
+        """Return the assignment of an attempt whose first entry directly follows `after`."""
         resumed = attempt is self.left
         return Assignment(
             attempt=attempt,
@@ -152,16 +152,16 @@ class LiveAttempts:
         )
 
     def _opened_s(self, attempt: Attempt, policy: RollPolicy) -> float:
-        """Since when a segment counts as open; by a wrong clock at most as long as it may be.
+        """Return since when a segment counts as open, limited to its greatest age in case of a wrong clock.
 
-        One whose entries come anew counts from now on, since it cannot be sealed where it would be cut otherwise.
+        Without a source its entries are pushed again, so it counts from now on.
         """
         age_s = 0.0 if self._context.source is None else (self._clock.wall_ms() - attempt.assigned_ms) / 1000
         return self._clock.monotonic() - min(max(0.0, age_s), policy.segment_age_max_s)
 
 
 class LiveFacts(MapFacts):
-    """What is known around a live segment; `told` is what a pusher says of ledgers. See SealFacts."""
+    """Facts around a live segment; `told` has the ledgers that a pusher has closed. See SealFacts."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class LiveFacts(MapFacts):
         self._failure_tracker = failure_tracker
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
-        """See SealFacts; as fresh as the source can say."""
+        """See SealFacts; after a refresh from the source."""
         if self._tailer is None:
             return self._told
         await self._failure_tracker.until_answered(self._tailer.refresh, "source")

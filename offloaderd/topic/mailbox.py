@@ -1,6 +1,6 @@
-"""What others want of a topic: a mailbox that whoever writes its segments looks into before each step.
+"""The mailbox of a topic: requests that its loop and segment writer read before each step.
 
-Every request is a state, not a message: the same one asked for again is one. All of them wake the loop.
+A request is a state, not a message, so a repeated one counts once. Each wakes the loop.
 """
 
 from offloaderd.core.aio.signal import Signal
@@ -10,48 +10,48 @@ from offloaderd.segment.view import Requested
 
 
 class Requests:
-    """What is wanted of one topic at the moment. `changed` wakes whoever writes its segments."""
+    """The requests to one topic that stand at the moment; `changed` wakes its loop."""
 
     def __init__(self, changed: Signal, policy: RollPolicy) -> None:
         self.policy = policy
         """How to offload."""
         self.stopping = False
-        """Whether the owner is to leave the topic."""
+        """Whether the owner is to release the topic."""
         self._seal_to: Position | None = None
         self._memory = False
         self._changed = changed
 
     def follow(self, policy: RollPolicy) -> None:
-        """Offload under another policy."""
+        """Take another policy."""
         self.policy = policy
         self._changed.notify()
 
     def stop(self) -> None:
-        """Leave the topic; the open segment is sealed."""
+        """Request that the open segment is sealed and the topic released."""
         self.stopping = True
         self._changed.notify()
 
     def seal_to(self, target: Position) -> None:
-        """Have the segment sealed as soon as it holds the entry at `target`."""
+        """Request a seal as soon as the segment holds the entry at `target`."""
         self._seal_to = max(target, self._seal_to or target)
         self._changed.notify()
 
     def free_memory(self) -> None:
-        """Have the segment sealed soon, because memory is short."""
+        """Request a seal soon, because memory is short."""
         if not self._memory:
             self._memory = True
             self._changed.notify()
 
     def includes(self, position: Position) -> bool:
-        """Say whether everything up to `position` was asked for."""
+        """Return whether everything up to `position` is requested."""
         return self._seal_to is not None and position <= self._seal_to
 
     def committed(self, end: Position) -> None:
-        """A segment that ends with the entry at `end` is part of the topic: that much is done."""
+        """Drop the requests that a commit up to `end` fulfils."""
         if self._seal_to is not None and self._seal_to <= end:
             self._seal_to = None
         self._memory = False
 
     def now(self) -> Requested:
-        """Return what is wanted of the segment that is being written."""
+        """Return the requests to the open segment."""
         return Requested(self.stopping, self._seal_to, self._memory)

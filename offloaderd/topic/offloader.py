@@ -1,8 +1,7 @@
-"""One topic under one claim: takes entries from the buffer, one segment after the other, until told to stop.
+"""One topic under one claim: writes its live segments one after the other, until it is stopped.
 
-The order of a segment (architecture section 6): attempt record, multipart upload, parts, seal, complete, index,
-manifest, verify, commit. The next segment begins only after the last was committed; one that failed is given up first
-and its entries begin the next attempt. One that an earlier owner left behind is gone on with where its record ends.
+A segment begins after the one before was committed, or given up: then its entries begin the next attempt. An attempt
+that an earlier owner left is resumed where its record ends.
 """
 
 from offloaderd.core.aio.groups import Group
@@ -63,9 +62,9 @@ class TopicOffloader:
         left: LeftBehind,
         identity: TopicIdentity,
     ) -> None:
-        """Take up a topic where its map ends, with what an earlier owner left behind it."""
+        """Begin at the end of the topic's map, with what an earlier owner left behind it."""
         self.identity, self.claim, self.head = identity, log.fence.claim, log.head
-        self.damaged_ledgers: tuple[int, ...] = ()  # as far as the grants were looked at
+        self.damaged_ledgers: tuple[int, ...] = ()  # as the grants found them last
         self.topic: TopicName = self.claim.topic
         self.changed = Signal()
         self.policy_changed = Signal()
@@ -155,7 +154,7 @@ class TopicOffloader:
         self.changed.notify()
 
     def looked(self) -> None:
-        """See TailedTopic: tell whoever waits if there is something to record."""
+        """See TailedTopic: wake the loop if there is something to record."""
         if self.record.end_is_a_change() or self.adoption.due() is not None:
             self.feed.changed.notify()
 
@@ -171,7 +170,7 @@ class TopicOffloader:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        """Entries and payload bytes taken into live segments since the claim."""
         return self.writer.moved
 
     @property
@@ -181,11 +180,11 @@ class TopicOffloader:
         return max((one for one in (self.lag.newest, self.offloaded, pushed) if one is not None), default=None)
 
     def status(self) -> TopicStatus:
-        """Describe where the topic stands."""
+        """Return the topic's status."""
         return describe(self, now_s=self._clock.monotonic(), wall_ms=self._clock.wall_ms())
 
     def offer(self, batch: EntryBatch) -> OfferResult:
-        """Offer pushed entries (see OffloadHandle). What does not stream is read from the source in its time."""
+        """Offer pushed entries (see OffloadHandle); FULL if they do not stream: the source has them."""
         streams = self.policy.method is OffloadMethod.STREAMING and not history.waits(self.map, self.policy)
         if self.tailer is not None and not streams:
             self.tailer.nudge()
@@ -199,7 +198,7 @@ class TopicOffloader:
         return result
 
     async def accept(self, batch: EntryBatch) -> OfferResult:
-        """Offer a pushed batch, and wait for room where only the pusher has it; FULL tells that the source has it.
+        """Offer a pushed batch; without a source wait for room, with one return FULL, since the source has it.
 
         Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
         """
@@ -213,11 +212,11 @@ class TopicOffloader:
         return result
 
     def _oldest_pushed(self) -> Position | None:
-        """Return the oldest entry here that is not offloaded."""
+        """Return the oldest pushed entry that is not offloaded."""
         return (self.progress.begin if self.progress is not None else None) or self.feed.first()
 
     def follow(self, policy: RollPolicy) -> None:
-        """Go on under another policy."""
+        """Take another policy."""
         self.requests.follow(policy)
         accepted, standing = self.buffer.last_offered, self.map.standing
         if policy.paused and self.handle.push_only and accepted and (standing is None or accepted > standing):
@@ -237,10 +236,10 @@ class TopicOffloader:
         return self.rest.until()
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
-        """Ask for everything confirmed so far, or up to a position, to be committed soon.
+        """Request a commit of everything confirmed so far, or up to a position.
 
-        Returns the position to wait for: what the method can take of it, or what is offloaded already. Raises
-        InvalidInput for a position beyond the newest entry, Conflict under a method that takes nothing.
+        Returns the position to wait for: what the method can take of it, or the offloaded position. Raises InvalidInput
+        for a position beyond the newest entry, Conflict for a paused topic or the method none.
         """
         if self.policy.paused:
             raise Conflict(f"{self.topic} is paused", hint="offloadctl topics resume, then ask again")
@@ -259,15 +258,15 @@ class TopicOffloader:
         return target
 
     def stop(self) -> None:
-        """Seal the open segment, commit it and return from `run`; the source keeps the rest for the next owner.
+        """Seal and commit the open segment, then return from `run`; the next owner reads the rest from the source.
 
-        What was pushed and accepted without a source to read it from is committed to its end.
+        Without a source all that was accepted is committed.
         """
         self.buffer.refuse()
         self.requests.stop()
 
     def _ledger_ended(self, last: Position) -> None:
-        """Have the last entries of a pushed ledger sealed at once: no others come that they could wait for."""
+        """Seal the last entries of a pushed ledger at once: no more come."""
         if self.map.standing is None or last > self.map.standing:
             self.requests.seal_to(last)
 
@@ -313,7 +312,7 @@ class TopicOffloader:
                 await backoff.wait(Transient(str(error)))
 
     async def _between(self, choice: Adopt | Abandon | NoteEnd | Wait) -> None:
-        """Do what is to be done while no segment is open. Before a wait nothing awaits: see Signal."""
+        """Carry out a choice while no segment is open. Nothing awaits before a wait: see Signal."""
         match choice:
             case Adopt(info):
                 self.adopted(await self.adoption.adopt(info))
@@ -327,7 +326,7 @@ class TopicOffloader:
                 await (self.feed.changed.wait() if seconds is None else self.feed.wait(seconds))
 
     async def _one_segment(self, choice: Begin | Resume) -> bool:
-        """Bring an attempt to its commit; False when stopping leaves it to the next owner. Raises SegmentFailed."""
+        """Write an attempt up to its commit; False if stopping leaves it to the next owner. Raises SegmentFailed."""
         if isinstance(choice, Resume):
             attempt = choice.attempt
         else:
@@ -344,20 +343,20 @@ class TopicOffloader:
         return True
 
     def _committed(self, end: Position) -> None:
-        """The topic is offloaded up to `end`: bring up what depends on it."""
+        """Update what depends on the offloaded position, which is `end` now."""
         self.attempts.committed()
         self.requests.committed(end)
         self.feed.committed(end)
         self.changed.notify()
 
     def _failed(self, error: SegmentFailed) -> None:
-        """The attempt was given up: its entries begin the next one."""
+        """Begin again after an attempt was given up."""
         self.attempts.failed(str(error))
         self.feed.restart(self.map.standing or START)
         self.notify()
 
     def at(self, cursor: Position) -> TopicView:
-        """Return the topic as it is now, for a writer that has taken all entries up to `cursor`."""
+        """Return the topic's view for a writer that has taken all entries up to `cursor`."""
         seen = self.tailer is None or self.tailer.looked_s is not None
         first = self.feed.first(cursor)
         waits = first is not None or not self.outage.overflow_is_empty
@@ -396,7 +395,7 @@ class TopicOffloader:
         return frees_on_seal(self.view, self.progress)
 
     def adopted(self, end: Position | None) -> None:
-        """What a broker has offloaded itself is part of the topic up to there, None for not: go on behind it."""
+        """Continue behind a broker's ledger that was adopted up to `end`; None: it was not."""
         if end is not None:
             self.lag.durable(end)
             self._committed(end)

@@ -1,6 +1,6 @@
-"""The entries of a live topic as they come, from its tailing buffer: the feed of one segment after the other.
+"""The live feed: entries of a topic from its tailing buffer, for one segment after the other.
 
-It alone writes how far the topic's entries are taken, which is what the tailer reads behind.
+Only this feed sets the position of the newest taken entry, behind which the tailer reads.
 """
 
 from typing import Protocol
@@ -12,7 +12,7 @@ from offloaderd.segment.feed import Answer, Empty, Entries, Lost
 from offloaderd.topic.buffer import TailingBuffer
 
 OVERDRAW_S = 10.0
-"""How long a segment may wait for its next entries before another one may exceed the memory in its place."""
+"""Longest wait for a segment's next entries before another segment may overdraw the memory instead."""
 
 
 class SourceState(Protocol):
@@ -25,21 +25,21 @@ class SourceState(Protocol):
 
     @property
     def looked_s(self) -> float | None:
-        """When their end was last asked for with success (monotonic); None: not yet."""
+        """Time of the last successful refresh (monotonic), None before the first."""
         ...
 
 
 class TailingFeed:
-    """What comes next of one topic; see EntryFeed. It tells of no Gap: the tailer has losses recorded as it sees them.
+    """The next entries of one topic; see EntryFeed. It answers no Gap: the tailer records losses.
 
-    `source` is what is known of the source, None without one.
+    `source` is None for a topic without one.
     """
 
     def __init__(self, buffer: TailingBuffer, clock: Clock, *, resume: Position) -> None:
         self.position = resume
-        """Newest entry that was taken for the open segment, up to the last step, or is committed."""
+        """Newest entry that was taken before the last step, or is committed."""
         self.changed = buffer.changed
-        """Wakes whoever waits for entries, or for anything else that may have the segment end."""
+        """Notified of entries, and of all else that may end the segment."""
         self.source: SourceState | None = None
         self._buffer = buffer
         self._clock = clock
@@ -51,12 +51,12 @@ class TailingFeed:
         return self._buffer.rereadable
 
     def first(self, after: Position | None = None) -> Position | None:
-        """Return the first entry behind `after`, the position if None; None while it is not there."""
+        """Return the first entry behind `after` (None: the position); None while it is not in memory."""
         found = self._buffer.take(self.position if after is None else after, 1)
         return found[0].first if found else None
 
     def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
-        """See EntryFeed. While it lacks what is required it may take more memory than there is, unless none comes."""
+        """See EntryFeed. While required entries are missing it may overdraw the memory, unless none come."""
         self.position = max(self.position, after)
         batches = self._buffer.take(after, bytes_max)
         if required is not None and (batches[0].first > required if batches else self.out_of_reach(required)):
@@ -72,7 +72,7 @@ class TailingFeed:
         return Empty()
 
     def out_of_reach(self, end: Position) -> bool:
-        """Say whether the source lists no ledger any more that has, or may get, what follows up to `end`."""
+        """Return whether no listed ledger has, or may get, the entries behind the position up to `end`."""
         source, taken = self.source, self.position
         if source is None or source.looked_s is None:
             return False
@@ -84,7 +84,7 @@ class TailingFeed:
         await self.changed.wait_at_most(self._clock, timeout_s)
 
     def restart(self, at: Position) -> None:
-        """See EntryFeed. Ahead of where it was: what lies before is stored, and may be dropped."""
+        """See EntryFeed. What lies before a later position is stored, and may be dropped."""
         if at > self.position:
             self._buffer.mark_cut(at)
         elif at < self.position or self._buffer.starving:
@@ -93,16 +93,16 @@ class TailingFeed:
         self._came_s = self._clock.monotonic()
 
     def sent(self, through: Position) -> None:
-        """See EntryFeed. What may be dropped now is not to be read again."""
+        """See EntryFeed. The position moves too, so that dropped entries are not read again."""
         self._buffer.mark_cut(through)
         self.position = max(self.position, through)
 
     def committed(self, through: Position) -> None:
-        """See EntryFeed. Of what was not taken here, as a broker's ledger, nothing more is read."""
+        """See EntryFeed. Entries that were not taken here, as of an adopted ledger, are not read any more."""
         taken, self.position = self.position, max(self.position, through)
         self._buffer.release(through)
         if taken < through:
             self._buffer.restart(through)
 
     async def close(self) -> None:
-        """Keep what there is: the next segment goes on with it."""
+        """Keep the entries: the next segment takes them."""
