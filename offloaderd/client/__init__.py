@@ -1,7 +1,7 @@
-"""The client library: everything that a program needs to use a daemon, and all that offloadctl uses (docs/client.md).
+"""The client library for programs that use a daemon; offloadctl uses nothing else (docs/client.md).
 
-What is named here stays; the modules behind it may change. Answers are the messages of `offloaderd.protocol.v1`, except
-ReadAnswer.
+The names of this module are stable; the modules behind it may change. Answers are the messages of
+`offloaderd.protocol.v1`, except ReadAnswer.
 """
 
 from offloaderd.client.blocking import BlockingClient

@@ -1,4 +1,4 @@
-"""The part of the client that writes to a daemon's own ledger store."""
+"""The calls of the client that write to the ledger store of a daemon."""
 
 import asyncio
 from collections.abc import AsyncIterable, Callable, Sequence
@@ -43,9 +43,9 @@ class AppendCalls(Calls):
 
 
 class Turn:
-    """Whose turn it is in an append: a batch is sent only when the one before was answered.
+    """The turns of an append: a batch is sent only after the answer to the previous one.
 
-    So nothing is under way behind a batch that is refused. The next batch is being made meanwhile.
+    So nothing is in flight behind a refused batch. The next batch is prepared meanwhile.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Turn:
         self._ours.clear()
 
     def answered(self) -> None:
-        """The batch was answered."""
+        """Record the answer to the batch."""
         self._ours.set()
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ async def send(
     batches: AsyncIterable[Sequence[bytes]],
     turn: Turn,
 ) -> None:
-    """Write all batches; a call that has ended ends this as well, its reader knows why."""
+    """Write all batches; ends when the call has ended, and its reader gets the reason."""
     async for payloads in batches:
         if isinstance(payloads, bytes | str):
             raise InvalidInput(

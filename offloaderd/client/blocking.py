@@ -1,6 +1,6 @@
-"""The same client for programs without an event loop: it runs one in a thread of its own.
+"""The client for programs without an event loop: it runs one in a thread.
 
-`run` and `iterate` reach every call of DaemonClient with its types; the most common ones have names here.
+`run` and `iterate` make any call of DaemonClient; the most common ones have methods here.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class BlockingClient:
         return self.run(lambda daemon: daemon.seek(topic, goal))
 
     def offload(self, topic: TopicName | str, *, to: Position | None = None) -> admin_pb2.OffloadProgress | None:
-        """Have everything, or all up to an entry, offloaded; returns the last report once it is committed."""
+        """Offload everything, or all up to an entry; returns the last report once it is committed."""
         reports = list(self.iterate(lambda daemon: daemon.offload(topic, wait=True, to=to)))
         return reports[-1] if reports else None
 
@@ -127,7 +127,7 @@ class BlockingClient:
                 self.run(lambda _: _close(answers))
 
     def _serve(self) -> None:
-        """Run the client until told to stop."""
+        """Run the client until it is stopped."""
         try:
             asyncio.run(self._until_stopped())
         except BaseException as error:  # noqa: BLE001 - raised where the client is entered

@@ -1,4 +1,4 @@
-"""The calls of the client that have one answer, or a stream of answers, and no more to them."""
+"""The calls of the client with one answer or a plain stream of answers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
@@ -45,7 +45,7 @@ Service = TypeVar("Service")
 
 
 class Said(TypedDict, total=False):
-    """What may be said of how topics are offloaded and kept."""
+    """Policies of offload and retention; None is left to the settings."""
 
     segment_bytes_max: int | None
     segment_age_max_s: float | None
@@ -69,7 +69,7 @@ class Stub(Generic[Service]):
 
 
 class Calls(Connection):
-    """These calls, by service, for DaemonClient to inherit."""
+    """The calls by service, for DaemonClient to inherit."""
 
     _admin: Stub["admin_pb2_grpc.AdminServiceAsyncStub"] = Stub(admin_pb2_grpc.AdminServiceStub)
     _control: Stub["control_pb2_grpc.ControlServiceAsyncStub"] = Stub(control_pb2_grpc.ControlServiceStub)
@@ -93,7 +93,7 @@ class Calls(Connection):
             return await method(request, timeout=timeout_s or self._timeout_s)
 
     async def _stream(self, call: "Callable[[], aio.UnaryStreamCall[Any, Answer]]") -> AsyncGenerator[Answer, None]:
-        """Make a call when its first answer is asked for; yields its answers."""
+        """Make a call when its first answer is requested; yields its answers."""
         made = call()
         with self._errors(made):
             async for answer in made:
@@ -115,7 +115,7 @@ class Calls(Connection):
         policies: policy_pb2.OffloadPolicies | None = None,
         **policy: Unpack[Said],
     ) -> admin_pb2.EnableTopicResponse:
-        """Enable a topic or a pattern and return what becomes of each topic; None is left to the configuration."""
+        """Enable a topic or a pattern and return the outcome for each topic; None is left to the configuration."""
         request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, policies=policies, **policy)
         return await self._ask(self._admin.EnableTopic, request)
 
@@ -146,9 +146,9 @@ class Calls(Connection):
         dry_run: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[admin_pb2.OffloadProgress, None]:
-        """Have everything offloaded, or up to an entry, or all but the newest `size_threshold` bytes.
+        """Offload everything, or up to an entry, or all but the newest `size_threshold` bytes.
 
-        Yields one report, or with `wait` reports until it is committed; of a dry run what would be done.
+        Yields one report, or with `wait` reports until it is committed; for a dry run the plan.
         """
         request = admin_pb2.OffloadRequest(
             topic=str(topic), wait=wait, to=to_position(to), size_threshold=size_threshold, dry_run=dry_run
@@ -158,43 +158,43 @@ class Calls(Connection):
     def offload_status(
         self, topic: TopicName | str, *, wait: bool, timeout_s: float | None = None
     ) -> AsyncGenerator[admin_pb2.OffloadProgress, None]:
-        """Ask what became of the last offload by hand; with `wait` reports until nothing is under way."""
+        """Yield the state of the last manual offload; with `wait` reports until none is in progress."""
         request = admin_pb2.OffloadStatusRequest(topic=str(topic), wait=wait)
         return self._stream(lambda: self._admin.OffloadStatus(request, timeout=timeout_s))
 
     def examine(self, *, timeout_s: float | None = None) -> AsyncGenerator[doctor_pb2.CheckResult, None]:
-        """Have the daemon try what it depends on; yields each result as it is found."""
+        """Make the daemon check its dependencies; yields the results in order."""
         return self._stream(lambda: self._doctor.Examine(doctor_pb2.ExamineRequest(), timeout=timeout_s))
 
     def gc(
         self, *, apply: bool, grace_s: float | None = None, also: Sequence[str] = (), timeout_s: float | None = None
     ) -> AsyncGenerator[upkeep_pb2.GcEvent, None]:
-        """Have the daemon collect garbage; yields each find, then the sum. Deletes only with `apply`."""
+        """Make the daemon collect garbage; yields each find, then the summary. Deletes only with `apply`."""
         request = upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s, also=also)
         return self._stream(lambda: self._upkeep.Gc(request, timeout=timeout_s))
 
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
-        """Have the daemon read its settings again; says what changed. Raises InvalidConfig with every mistake."""
+        """Make the daemon read its settings again; returns the changes. Raises InvalidConfig with every mistake."""
         return await self._ask(self._control.Reload, control_pb2.ReloadRequest(dry_run=dry_run))
 
     async def log_levels(self) -> Sequence[control_pb2.ModuleLevel]:
-        """Return what is logged from which level on; the first is for all modules without one of their own."""
+        """Return the log levels; the first is that of all modules without their own."""
         return (await self._ask(self._control.ListLogLevels, control_pb2.ListLogLevelsRequest())).levels
 
     async def set_log_level(self, module: str, level: str, seconds: float = 0.0) -> Sequence[control_pb2.ModuleLevel]:
-        """Have a module log from a level on for so long; an empty level takes that back. Raises InvalidInput."""
+        """Set the log level of a module for a time; an empty level resets it. Raises InvalidInput."""
         request = control_pb2.SetLogLevelRequest(module=module, level=level, seconds=seconds)
         return (await self._ask(self._control.SetLogLevel, request)).levels
 
     async def pause(
         self, topic: TopicName, *, undo: bool = False, dry_run: bool = False
     ) -> Sequence[control_pb2.PausedTopic]:
-        """Have a topic with its partitions stand still, or go on. Raises NotFound when it is not enabled."""
+        """Pause or resume a topic and its partitions. Raises NotFound when it is not enabled."""
         request = control_pb2.PauseTopicRequest(topic=str(topic), undo=undo, dry_run=dry_run)
         return (await self._ask(self._control.PauseTopic, request)).topics
 
     async def plan_history(self, topic: TopicName | str, *, segment_bytes: int = 0) -> history_pb2.PlanHistoryResponse:
-        """Return how a topic's history would be split; it takes as long as the source takes to answer."""
+        """Return how the history of a topic would be split; takes as long as the answers of the source."""
         request = history_pb2.PlanHistoryRequest(topic=str(topic), segment_bytes=segment_bytes)
         return await self._ask(self._history.PlanHistory, request)
 
@@ -206,13 +206,13 @@ class Calls(Connection):
         return await self._ask(self._history.GetHistory, request)
 
     async def identity(self, topic: TopicName | str = "") -> identity_pb2.ShowIdentityResponse:
-        """Return which deployment this is, and what is refused of a topic."""
+        """Return the deployment, and the refusals of a topic."""
         return await self._ask(self._identity.ShowIdentity, identity_pb2.ShowIdentityRequest(topic=str(topic)))
 
     async def accept_identity(
         self, topic: TopicName | str = "", *, kind: str = "", places: bool = False, source: bool = False, dry_run: bool
     ) -> list[str]:
-        """Believe what is refused of a topic, of the places, or of the source; returns that in words."""
+        """Accept a refusal of a topic, of the places, or of the source; returns what was accepted as text."""
         request = identity_pb2.AcceptIdentityRequest(kind=kind, dry_run=dry_run)
         if topic:
             request.topic = str(topic)
@@ -223,49 +223,49 @@ class Calls(Connection):
         return list((await self._ask(self._identity.AcceptIdentity, request)).believed)
 
     async def explain(self, topic: TopicName | str, position: Position) -> inspect_pb2.ExplainResponse:
-        """Return where an entry is, or why there is none."""
+        """Return where an entry is stored, or why it is not."""
         request = inspect_pb2.ExplainRequest(topic=str(topic), position=to_position(position))
         return await self._ask(self._inspect.Explain, request)
 
     def verify(
         self, topic: TopicName | str, *, level: str = "full", timeout_s: float | None = None
     ) -> AsyncGenerator[inspect_pb2.VerifyEvent, None]:
-        """Have the daemon compare a topic's segments with the bucket; yields what was found of each, then the sum."""
+        """Make the daemon verify the segments of a topic; yields the result of each, then the summary."""
         request = inspect_pb2.VerifyRequest(topic=str(topic), level=level)
         return self._stream(lambda: self._inspect.Verify(request, timeout=timeout_s))
 
     async def daemons(self, topic: TopicName | str | None = None) -> placement_pb2.ListDaemonsResponse:
-        """Return all daemons; for a topic in the order in which they should have it."""
+        """Return all daemons; for a topic in the order of placement."""
         request = placement_pb2.ListDaemonsRequest(topic="" if topic is None else str(topic))
         return await self._ask(self._placement.ListDaemons, request)
 
     def drain(
         self, *, undo: bool = False, dry_run: bool = False, timeout_s: float | None = None
     ) -> AsyncGenerator[placement_pb2.DrainProgress, None]:
-        """Have the daemon hand its topics to the others; yields how many are left, until there is none."""
+        """Make the daemon hand its topics to the others; yields the remaining number, until it is 0."""
         request = placement_pb2.DrainRequest(undo=undo, dry_run=dry_run)
         return self._stream(lambda: self._placement.Drain(request, timeout=timeout_s))
 
     async def policies(self, level: policy_pb2.PolicyLevel) -> policy_pb2.GetPoliciesResponse:
-        """Return what is said at a level, and what holds there."""
+        """Return the policies that are set at a level, and the effective ones."""
         return await self._ask(self._policy.GetPolicies, policy_pb2.GetPoliciesRequest(level=level))
 
     async def set_policies(
         self, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies, *, dry_run: bool = False
     ) -> policy_pb2.ChangePoliciesResponse:
-        """Say something at a level, in place of what was said there."""
+        """Set the policies of a level, in place of the present ones."""
         request = policy_pb2.SetPoliciesRequest(level=level, policies=policies, dry_run=dry_run)
         return await self._ask(self._policy.SetPolicies, request)
 
     async def remove_policies(
         self, level: policy_pb2.PolicyLevel, *, dry_run: bool = False
     ) -> policy_pb2.ChangePoliciesResponse:
-        """Say nothing at a level any more."""
+        """Remove the policies of a level."""
         request = policy_pb2.RemovePoliciesRequest(level=level, dry_run=dry_run)
         return await self._ask(self._policy.RemovePolicies, request)
 
     async def seek(self, topic: TopicName | str, goal: Goal) -> read_pb2.SeekResponse:
-        """Return where an entry is, or where the next one may come. Raises InvalidInput for a number that is none."""
+        """Return the position of an entry, or of the next one. Raises InvalidInput for an invalid number."""
         request = read_pb2.SeekRequest(topic=str(topic), target=seek_target(goal))
         return await self._ask(self._reads.Seek, request)
 
@@ -279,18 +279,18 @@ class Calls(Connection):
         await self._ask(self._ledgers.Roll, ledgers_pb2.RollRequest(topic=str(topic)))
 
     async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
-        """Return a topic's ledgers, with what has become of each."""
+        """Return the ledgers of a topic with their states."""
         return await self._ask(self._retention.ListLedgers, retention_pb2.ListLedgersRequest(topic=str(topic)))
 
     async def delete_ledgers(
         self, topic: TopicName | str, ledger_ids: Sequence[int], *, dry_run: bool = False
     ) -> retention_pb2.DeleteLedgersResponse:
-        """Mark ledgers deleted in the tier; the topic's owner has to be asked."""
+        """Mark ledgers deleted in the tier; only the owner of the topic takes the call."""
         request = retention_pb2.DeleteLedgersRequest(topic=str(topic), ledger_ids=ledger_ids, dry_run=dry_run)
         return await self._ask(self._retention.DeleteLedgers, request)
 
     async def revoke_grant(self, topic: TopicName | str, ledger_id: int, *, reason: str = "") -> retention_pb2.Grant:
-        """Take back, or forbid beforehand, the permission to delete a ledger from its source."""
+        """Revoke, or forbid in advance, the deletion of a ledger from its source."""
         request = retention_pb2.RevokeGrantRequest(topic=str(topic), ledger_id=ledger_id, reason=reason)
         return (await self._ask(self._retention.RevokeGrant, request)).grant
 
@@ -309,7 +309,7 @@ class Calls(Connection):
     async def convert_topic(
         self, topic: TopicName | str, *, to_ledger_id: int | None = None
     ) -> rollback_pb2.ConvertTopicResponse:
-        """Order that a topic's ledgers are rewritten; the topic's owner has to be asked."""
+        """Order that the ledgers of a topic are rewritten; only the owner of the topic takes the call."""
         request = rollback_pb2.ConvertTopicRequest(topic=str(topic), to_ledger_id=to_ledger_id)
         return await self._ask(self._rollback.ConvertTopic, request)
 
@@ -321,13 +321,13 @@ class Calls(Connection):
         return self._stream(lambda: self._rollback.FollowRollback(request, timeout=timeout_s))
 
     async def stop_rollback(self, topic: TopicName | str) -> rollback_pb2.RollbackOrder:
-        """Take the order back."""
+        """Cancel the order."""
         request = rollback_pb2.StopRollbackRequest(topic=str(topic))
         return (await self._ask(self._rollback.StopRollback, request)).order
 
 
 def seek_target(goal: Goal) -> read_pb2.SeekTarget:
-    """Return what to look for as a message; raises InvalidInput for a number that is none."""
+    """Return a goal as a message. Raises InvalidInput for an invalid number."""
     value = goal.checked().value
     if goal.kind is SeekKind.TIME:
         return read_pb2.SeekTarget(time_ms=value)

@@ -1,7 +1,7 @@
-"""One channel to one of several daemons, and what every call needs of it: deadline, limits, errors.
+"""A channel to one of several daemons, with the deadline, limits and errors of all calls.
 
-Channels stay open once made, so a call that still runs on one is not cut off when others move on; there are at most
-`ADDRESSES_MAX` of them, and those that were made with certificates that have been replaced since.
+Channels stay open, so a running call is not cut off when others move to another daemon. There are at most
+`ADDRESSES_MAX` of them, and those with certificates that have been replaced since.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ FRAME_BYTES = 1024 * 1024
 CONNECT_S = 5.0
 ADDRESSES_MAX = 64
 PEERS_S = 10.0
-"""How long to wait for the list of the other daemons, which is only needed if this one goes away."""
+"""Longest wait for the list of the other daemons, which is only needed if this one fails."""
 
 
 class OpenChannel(NamedTuple):
@@ -114,9 +114,9 @@ class Connection:
         )
 
     async def move(self, lost: str) -> None:
-        """Go over to a daemon that answers, if the present one is `lost`: that one comes last.
+        """Connect to another daemon, if the present one is `lost`; that one is tried last.
 
-        Of several calls that lose one daemon the first moves, the others follow. Raises as connecting does.
+        Of several calls that lose a daemon the first moves, the others follow. Raises what connecting raises.
         """
         async with self._moving:
             if self.address == lost:
@@ -124,10 +124,9 @@ class Connection:
                 await self._connect_any([*self._addresses[place:], *self._addresses[:place]])
 
     async def learn_peers(self, topic: str) -> None:
-        """Ask once which other daemons there are, for when this one goes away.
+        """Read once the addresses of the other daemons, in case this one fails.
 
-        Nothing depends on the answer as long as it does not, so a daemon that gives none is no error: then there are
-        only the addresses that were given.
+        An error is ignored: then only the given addresses are known.
         """
         if self._peers_known:
             return
@@ -150,9 +149,9 @@ class Connection:
         return self._channel_to(self.address)
 
     def _channel_to(self, address: str) -> aio.Channel:
-        """Return a channel made with the certificates that there are. Raises InvalidConfig for unusable ones at first.
+        """Return a channel with the present certificates. Raises InvalidConfig for unusable ones at first.
 
-        While files are being replaced they may not fit each other: the channel that there is stays in use then.
+        While files are being replaced they may not match: then the present channel stays in use.
         """
         found, files = self._channels.get(address), self._trust.files()
         if found is not None and found.files == files:
@@ -172,11 +171,11 @@ class Connection:
 
     @property
     def renewed(self) -> bool:
-        """Whether what a daemon refused as expired may be good with the token that comes next."""
+        """Whether a call that was refused for its token may succeed with the next token."""
         return self._trust.renewed
 
     async def _connect_any(self, addresses: list[str]) -> None:
-        """Connect to the first that answers. A daemon that does not trust us says more than one that is away."""
+        """Connect to the first that answers. A refusal is raised before errors of unreachable daemons."""
         errors: list[OffloaderError] = []
         for address in addresses:
             channel = self._channel_to(address)
@@ -193,7 +192,7 @@ class Connection:
         raise Unreachable("no daemon answers: " + "; ".join(error.message for error in errors), hint=errors[0].hint)
 
     async def _connected(self, address: str, channel: aio.Channel) -> None:
-        """Return once the channel is up; the first refusal is final, since a user is waiting."""
+        """Wait until the channel is ready; the first failure is final, since a user is waiting."""
         hint = "is the daemon running there? `offloaderd standalone` or `offloaderd serve` starts one"
         try:
             async with asyncio.timeout(self._connect_s):
@@ -210,7 +209,7 @@ class Connection:
 
     @asynccontextmanager
     async def _beside(self, work: Coroutine[object, object, None], *, name: str) -> AsyncIterator[None]:
-        """Have a task work beside the caller: it ends with the context, and with the client at the latest."""
+        """Run a task beside the caller; it ends with the context, and with the client at the latest."""
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -222,7 +221,7 @@ class Connection:
 
     @contextmanager
     def _errors(self, call: aio.Call | None = None) -> Iterator[None]:
-        """Turn gRPC's exception into ours, and never leave a stream running that nobody reads."""
+        """Turn the exception of gRPC into ours, and cancel a stream at the end."""
         try:
             yield
         except aio.AioRpcError as error:

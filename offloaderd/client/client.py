@@ -1,4 +1,4 @@
-"""A daemon as seen by its users: one asyncio client over all services."""
+"""The asyncio client over all services of a daemon."""
 
 from offloaderd.client.append import AppendCalls
 from offloaderd.client.entries import EntryCalls
@@ -12,6 +12,6 @@ class DaemonClient(AppendCalls, EntryCalls, PushCalls):
     TLS, certificate and token. Every method raises what the daemon raised, Unreachable and TimedOut; topics may be
     names or texts as pulsar-admin takes them. Answers are the messages of the API (docs/api.md).
 
-    Calls are made once: only `read` and `push`, which know how far they are, go on by themselves after a daemon was
-    lost, at the next address or at a daemon that the first one told of.
+    Calls are made once. Only `read` and `push` know their position and continue after a daemon was lost, at the next
+    address or at another daemon of the cluster.
     """

@@ -1,4 +1,4 @@
-"""What a failed call means to its caller: the error that the daemon raised, or what the transport said."""
+"""Errors of calls: those that the daemon raised, and those of the transport."""
 
 import grpc
 from grpc import aio
@@ -8,7 +8,7 @@ from offloaderd.protocol.errors import DETAIL_KEY, from_rpc_error
 
 LATE = "allow more with --timeout SECONDS; `offloadctl status` shows whether something does not answer"
 _CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")
-"""How gRPC names a call that ended in the middle, when not as UNAVAILABLE; the last one is a write that failed."""
+"""Texts of gRPC for a broken call without the code UNAVAILABLE; the last one is that of a failed write."""
 
 
 class Unreachable(Transient):
@@ -24,9 +24,9 @@ class NotConsecutive(Conflict):
 
 
 def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
-    """Return what a failed call means to the caller.
+    """Return the error of a failed call as one of ours.
 
-    What the daemon said itself carries its detail; UNAVAILABLE without it was said by the transport: nobody is there.
+    Errors of the daemon carry its detail; UNAVAILABLE without it comes from the transport: no daemon answers.
     """
     code = error.code()
     if any(key == DETAIL_KEY for key, _ in error.trailing_metadata() or ()):

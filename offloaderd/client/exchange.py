@@ -1,4 +1,4 @@
-"""A call in which both sides send: it ends with what the daemon said, whatever became of a write.
+"""A call in which both sides send: it ends with the status of the daemon, also after a failed write.
 
 When a write fails since the call has ended, grpc.aio puts "Internal error from Core" in place of the call's status
 (https://github.com/grpc/grpc/issues/36066): before the daemon's own has arrived, which then replaces it, or over it,
@@ -17,14 +17,14 @@ from offloaderd.core.clock import Clock
 
 FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 LOOKS, LOOK_S = 200, 0.02
-"""How often to look, after the last answer, for what the daemon said, which comes with it: nothing tells of it."""
+"""Number and interval of polls for the status of the daemon after the last answer: gRPC does not notify of it."""
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 Value = TypeVar("Value")
 
 
 class Exchange(Generic[Request, Response]):
-    """Writes and reads of one call, which nobody else reads. Whoever made the call cancels it in the end."""
+    """Writes and reads of one call, which has no other reader. The maker of the call cancels it at the end."""
 
     def __init__(self, call: "aio.StreamStreamCall[Request, Response]", clock: Clock) -> None:
         self._call = call
@@ -34,7 +34,7 @@ class Exchange(Generic[Request, Response]):
         call.add_done_callback(self._ended)
 
     async def write(self, request: Request) -> bool:
-        """Send a request; says whether it went. A call that has ended takes none, and `read` tells why it ended."""
+        """Send a request; returns whether it was sent. A call that has ended takes none; `read` raises the reason."""
         try:
             await self._call.write(request)
         except (aio.AioRpcError, asyncio.InvalidStateError):
@@ -42,14 +42,14 @@ class Exchange(Generic[Request, Response]):
         return True
 
     async def done_writing(self) -> None:
-        """Tell the daemon that there is no more, unless the call has ended."""
+        """End the requests, unless the call has ended."""
         try:
             await self._call.done_writing()
         except aio.InternalError:
             return
 
     async def read(self) -> Response | None:
-        """Return the next answer, None when the daemon ended the call well. Raises AioRpcError with what it said."""
+        """Return the next answer, None after a successful end. Raises AioRpcError with the status of the daemon."""
         with suppress(StopAsyncIteration, aio.AioRpcError):
             return await anext(self._answers)
         said = await self._said()
@@ -58,7 +58,7 @@ class Exchange(Generic[Request, Response]):
         raise said
 
     async def _said(self) -> aio.AioRpcError:
-        """Return the status that the daemon gave; that of a write that failed if there is no other."""
+        """Return the status of the daemon; that of a failed write if there is no other."""
         status = self._first or await _status(self._call)
         for _ in range(LOOKS):
             if not _of_a_write(status):
@@ -68,7 +68,7 @@ class Exchange(Generic[Request, Response]):
         return status
 
     def _ended(self, _: object) -> None:
-        """Take a status at once: the next step of another task may replace it."""
+        """Record a status at once: the next step of another task may replace it."""
         if self._first is None or _of_a_write(self._first):
             self._first = _result(_status(self._call))
 
@@ -78,14 +78,14 @@ def _of_a_write(status: aio.AioRpcError) -> bool:
 
 
 async def _status(call: aio.Call) -> aio.AioRpcError:
-    """Return how a call ended, which may be well; waits for nothing once it has."""
+    """Return the status of a call, which may be OK; does not wait once it has ended."""
     return aio.AioRpcError(
         await call.code(), await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
     )
 
 
 def _result(work: Coroutine[object, None, Value]) -> Value:
-    """Return what a coroutine gives that has nothing to wait for."""
+    """Return the result of a coroutine that does not wait."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -1,8 +1,8 @@
-"""The part of the client that pushes entries as they are written, as a broker does (PIP-76).
+"""The call of the client that pushes entries as they are written, as a broker does (PIP-76).
 
-The caller does not send, it is asked: `entries(after)` gives what follows a position, and is asked again, from where
-the daemon then stands, whenever the stream broke or the topic has moved to another daemon. So nothing has to be kept
-here, and nothing is sent twice. Flow control is the daemon's: a batch is sent while fewer than `unanswered_max` wait
+The caller does not send: `entries(after)` yields the entries after a position, and is called again with the newest
+position of the daemon whenever the stream broke or the topic has moved to another daemon. So nothing is buffered here,
+and nothing is sent twice. Flow control is the daemon's: a batch is sent while fewer than `unanswered_max` wait
 for their answer, and a daemon without room reads no further.
 """
 
@@ -40,10 +40,10 @@ class LedgerClosed(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """How far a push is: the newest entry that the daemon took, and the newest that is committed to the bucket.
+    """The progress of a push: the newest entry that the daemon took, and the newest committed one.
 
-    `result` is the answer to a batch: FULL says that the daemon reads those entries from its ledger source instead.
-    None: `offloaded` has moved.
+    `result` is the answer to a batch: FULL means that the daemon reads those entries from its ledger source instead.
+    None: `offloaded` has advanced.
     """
 
     result: OfferResult | None
@@ -84,7 +84,7 @@ class PushCalls(Calls):
                     raise
                 await resume.pause(error)
             except OffloaderError as error:
-                # Nobody has the topic: it moves, or was enabled a moment ago.
+                # The topic has no owner: it moves, or was just enabled.
                 if isinstance(error, NotFound) or type(error) is Transient:
                     await resume.pause(error)
                 else:
@@ -111,7 +111,7 @@ class PushCalls(Calls):
         return push.offloaded
 
     async def _go_to_owner(self, topic: TopicName | str) -> bool:
-        """Move to the daemon that owns a topic, if there is one that answers; says whether this one does not."""
+        """Move to the daemon that owns a topic, if it answers; returns False if this daemon is the owner."""
         try:
             found = await self.daemons(topic)
         except OffloaderError:
@@ -154,7 +154,7 @@ class _Push:
     async def send(
         self, exchange: Exchange[Request, Response], items: AsyncGenerator[EntryBatch | LedgerClosed, None]
     ) -> None:
-        """Write all; a call that has ended ends this as well, its reader knows why."""
+        """Write all items; ends when the call has ended, and its reader gets the reason."""
         async with aclosing(items):
             async for item in items:
                 if isinstance(item, EntryBatch):
@@ -167,7 +167,7 @@ class _Push:
         await exchange.done_writing()
 
     async def hear(self, exchange: Exchange[Request, Response]) -> None:
-        """Take answers until the daemon ends the call: then all that was sent is committed."""
+        """Read answers until the daemon ends the call: then everything is committed."""
         while (answer := await exchange.read()) is not None:
             self._resume.worked()
             match answer.WhichOneof("response"):

@@ -36,12 +36,12 @@ Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnsw
 
 
 def read_answer(message: bytes, address: str) -> ReadAnswer:
-    """Return what a serialized ReadResponse of the daemon at `address` says. Raises CorruptData."""
+    """Decode a ReadResponse of the daemon at `address`. Raises CorruptData."""
     return ReadAnswer(*decoded_read_response(message, where=f"an answer of {address}"))
 
 
 class Ahead:
-    """At most `answers_max` answers that nobody has taken yet; one at least."""
+    """A queue of at most `answers_max` answers, at least one."""
 
     def __init__(self, answers_max: int) -> None:
         self._answers_max = max(1, answers_max)
@@ -51,7 +51,7 @@ class Ahead:
         self._ended = False
 
     async def fill(self, answers: AsyncGenerator[ReadAnswer, None]) -> None:
-        """Take answers in, waiting while there is no room; their error is raised by `take`, behind what came before."""
+        """Add answers, waiting while the queue is full; `take` raises their error after the answers before it."""
         self._end = Closed("the client was closed during a read")
         try:
             async with aclosing(answers):
@@ -83,7 +83,7 @@ class Ahead:
 
 
 class Wanted(TypedDict, total=False):
-    """What to read of a topic: from its oldest to its newest entry unless told otherwise; 0 is no limit of ours."""
+    """The range to read of a topic: by default from its oldest to its newest entry; 0 is no limit of ours."""
 
     first: Position | str | None
     last: Position | str | None
@@ -96,9 +96,9 @@ class Wanted(TypedDict, total=False):
 
 
 class Reading:
-    """One range, over as many streams as it takes.
+    """The read of a range, over as many streams as needed.
 
-    `attempt` opens a stream; `newest` tells the newest entry, None where only one stream is to be opened.
+    `attempt` opens a stream; `newest` returns the newest entry; None: only one stream is opened.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Reading:
             self._request.entries_max = max(1, self._left)
 
     def _complete(self) -> bool:
-        """Whether nothing is left to ask for."""
+        """Whether the whole range was read."""
         if self._done is None:
             return False
         if self._request.HasField("last") and self._done >= _at(self._request.last):
@@ -172,7 +172,7 @@ class Reading:
         return bool(self._request.entries_max) and self._left <= 0
 
     def _seen(self, error: OffloaderError) -> OffloaderError:
-        """Return what an error means: a daemon that does not know of entries that are certain learns of them yet."""
+        """Return an error; that of a daemon which does not know existing entries yet is transient."""
         if isinstance(error, OutOfRange) and self._done is not None:
             return Transient(error.message, hint=error.hint)
         return error
@@ -188,7 +188,7 @@ class Reading:
 
 
 def read_request(topic: TopicName | str, wanted: Wanted, *, framed: bool = False) -> read_pb2.ReadRequest:
-    """Return what to ask for a range; `framed` where answers are not messages."""
+    """Return the request for a range; `framed` if answers are not messages."""
     return read_pb2.ReadRequest(
         topic=str(topic),
         first=position_message(wanted.get("first")),

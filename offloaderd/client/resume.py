@@ -1,9 +1,9 @@
-"""When a stream that broke is opened again: who is asked, after which pause, and when to give up.
+"""Rules for reopening a broken stream: at which daemon, after which pause, and when to give up.
 
-A daemon that was lost, is going away or ended a long call is no reason to give up before `resume_s` have passed without
-progress. What a daemon says of its own troubles (the bucket is away, too many readers) is waited for only when the
-stream has worked before: whoever asks for the first time should hear of it. So is a token that ended during a stream,
-where it comes from a file.
+After a daemon was lost, stops or ended a long call, the stream is reopened until `resume_s` have passed without
+progress. Failures that a daemon reports (the bucket is unreachable, too many readers) are retried only if the stream
+has worked before: at the first request the caller gets the error. The same holds for a token from a file that expired
+during a stream.
 """
 
 from offloaderd.client.channel import Connection
@@ -20,7 +20,7 @@ LOST = (Unreachable, Closed, CallTooLong)
 
 
 class Resume:
-    """The patience of one stream. `resume_s` 0: none; None: no end."""
+    """The retries of one stream. `resume_s` 0: none; None: without end."""
 
     def __init__(self, client: Connection, clock: Clock, resume_s: float | None) -> None:
         self._client = client
@@ -32,15 +32,15 @@ class Resume:
         self._pauses = 0
 
     def worked(self) -> None:
-        """Note progress."""
+        """Record progress."""
         self._begun, self._since_s, self._pauses = True, None, 0
 
     def opening(self) -> None:
-        """Note whom the stream is opened at."""
+        """Record the daemon at which the stream is opened."""
         self._address = self._client.address
 
     async def after(self, error: OffloaderError) -> None:
-        """Pause, and move on if the daemon was lost. Raises `error` when it is final, or was met for too long."""
+        """Pause, and move to another daemon if it was lost. Raises `error` if it is final or lasts too long."""
         lost = isinstance(error, LOST)
         if isinstance(error, TimedOut) or not (lost or (self._begun and self._passes(error))):
             raise error
@@ -52,7 +52,7 @@ class Resume:
                 return  # the next try says so, and is counted
 
     def _passes(self, error: OffloaderError) -> bool:
-        """Whether what a stream met that has worked may be over soon; a token that ended may have been replaced."""
+        """Whether an error of a stream that has worked may end soon; an expired token may have been replaced."""
         return isinstance(error, Transient) or (self._client.renewed and type(error) is Unauthenticated)
 
     async def pause(self, error: OffloaderError) -> None:

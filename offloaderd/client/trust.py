@@ -1,4 +1,4 @@
-"""How a client trusts a daemon and is trusted by it: TLS, certificate and token; and why a handshake failed.
+"""TLS, certificate and token of a client; and the diagnosis of a failed handshake.
 
 A token goes over TLS only, and one in a file is read for each call, as those that end within the hour are replaced.
 Certificates are read when a channel is made; `files` says when that has to be done anew. gRPC does not tell why a
@@ -28,7 +28,7 @@ class NotTrusted(Unauthenticated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What a client shows and what it demands. `ca_file` None: the system's authorities. A token is never shown."""
+    """The credentials of a client. `ca_file` None: the authorities of the system. A token is never printed."""
 
     tls: bool = False
     ca_file: Path | None = None
@@ -38,21 +38,21 @@ class Trust:
     token: str | None = None
 
     def __repr__(self) -> str:
-        """Never the token."""
+        """Return a text without the token."""
         return f"Trust(tls={self.encrypted}, token={self.has_token})"
 
     @property
     def has_token(self) -> bool:
-        """Whether a token is shown."""
+        """Whether there is a token."""
         return self.token is not None or self.token_file is not None
 
     @property
     def encrypted(self) -> bool:
-        """Whether to speak TLS: told so, or told what only TLS needs."""
+        """Whether to use TLS: it is set, or a file for TLS is given."""
         return self.tls or self.ca_file is not None or self.cert_file is not None
 
     def check(self) -> None:
-        """Raise InvalidInput for what does not go together."""
+        """Raise InvalidInput for credentials that do not fit together."""
         if (self.cert_file is None) != (self.key_file is None):
             raise InvalidInput("a certificate and its key go together", hint="give both --tls-cert and --tls-key")
         if self.has_token and not self.encrypted:
@@ -62,7 +62,7 @@ class Trust:
             )
 
     def bearer(self) -> str | None:
-        """Return the token: that of the file goes first. Raises InvalidConfig."""
+        """Return the token; that of the file has priority. Raises InvalidConfig."""
         if self.token_file is None:
             return self.token
         token = _read(self.token_file).decode("utf-8", "replace").strip()
@@ -76,7 +76,7 @@ class Trust:
         return self.token_file is not None
 
     def files(self) -> tuple[object, ...]:
-        """Return what is another once a certificate or key was replaced."""
+        """Return a value that changes when a certificate or key was replaced."""
         return tuple(_seen(path) for path in (self.ca_file, self.cert_file, self.key_file) if path is not None)
 
     def channel(self, address: str, options: Sequence[tuple[str, object]]) -> aio.Channel:
@@ -96,7 +96,7 @@ class Trust:
         return aio.secure_channel(address, credentials, options=options)
 
     async def diagnosis(self, address: str) -> NotTrusted | None:
-        """Return why a TLS connection cannot be made; None when that is not the reason."""
+        """Return why a TLS connection fails; None if TLS is not the reason."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -125,7 +125,7 @@ class Trust:
         return None if greeted else self._refused(address)
 
     def _refused(self, address: str) -> NotTrusted:
-        """Return what it means that a daemon goes away after a good handshake: gRPC's server does not say why."""
+        """Return the error for a connection that the daemon closed after the handshake, without a reason."""
         if self.cert_file is None:
             return NotTrusted(
                 f"the daemon at {address} asks for a certificate, and none was shown",
@@ -156,7 +156,7 @@ class Trust:
 
 
 class _Bearer(grpc.AuthMetadataPlugin):
-    """Shows the token that is in the file now; the last good one while the file is being replaced."""
+    """Sends the token in the file; the last valid one while the file is being replaced."""
 
     def __init__(self, trust: Trust, token: str) -> None:
         self._trust = trust
@@ -170,7 +170,7 @@ class _Bearer(grpc.AuthMetadataPlugin):
 
 
 def _seen(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file's content; see access/watched.py."""
+    """Return a value that changes with the content of a file; see access/watched.py."""
     try:
         found = path.stat()
     except OSError:
@@ -183,7 +183,7 @@ def _no_passphrase() -> str:
 
 
 def _trusting() -> ssl.SSLContext:
-    """Return a context that only finds out whether somebody speaks TLS; nothing is sent over it."""
+    """Return a context that only finds out whether a server uses TLS; nothing is sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -192,7 +192,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _explained(error: ssl.SSLError, address: str) -> NotTrusted:
-    """Return what a failed handshake means to whoever has to repair it."""
+    """Return the error of a failed handshake, with a hint."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return NotTrusted(
             f"the daemon at {address} cannot be trusted: {error.verify_message}",

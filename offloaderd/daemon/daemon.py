@@ -1,8 +1,8 @@
 """The composition root: opens what the daemon needs in order, runs its loops, drains, closes in reverse.
 
-Life cycle: starting (waiting for ZooKeeper and the bucket, telling why on /readyz), serving, draining. The first
-SIGTERM or SIGINT drains under a deadline, the second cuts everything short. A loop that crashes takes the daemon down
-with exit code 1. Configuration that cannot work (no such bucket, wrong credentials) ends the start with code 2.
+Life cycle: starting (waiting for ZooKeeper and the bucket, with the reason on /readyz), serving, draining. The first
+SIGTERM or SIGINT drains under a deadline, the second ends everything at once. A loop that crashes ends the daemon with
+exit code 1. Configuration that cannot work (no such bucket, wrong credentials) ends the start with code 2.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ log = structlog.get_logger(__name__)
 
 
 TELL_S = 1.0
-"""Longest wait for ZooKeeper to take note that this daemon drains; without it the others only notice later."""
+"""Longest wait until ZooKeeper has recorded that this daemon drains; without it the others notice later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where a serving daemon is reached."""
+    """The addresses of a serving daemon."""
 
     grpc: str
     http: str
@@ -71,11 +71,10 @@ async def run(
     reread: Callable[[], Settings] | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Run a daemon until it is told to stop; returns the exit code (0 after a complete drain, else 1).
+    """Run a daemon until a signal stops it; returns the exit code (0 after a complete drain, else 1).
 
-    Raises InvalidConfig when it cannot ever work as configured. `on_ready` is called once calls are welcome,
-    `reread` whenever the settings are to be read again; it raises InvalidConfig. `environ` names systemd's
-    socket, if there is one.
+    Raises InvalidConfig for settings that can never work. `on_ready` is called when the daemon accepts calls, `reread`
+    to read the settings again; it raises InvalidConfig. `environ` may name the socket of systemd.
     """
     daemon = Daemon(settings, on_ready, reread=reread, environ=environ)
     with stop_signals(daemon):
@@ -120,7 +119,7 @@ def stop_signals(daemon: "Daemon") -> Iterator[None]:
 
 
 class Daemon:
-    """One process's daemon."""
+    """The daemon of one process."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class Daemon:
         self.stopping.set()
 
     def _reading_bytes(self) -> int:
-        """Return what reads hold: what is cached and what is unpacked."""
+        """Return the memory of reads: cached and unpacked bytes."""
         return (
             self._components.reader.segments.used_bytes + self._components.reads.unpacking.used_bytes
             if self._components
@@ -234,7 +233,7 @@ class Daemon:
         return await self._until_there("ledgers", where, connect)
 
     async def _until_there(self, name: str, what: str, connect: Callable[[], Awaitable[T]]) -> T | None:
-        """Try to reach a dependency until it answers; None when stopped meanwhile. Raises InvalidConfig."""
+        """Connect to a dependency, again until it answers; None when stopped meanwhile. Raises InvalidConfig."""
         backoff = Backoff(self._clock)
         while not self.stopping.is_set():
             try:
@@ -314,7 +313,7 @@ class Daemon:
     ) -> None:
         """Refuse new work, complete open segments under the deadline, end the calls that still run.
 
-        The others are told first, so that whoever is to have a topic waits for it when it is released.
+        The other daemons are notified first, so that the next owner of a topic waits for its release.
         """
         deadline_s = self._settings.shutdown.drain_s
         self.health.draining(self._why_stopping)

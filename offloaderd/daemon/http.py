@@ -1,8 +1,8 @@
 """/metrics, /metrics/topics, /healthz, /readyz and the status page over HTTP.
 
-Served by aiohttp on the daemon's own loop rather than by a thread: a blocked loop then fails its liveness probe,
-which is what the probe is for; numbers are read where they are written; and nothing has to be joined at the end.
-A scrape costs the loop a few milliseconds. aiohttp is here anyway, under the S3 client.
+aiohttp serves on the loop of the daemon, and not in a thread: a blocked loop then fails its liveness probe, as it
+should; numbers are read where they are written; and no thread has to be joined at the end.
+A scrape takes a few milliseconds of the loop. aiohttp is a dependency of the S3 client anyway.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ IDLE_S = 75.0
 """How long a connection may be without a whole request; longer than the pause between two scrapes."""
 
 SEND_S = 30.0
-"""How long a client may take to take an answer."""
+"""Longest time for a client to receive an answer."""
 
 log = structlog.get_logger(__name__)
 
@@ -102,17 +102,17 @@ class HttpServer:
         return server_context(certificates, mutual=self._settings.tls == "mutual")
 
     def _renew(self, certificates: Certificates) -> None:
-        """Have later handshakes use these; files that have changed again since are read at their next change."""
+        """Use new certificates for later handshakes; files that changed since are read at their next change."""
         try:
             self._context = self._tls(certificates)
         except (OSError, ValueError) as error:
             log.warning("http.certificate_not_reloaded", error=str(error))
 
     def _present(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
-        """Move a connection to the context of the moment: asyncio's server keeps the first one.
+        """Use the present context for a connection: the server of asyncio keeps the first one.
 
-        OpenSSL asks at the first message of every handshake, whether it names a server or not, and takes certificate,
-        key and authorities from where the connection is moved to.
+        OpenSSL calls it at the first message of every handshake, whether it names a server or not. It then takes
+        certificate, key and authorities from the context of the connection.
         """
         if self._context is not None:
             connection.context = self._context
@@ -124,7 +124,7 @@ class HttpServer:
 
 @web.middleware
 async def _sent_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send the answer here, where it has a limit: who reads nothing would keep it in memory for ever."""
+    """Send the answer with a time limit: a client that does not read would keep it in memory for ever."""
     answer = await handler(request)
     transport = request.transport
     try:
@@ -138,7 +138,7 @@ async def _sent_in_time(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _alive(_request: web.Request) -> web.Response:
-    """Answer at all: that is the message."""
+    """Answer: an answer alone shows that the loop runs."""
     return web.Response(text="alive\n")
 
 

@@ -1,7 +1,7 @@
-"""Which modules log from which level on: what the settings say, and what was asked for a while.
+"""Log levels by module: those of the settings, and those that were raised for a time.
 
-A level that was asked for falls back by itself, so that nobody fills a disk by forgetting it. A module stands for all
-below it, the nearest counts.
+A raised level is reset after its time, so that a forgotten one does not fill a disk. A level holds for all modules
+below its module; the nearest one counts.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from offloaderd.daemon.settings.sections import LogSettings
 log = structlog.get_logger(__name__)
 
 SECONDS_MAX = 7 * 86_400.0
-"""Longest time for which a level may be asked for; the settings are for what is to stay."""
+"""Longest time for which a level may be raised; permanent levels belong into the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleLevel:
-    """What one module logs; `left_s` is for how long, None where it is by the settings. Module "" is all."""
+    """The level of a module; `left_s` is the remaining time, None for a level of the settings. Module "" is all."""
 
     module: str
     level: str
@@ -40,7 +40,7 @@ class _Raised:
 
 
 class LogLevels:
-    """The levels of one process; `keep` lets those fall back that were asked for."""
+    """The levels of one process; `keep` resets raised levels."""
 
     def __init__(self, settings: LogSettings, clock: Clock, metrics: Metrics) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class LogLevels:
         self._changed = Signal()
 
     def prepare(self, settings: LogSettings) -> Callable[[], None]:
-        """Return what makes other settings hold; what was asked for a while goes on."""
+        """Return a function that applies other settings; raised levels stay."""
         return partial(self._follow, settings)
 
     def _follow(self, settings: LogSettings) -> None:
@@ -58,7 +58,7 @@ class LogLevels:
         self._apply()
 
     def raised(self, module: str, level: str, seconds: float) -> ModuleLevel:
-        """Have a module log from `level` on for so long. Raises InvalidInput for what cannot be."""
+        """Raise the level of a module for a time. Raises InvalidInput for an unknown module, level or time."""
         if not 0 < seconds <= SECONDS_MAX:
             raise InvalidInput(
                 f"a level can be asked for up to {SECONDS_MAX / 86_400:g} days, not {seconds:g} s",
@@ -73,21 +73,21 @@ class LogLevels:
         return ModuleLevel(name, level, seconds)
 
     def fallen(self, module: str) -> None:
-        """Take back what was asked for a module. Raises InvalidInput when nothing was."""
+        """Reset the level of a module. Raises InvalidInput if it was not raised."""
         name = known_module(module)
         if self._raised.pop(name, None) is None:
             raise InvalidInput(f"nothing was asked for {name}", hint="`offloadctl log-level` shows what was")
         self._apply()
 
     def shown(self) -> list[ModuleLevel]:
-        """Return the level of all, then of each module that has another."""
+        """Return the level of all modules, then those of modules with another."""
         now_s = self._clock.monotonic()
         rows = {name: ModuleLevel(name, level) for name, level in parsed_levels(self._settings.levels).items()}
         rows |= {name: ModuleLevel(name, one.level, one.until_s - now_s) for name, one in self._raised.items()}
         return [ModuleLevel("", self._settings.level), *(rows[name] for name in sorted(rows))]
 
     async def keep(self) -> None:
-        """Let levels fall back when their time is over, until cancelled; then all of them."""
+        """Reset levels after their time, until cancelled; then all of them."""
         try:
             while True:
                 now_s = self._clock.monotonic()

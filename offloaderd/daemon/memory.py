@@ -1,4 +1,4 @@
-"""How memory is kept for a process like ours: many threads, large short-lived buffers, many long-lived small objects.
+"""Memory of a process with many threads, large short-lived buffers and many long-lived small objects.
 
 glibc's allocator: by default every thread may get an arena of its own, up to eight for each core. Payloads are made in
 one thread (gRPC's, the ledger store's) and freed in another, so each arena keeps what others cannot use: 30 to 45 MiB
@@ -23,10 +23,10 @@ _M_ARENA_MAX = -8
 
 
 def limit_arenas() -> bool:
-    """Bound the arenas of this process; says whether it was done.
+    """Bound the arenas of this process; returns whether it was possible.
 
-    An operator's own MALLOC_ARENA_MAX, and allocators other than glibc's, are left alone. Call it before there are
-    threads: arenas that exist stay.
+    A MALLOC_ARENA_MAX of the operator, and allocators other than that of glibc, stay unchanged. Call it before there
+    are threads: existing arenas stay.
     """
     if sys.platform != "linux" or "MALLOC_ARENA_MAX" in os.environ:
         return False
@@ -38,11 +38,11 @@ def limit_arenas() -> bool:
 
 
 def relax_gc() -> None:
-    """Have the collector of cycles look more rarely."""
+    """Run the collector of cycles less often."""
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def freeze_heap() -> None:
-    """Have the collector look no more at what there is by now. Call it once, when all that stays has been loaded."""
+    """Exclude all present objects from collections. Call it once, when the permanent objects have been loaded."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Small requests, every few seconds, that show whether what the daemon depends on answers."""
+"""Small requests, every few seconds, that check whether the dependencies of the daemon answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,17 +13,16 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects.port import SegmentStore
 
 PROBE_S = 3.0
-"""Pause between two looks at whether the bucket and ZooKeeper answer."""
+"""Pause between two probes of a dependency."""
 ANSWERS_S = 5.0
-"""How long an answer may take before what was asked counts as down."""
+"""Longest time for an answer before the dependency counts as down."""
 
 
 class Prober:
-    """Asks the dependencies, each on its own, and tells health of each and `bucket` of the bucket.
+    """Probes each dependency in a task of its own; reports each to `health`, and the bucket to `bucket` as well.
 
-    One that does not answer is told within PROBE_S and ANSWERS_S, whatever the others do. `refused` says why the bucket
-    takes nothing of what is written, though it may answer; empty: nothing is known against it. `bucket` hears None of
-    a bucket that answers.
+    A failure is reported within PROBE_S and ANSWERS_S, whatever the other dependencies do. `refused` returns why the
+    bucket refuses writes although it answers; empty: no reason is known. `bucket` gets None for a bucket that answers.
     """
 
     def __init__(
@@ -53,13 +52,13 @@ class Prober:
 
     async def _probe(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
         while True:
-            error = await self._look(name, probe())
+            error = await self._request(name, probe())
             if name == "objects":
                 self._bucket(error)
             await self._clock.sleep(PROBE_S)
 
-    async def _look(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
-        """Send a small request to a dependency and note for health whether it answered; returns why not."""
+    async def _request(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
+        """Await a request to a dependency and report the result to health; returns the error."""
         try:
             async with asyncio.timeout(ANSWERS_S):
                 await request
@@ -78,7 +77,7 @@ class Prober:
 
 
 async def reach(objects: SegmentStore) -> None:
-    """Ask the bucket for something small."""
+    """List a prefix of the bucket that has no objects."""
     async with aclosing(objects.list("offloaderd-probe/")) as found:
         async for _ in found:
             return

@@ -1,7 +1,7 @@
-"""Reading the settings again while the daemon runs: all of them or none, and a word on each that changed.
+"""Reload of the settings while the daemon runs: all of them or none, with a report of each change.
 
-What is wrong anywhere refuses the whole, with every mistake, and what held goes on holding. What needs a restart is
-named each time until there was one.
+A mistake anywhere refuses the reload with every mistake, and the settings stay as they are. Changes that need a restart
+are reported by each reload until the restart.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from offloaderd.daemon.settings.change import Change, changes, followed
 from offloaderd.daemon.settings.rules import RENAMED
 
 Prepare = Callable[[Settings], Callable[[], None]]
-"""Looks at new settings, raises InvalidConfig, or returns what makes them hold."""
+"""Checks new settings and returns a function that applies them. Raises InvalidConfig."""
 
 log = structlog.get_logger(__name__)
 audit = structlog.get_logger(AUDIT)
@@ -26,24 +26,24 @@ audit = structlog.get_logger(AUDIT)
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What a reload found. With `dry_run` nothing was changed."""
+    """The changes of a reload. With `dry_run` they were not applied."""
 
     changes: tuple[Change, ...]
     dry_run: bool
 
     @property
     def live(self) -> tuple[Change, ...]:
-        """What takes effect at once."""
+        """Changes that take effect at once."""
         return tuple(one for one in self.changes if not one.needs_restart)
 
     @property
     def waiting(self) -> tuple[Change, ...]:
-        """What takes effect with the next start."""
+        """Changes that take effect with the next start."""
         return tuple(one for one in self.changes if one.needs_restart)
 
 
 class Reloader:
-    """Keeps the settings that hold. `reread` reads them where they come from; None: they cannot be read again."""
+    """Holds the effective settings. `reread` reads them again from their source; None: there is none."""
 
     def __init__(
         self, settings: Settings, reread: Callable[[], Settings] | None, clock: Clock, metrics: Metrics
@@ -54,17 +54,16 @@ class Reloader:
         self._metrics = metrics
         self._prepare: Prepare | None = None
         _warn(settings)
-        self._tell(None)
+        self._measure(None)
 
     def connect(self, prepare: Prepare) -> None:
-        """Say who follows the settings from now on."""
+        """Set the function that prepares new settings."""
         self._prepare = prepare
 
     def reload(self, *, by: str, dry_run: bool = False) -> Reloaded:
-        """Read the settings and have the daemon follow them; `by` is who asked, for the audit log.
+        """Read the settings and apply them to the daemon; `by` is the caller, for the audit log.
 
-        Raises InvalidConfig with every mistake, Conflict when the daemon cannot follow anything; nothing has changed
-        then.
+        Raises InvalidConfig with every mistake, Conflict when the daemon cannot reload; then nothing has changed.
         """
         try:
             found = self._reload(dry_run=dry_run)
@@ -86,7 +85,7 @@ class Reloader:
         return found
 
     def on_signal(self) -> None:
-        """Reload because of SIGHUP: there is nobody to raise to."""
+        """Reload because of SIGHUP; errors are logged."""
         try:
             found = self.reload(by="SIGHUP")
         except OffloaderError as error:
@@ -110,11 +109,11 @@ class Reloader:
         if not dry_run:
             follow()
             self.settings = settings
-            self._tell(found)
+            self._measure(found)
         return found
 
-    def _tell(self, found: Reloaded | None) -> None:
-        """Show when the settings were read for the last time, and how many of them wait for a restart."""
+    def _measure(self, found: Reloaded | None) -> None:
+        """Set the metrics: the time of the last reload, and how many settings wait for a restart."""
         self._metrics.reload_success.set(1)
         self._metrics.reload_timestamp_seconds.set(self._clock.wall_ms() / 1000)
         self._metrics.reload_waiting_settings.set(len(found.waiting) if found is not None else 0)

@@ -34,26 +34,26 @@ from offloaderd.upkeep.stored import Site
 def metadata_store(settings: Settings, observer: SessionObserver = lambda _: None) -> ZooKeeperStore:
     """Return the metadata store; entering it raises Transient when no server answers.
 
-    `observer` hears of every change of the session's state.
+    `observer` is called for every change of the state of the session.
     """
     options = settings.metadata
     return ZooKeeperStore(options.servers, f"{options.root}/{settings.daemon.cluster}", options, observer=observer)
 
 
 def sites(settings: Settings) -> list[Site]:
-    """Return what is looked after: what committed segments say of where they lie has to agree with it."""
+    """Return the places of this deployment; the places in committed segments have to agree with them."""
     cluster = settings.daemon.cluster
     return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in settings.objects.all_places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Where entries can be read again: nowhere (all None), in a cluster, or in a store that clients may append to.
+    """The ledger source: none (all fields None), a cluster, or a store that clients may append to.
 
-    `origin` tells the source from others. `probe` asks for something small; it raises what the source would. `register`
-    says which ledgers were deleted at the source; the embedded store deletes none but by our own word. `describer`
-    knows what BookKeeper says of a ledger, `retained` says what Pulsar retains of the topics of a tenant's namespace,
-    `limits` how fast bookies are read.
+    `origin` identifies the source. `probe` is a small request that raises what the source would. `register` lists the
+    ledgers that were not deleted at the source; the embedded store deletes only what this daemon deletes. `describer`
+    returns what BookKeeper records of a ledger, `retained` the retention of Pulsar for a tenant and namespace, `limits`
+    bounds the reads from bookies.
     """
 
     source: LedgerSource | None = None

@@ -1,9 +1,9 @@
-"""What systemd is told of a daemon (sd_notify(3)): that it started, that its loop turns, its state, that it stops.
+"""Notifications for systemd (sd_notify(3)): the daemon has started, its loop runs, its state, it stops.
 
-One datagram each to the socket that NOTIFY_SOCKET names; without that variable nothing is sent. The watchdog is fed by
-the daemon's own loop, so a blocked loop is restarted as it is by a liveness probe. A daemon counts as started once its
-loop turns and its HTTP port is open, not once it serves: systemd ends a start that takes too long, and a daemon that
-waits for ZooKeeper or the bucket is not helped by that.
+Each is a datagram to the socket in NOTIFY_SOCKET; without that variable nothing is sent. The event loop of the daemon
+notifies the watchdog, so a blocked loop leads to a restart, as with a liveness probe. A daemon counts as started once
+its loop runs and its HTTP port is open, not once it serves: systemd ends a start that takes too long, and that would
+not help a daemon that waits for ZooKeeper or the bucket.
 """
 
 import socket
@@ -17,7 +17,7 @@ from offloaderd.core.health import Health, HealthState, HealthView
 
 @asynccontextmanager
 async def attended(health: Health, clock: Clock, environ: Mapping[str, str]) -> AsyncIterator[None]:
-    """Say READY now, WATCHDOG twice in WATCHDOG_USEC, each change of `health`, and STOPPING once it drains or ends."""
+    """Send READY now, WATCHDOG twice in WATCHDOG_USEC, each change of `health`, and STOPPING at the drain or end."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         yield
@@ -25,7 +25,7 @@ async def attended(health: Health, clock: Clock, environ: Mapping[str, str]) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as connection:
 
         def send(*lines: str) -> None:
-            with suppress(OSError):  # nobody listens, or not now: the next one comes
+            with suppress(OSError):  # systemd may not listen now; the next notification follows
                 connection.sendto("\n".join(lines).encode(), f"\0{address[1:]}" if address[0] == "@" else address)
 
         def changed(view: HealthView) -> None:

@@ -1,8 +1,8 @@
 """Segments as traces of OpenTelemetry: the only module that imports it, and only loaded where tracing is switched on.
 
-A trace's id is the segment's: who knows the one finds the other, and a segment that changes owners is one trace with
-a root span for each. Whether a segment is traced follows from its id as well, so all owners decide alike. Spans wait in
-a bounded queue and go out from a thread of the SDK; the daemon never waits for a collector.
+The id of a trace is that of its segment. A segment that changes owners is one trace with a root span for each owner.
+Whether a segment is traced follows from its id, so all owners decide alike. Spans wait in a bounded queue and a thread
+of the SDK sends them; the daemon never waits for a collector.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ IDS = 1 << 32
 
 
 class Telemetry:
-    """Traces of OpenTelemetry; `spans` counts what became of them. Closed by its owner."""
+    """Traces of OpenTelemetry; `spans` counts spans by outcome. Closed by its owner."""
 
     def __init__(
         self, options: TracingSettings, ours: DaemonSettings, spans: Counter, exporter: SpanExporter | None = None
@@ -70,7 +70,7 @@ class Telemetry:
         self.spans = spans
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
-        """Return the trace of a segment, which tells nobody if the segment is not among those that are traced."""
+        """Return the trace of a segment; it does nothing if the segment is not sampled."""
         if segment_id.int >> 96 >= self._threshold:
             return NO_TRACES
         return _Trace(self._tracer, self._ids, self.spans, segment_id, facts)
@@ -81,17 +81,17 @@ class Telemetry:
         return self._exporter.ending
 
     def flush(self) -> None:
-        """Send what waits. Blocks for as long as an export may take."""
+        """Send the waiting spans. Blocks for as long as an export may take."""
         self._provider.force_flush(EXPORT_TIMEOUT_S * 1000)
 
     def close(self) -> None:
-        """Send what waits, and end the thread. Blocks for two exports at most if they fail: then no more are tried."""
+        """Send the waiting spans, and end the thread. Blocks for at most two exports if they fail."""
         self._exporter.ending = True
         self._provider.shutdown()
 
 
 class _Trace:
-    """One segment's spans under one owner."""
+    """The spans of a segment under one owner."""
 
     def __init__(
         self, tracer: Tracer, ids: "_SegmentIds", spans: Counter, segment_id: UUID, facts: Mapping[str, Fact]
@@ -104,7 +104,7 @@ class _Trace:
         self._context = set_span_in_context(self._root, Context())
 
     def __enter__(self) -> Self:
-        """Go on; the trace began when it was made."""
+        """Return itself; the trace has already begun."""
         return self
 
     def __exit__(
@@ -125,11 +125,11 @@ class _Trace:
         self._end(span, None)
 
     def say(self, **facts: Fact) -> None:
-        """Note facts of the segment."""
+        """Set facts of the segment."""
         self._root.set_attributes(attributes(facts))
 
     def _end(self, span: Span, error: BaseException | None) -> None:
-        """End a span; of an error its class is told, and no word of its message."""
+        """End a span; for an error with its class, and without its message."""
         if error is not None:
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(Status(StatusCode.ERROR))
@@ -138,7 +138,7 @@ class _Trace:
 
 
 def attributes(facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return facts by the names that they have in traces."""
+    """Return facts with their names in traces."""
     return {f"offloaderd.{name}": value for name, value in facts.items()}
 
 
@@ -148,13 +148,13 @@ class _SegmentIds(RandomIdGenerator):
     next_trace_id = 0
 
     def generate_trace_id(self) -> int:
-        """Return the id that was put here for the next trace, once."""
+        """Return the id that was set for the next trace, once."""
         found, self.next_trace_id = self.next_trace_id, 0
         return found or super().generate_trace_id()
 
 
 class _Counted(SpanExporter):
-    """An exporter that counts what it was given; once it is `ending` it does not try after a failure."""
+    """An exporter that counts its spans; once it is `ending` it stops after a failure."""
 
     def __init__(self, exporter: SpanExporter, spans: Counter) -> None:
         self.ending = False

@@ -57,9 +57,9 @@ from offloaderd.upkeep.verify.scrub import Scrubber
 
 
 class Components:
-    """The parts of a serving daemon, put together; `snapshot` describes it, `reloader` reads its settings again.
+    """The parts of a serving daemon; `snapshot` describes it, `reloader` reads its settings again.
 
-    What is told here of new settings is what `daemon.settings.change.LIVE` lists.
+    `prepare` applies the settings that `daemon.settings.change.LIVE` lists.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Components:
         self.board = Board(admin, engine.statuses, metrics, clock)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Return what has all parts follow these settings. Raises InvalidConfig, and then nothing has changed."""
+        """Return a function that applies settings to all parts. Raises InvalidConfig; then nothing has changed."""
         steps = [self.guard.prepare(settings), self.levels.prepare(settings.log)]
 
         def follow() -> None:
@@ -156,7 +156,7 @@ class Components:
         metrics.memory_budget_bytes.set(memory.budget_bytes)
 
     def _follow_rhythms(self, settings: Settings) -> None:
-        """Collection of garbage and the deadline of a drain ask for the settings themselves."""
+        """Apply intervals; garbage collection and drain read the settings themselves."""
         self.engine.placement.options = settings.placement
         self.engine.idle_topics.options = IdleOptions(after_s=settings.offload.suspend_after_s)
         self.retention.options = settings.retention
@@ -180,7 +180,7 @@ def _control(
 
 
 def surroundings(settings: Settings) -> Surroundings:
-    """Return what a policy has to go with on this daemon."""
+    """Return the properties of this daemon that policies depend on."""
     kind = settings.ledgers.kind
     return Surroundings(
         places=tuple((place.bucket, place.prefix) for place in settings.objects.all_places),
@@ -190,7 +190,7 @@ def surroundings(settings: Settings) -> Surroundings:
 
 
 def _scrubber(settings: Settings, context: TopicContext, keeper: GrantRevoker) -> Scrubber:
-    """Return who reads what is stored again; it has the memory of uploads, when these leave some."""
+    """Return the scrub; it uses the memory that uploads leave free."""
     upload_context = context.upload_context
     return Scrubber(
         upload_context.objects,
@@ -213,7 +213,7 @@ def inspection(
     clock: Clock,
     keeper: GrantRevoker,
 ) -> InspectService:
-    """Return who says where entries are, and whether segments are as they were written."""
+    """Return the service that explains entries and verifies segments."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
     retrying_reader = partial(RetryingReader, objects, clock=clock, budget=budget)
     explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found)
@@ -244,7 +244,7 @@ def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadSer
 
 
 def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) -> None:
-    """Set what callers who are not the cluster's administrators may store."""
+    """Set the bounds for callers that are no administrators of the cluster."""
     engine.bound_expressions(settings.access.namespace_expressions_max)
     broker.topics.namespace_topics_max = settings.access.namespace_topics_max
     broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max

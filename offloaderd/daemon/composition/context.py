@@ -1,4 +1,4 @@
-"""What all topics of a daemon work with: stores, limits, a disk to spill to, traces."""
+"""The context of all topics of a daemon: stores, limits, a directory to spill to, traces."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ Context = TypeVar("Context", bound=OffloadContext)
 
 
 def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
-    """Return what tells whether the ledger source is the one that the deployment offloads; None without a source."""
+    """Return the check that the ledger source is that of the deployment; None without a source."""
     if ledgers.origin is None:
         return None
     return KnownSource(
@@ -59,7 +59,7 @@ def topic_context(
     clock: Clock,
     metrics: Metrics,
 ) -> TopicContext:
-    """Return what all topics of a daemon work with."""
+    """Return the context of all topics of a daemon."""
     offload, whole = settings.offload, settings.ledger_based
     cut = LedgerCut(
         block_bytes=whole.block_bytes,
@@ -92,12 +92,12 @@ def topic_context(
 
 
 def traced(context: Context, traces: Traces) -> Context:
-    """Return the same, with segments traced."""
+    """Return the context with traces of segments."""
     return replace(context, upload_context=replace(context.upload_context, traces=traces))
 
 
 def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
-    """Return where topics may spill, None for nowhere."""
+    """Return the directory to spill to, None without one."""
     spill = settings.spill
     if spill.directory is None:
         return None
@@ -111,7 +111,7 @@ def upload_limits(settings: Settings) -> UploadLimits:
 
 
 def parts_of_topic(settings: Settings) -> int:
-    """Return how many parts one topic may hold: never all that there is memory for, lest one that fails stops all."""
+    """Return how many parts a topic may hold: never all that fit into memory, so that one topic stops no other."""
     fitting = settings.memory.upload_bytes // settings.offload.part_bytes
     return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
 
@@ -128,7 +128,7 @@ async def opened_context(
     clock: Clock,
     metrics: Metrics,
 ) -> AsyncIterator[TopicContext]:
-    """Yield what all topics work with, and end it. Raises InvalidConfig."""
+    """Yield the context of all topics, and close it. Raises InvalidConfig."""
     context = topic_context(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
     known = known_source(settings, metadata, ledgers, clock)
     if known is not None:
@@ -146,9 +146,9 @@ async def opened_context(
 
 @asynccontextmanager
 async def opened_traces(settings: Settings, metrics: Metrics) -> AsyncIterator[Traces]:
-    """Yield where segments are traced; what waits is sent at the end. Raises InvalidConfig.
+    """Yield the traces of segments; waiting spans are sent at the end. Raises InvalidConfig.
 
-    OpenTelemetry is imported here, and only if it is wanted: the settings have seen that it is there.
+    OpenTelemetry is imported only if tracing is enabled; the settings have checked that it is installed.
     """
     tracing = settings.tracing
     if not tracing.enabled or tracing.endpoint is None:
@@ -164,7 +164,7 @@ async def opened_traces(settings: Settings, metrics: Metrics) -> AsyncIterator[T
 
 
 def policy_levels(settings: Settings) -> list[Level]:
-    """Return what the daemon says of topics by its settings: what somebody wrote down, and what is so by default."""
+    """Return the policy levels of the settings: the values that are set, and the defaults."""
     where = {
         "segment_bytes_max": (settings.offload, "segment_bytes_max"),
         "segment_age_max_s": (settings.offload, "segment_age_max_s"),

@@ -1,4 +1,4 @@
-"""What keeps strangers out of a daemon, made from the settings: certificates, token key, gate, and their renewal."""
+"""Access control of a daemon, made from the settings: certificates, token keys, gate, and their renewal."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ KEY_SETTINGS = tuple(
 
 
 class Guard:
-    """The gate and what it goes by; `keep` follows the files. Raises InvalidConfig for files that cannot be used."""
+    """The gate with its certificates and keys; `keep` follows their files. Raises InvalidConfig for unusable files."""
 
     def __init__(self, settings: Settings, clock: Clock, metrics: Metrics) -> None:
         self._settings = settings
@@ -57,13 +57,13 @@ class Guard:
         return follow
 
     async def keep(self) -> None:
-        """Look at the files again and again, until cancelled."""
+        """Refresh the files periodically, until cancelled."""
         while True:
             await self._clock.sleep(self._settings.tls.reload_s)
             self.refresh()
 
     def refresh(self) -> None:
-        """Read what has changed."""
+        """Read the files that have changed."""
         for watched in (self.certificates, *self._token_keys):
             if watched is not None:
                 watched.refresh()
@@ -132,7 +132,7 @@ def _certificates(settings: Settings) -> Watched[Certificates] | None:
 
 
 def _token_keys(settings: Settings) -> tuple[Watched[TokenKey], ...]:
-    """Return the keys that tokens may be signed with, the present one first. Raises InvalidConfig."""
+    """Return the keys that tokens may be signed with, the current one first. Raises InvalidConfig."""
     return tuple(_each_key(settings))
 
 

@@ -1,7 +1,6 @@
-"""The object store: everything that the daemon does with it, once, on objects of the probe's own.
+"""Checks of the object store: every operation of the daemon once, on objects of the probe.
 
-The objects lie under `<prefix>offloaderd-doctor/<id>/` and are deleted whatever happens; keys of segments never look
-like that.
+The objects have keys below `<prefix>offloaderd-doctor/<id>/`, which no segment has, and are always deleted.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,7 +23,7 @@ HTTP_DATE_GRAIN_MS = 1000
 
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Try the object store, in each place that is worked with."""
+    """Check the object store in each place of the settings."""
     settings = case.settings
     async with aclosing(_place_checks(case, "")) as results:
         async for result in results:
@@ -38,7 +37,7 @@ async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 
 async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
-    """Try one place; `where` ends the name of each check."""
+    """Check one place; `where` ends the name of each check."""
     store = bucket_store(case.settings.objects, case.clock)
     probe = BucketProbe(case, store)
     checks: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
@@ -68,7 +67,7 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
 
 
 async def segments(case: Case, store: BucketStore) -> Finding:
-    """See that there are no segments of this cluster, as its metadata knows no topic."""
+    """Check that there are no segments of this cluster, since its metadata have no topic."""
     objects = case.settings.objects
     site = Site(cluster=case.settings.daemon.cluster, bucket=objects.bucket, prefix=objects.prefix)
     key = await lost_metadata.first_segment(store, [site])
@@ -78,7 +77,7 @@ async def segments(case: Case, store: BucketStore) -> Finding:
 
 
 class BucketProbe:
-    """The checks of one store, and what they have made there."""
+    """The checks of one store, and the objects that they have created."""
 
     def __init__(self, case: Case, store: BucketStore) -> None:
         self._case = case
@@ -154,7 +153,7 @@ class BucketProbe:
         return ok(f"two parts, {len(first) + len(second)} bytes, listed and joined")
 
     async def abort(self) -> Finding:
-        """Begin an upload, find it among the open ones, and give it up."""
+        """Begin an upload, find it among the open ones, and abort it."""
         key = f"{self._folder}aborted"
         upload_id = self._uploads[key] = await self._store.create_upload(key)
         await self._store.upload_part(key, upload_id, 1, [self._content])
@@ -178,7 +177,7 @@ class BucketProbe:
         return ok("an upload was given up and is gone")
 
     async def clear(self) -> Finding:
-        """Delete everything, whatever was reached; says what could not be."""
+        """Delete all objects and uploads of the probe; the finding names what could not be deleted."""
         try:
             for key, upload_id in self._uploads.items():
                 await self._store.abort_upload(key, upload_id)

@@ -31,11 +31,11 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 
 SAMPLES_MAX = 20
-"""Namespaces to look into for a topic."""
+"""Namespaces that are searched for a topic."""
 NAMESPACES_MAX = 10_000
-"""Namespaces to look into for topics that are not covered."""
+"""Namespaces that are searched for topics that are not covered."""
 TOLD_MAX = 5
-"""Topics that a finding names."""
+"""Topics that a finding lists."""
 NAMES = ("cluster ledgers", "cluster topics", "cluster domains", "cluster rights")
 WRONG_PLACE = (
     "point bookkeeper.servers to the brokers' metadata store; a path at the end of its metadataStoreUrl goes in front "
@@ -44,7 +44,7 @@ WRONG_PLACE = (
 
 
 async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
-    """Look at the cluster; without a session all is skipped."""
+    """Check the nodes of the cluster; without a session all checks are skipped."""
     if store is None:
         for name in NAMES:
             yield skipped(name, "no session")
@@ -55,7 +55,7 @@ async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGener
 
 
 async def ledgers(case: Case, store: ZooKeeperStore) -> Finding:
-    """Find BookKeeper's root and how ledgers are laid out below it."""
+    """Find the root of BookKeeper and the layout of ledgers below it."""
     root = case.settings.bookkeeper.ledgers_root
     try:
         await store.get(root)
@@ -68,7 +68,7 @@ async def ledgers(case: Case, store: ZooKeeperStore) -> Finding:
 
 
 async def topics(case: Case, store: ZooKeeperStore) -> Finding:
-    """Read some topic's list of ledgers and what BookKeeper says of the last one, as a reader would."""
+    """Read the ledgers of any topic and the metadata of the last one, as a reader would."""
     root = case.settings.bookkeeper.managed_ledgers_root
     try:
         await store.get(root)
@@ -84,7 +84,7 @@ async def topics(case: Case, store: ZooKeeperStore) -> Finding:
 
 
 async def other_domains(case: Case, store: MetadataStore) -> Finding:
-    """Name the topics of domains that are not taken: enabling their namespace does nothing for them."""
+    """List topics of domains that are not covered: enabling their namespace has no effect on them."""
     root = case.settings.bookkeeper.managed_ledgers_root
     found: list[str] = []
     looked = 0
@@ -110,7 +110,7 @@ async def other_domains(case: Case, store: MetadataStore) -> Finding:
 
 
 async def rights(case: Case, store: ZooKeeperStore) -> Finding:
-    """Tell whether the daemon could write where it never does."""
+    """Check whether the daemon could write the nodes of the cluster, which it never does."""
     roots = (case.settings.bookkeeper.ledgers_root, case.settings.bookkeeper.managed_ledgers_root)
     writable = []
     for root in roots:
@@ -138,7 +138,7 @@ async def _layout(store: ZooKeeperStore, root: str) -> Layout:
 
 
 async def _some_topic(case: Case, store: ZooKeeperStore, root: str) -> str | None:
-    """Return the node of a topic, and remember its name."""
+    """Return the node of any topic, and record its name."""
     looked = 0
     for tenant in await store.children(root):
         for namespace in await store.children(f"{root}/{tenant}"):
@@ -185,7 +185,7 @@ BOOKIE_UNREACHABLE = (
 
 
 async def bookie_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
-    """Ask every bookie; without a session all is skipped."""
+    """Check every bookie; without a session all checks are skipped."""
     if store is None:
         yield skipped("bookies", "no session")
         return
@@ -199,7 +199,7 @@ async def bookie_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenera
 
 
 class Roster:
-    """Which bookies there are, which there were, and what they are asked by (None: the settings forbid it)."""
+    """The registered and the missing bookies, and the pool of connections (None: invalid TLS settings)."""
 
     def __init__(self) -> None:
         self.pool: BookiePool | None = None
@@ -207,7 +207,7 @@ class Roster:
         self.absent: Sequence[str] = ()
 
     async def read(self, case: Case, store: ZooKeeperStore) -> Finding:
-        """Read who is registered, and whose cookies there are. Raises InvalidConfig for TLS files of no use."""
+        """Read the registered bookies and the cookies. Raises InvalidConfig for unusable TLS files."""
         root = case.settings.bookkeeper.ledgers_root
         metrics = Metrics(CollectorRegistry())  # the daemon's own do not count this
         self.pool = BookiePool(store, clock=case.clock, metrics=metrics, options=case.settings.bookkeeper)
@@ -232,7 +232,7 @@ async def _missing(bookie_id: str) -> Finding:
 async def _ask_bookies(
     case: Case, store: ZooKeeperStore, pool: BookiePool, bookie_ids: Sequence[str]
 ) -> Sequence[CheckResult]:
-    """Ask bookies side by side; the pool is closed before anything is told."""
+    """Check bookies in parallel; the pool is closed before the results are yielded."""
     async with pool:
 
         async def ask(bookie_id: str) -> CheckResult:
@@ -261,7 +261,7 @@ async def _ask_bookie(case: Case, store: ZooKeeperStore, pool: BookiePool, booki
 
 
 async def _address(case: Case, store: ZooKeeperStore, bookie_id: str) -> tuple[BookieAddress, bool]:
-    """Return where a bookie says it is, and whether it is read-only. Raises NotFound, CorruptData."""
+    """Return the registered address of a bookie, and whether it is read-only. Raises NotFound."""
     writable, readonly = registration_paths(case.settings.bookkeeper.ledgers_root, bookie_id)
     for path in (writable, readonly):
         try:
@@ -295,7 +295,7 @@ ADMIN_UNREACHABLE = (
 
 
 async def admin_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Ask the admin API, if there is one to be asked."""
+    """Check the admin API, if its URL is set."""
     url = case.settings.pulsar.admin_url
     if case.settings.ledgers.kind != "bookkeeper":
         return

@@ -1,4 +1,4 @@
-"""The whole examination: every group of checks, in the order in which they depend on each other; or the connections."""
+"""The whole examination: all groups of checks in the order of their dependencies; or the connections alone."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -15,12 +15,12 @@ from offloaderd.objects.bucket import bucket_store, check_places
 
 
 async def settings_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Judge settings that are valid."""
+    """Check valid settings for probable mistakes."""
     yield await case.check("settings", _settings_finding(case.settings))
 
 
 def invalid(mistakes: Sequence[str]) -> list[CheckResult]:
-    """Return a line for each mistake in settings that are not."""
+    """Return a result for each mistake of invalid settings."""
     return [
         CheckResult(name="settings", verdict=Verdict.FAIL, found=mistake, what_to_do="docs/settings.md describes each")
         for mistake in mistakes
@@ -38,7 +38,7 @@ GROUPS = (settings_checks, machine_checks, zookeeper_checks, admin_checks, bucke
 
 
 async def examine(settings: Settings, clock: Clock, *, serving: bool = False) -> AsyncGenerator[CheckResult, None]:
-    """Yield each result as it is found. `serving`: the daemon asks about itself."""
+    """Yield the results in order. `serving`: the daemon examines itself."""
     case = Case(settings, clock, serving=serving)
     for group in GROUPS:
         async with aclosing(group(case)) as results:
@@ -47,7 +47,7 @@ async def examine(settings: Settings, clock: Clock, *, serving: bool = False) ->
 
 
 async def connections(settings: Settings, clock: Clock) -> list[CheckResult]:
-    """Try once what the settings name, one after the other; nothing is changed anywhere."""
+    """Connect once to each store and port of the settings; nothing is changed."""
     case, options = Case(settings, clock), settings.metadata
 
     async def metadata() -> Finding:

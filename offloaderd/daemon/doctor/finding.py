@@ -1,4 +1,4 @@
-"""What a check finds, what checks share, and how a check is run: timed, bounded, and never ending the others."""
+"""Results of checks, the state that checks share, and the frame of a check: timed, bounded, and isolated."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -15,7 +15,7 @@ DEADLINE_S = 15.0
 
 
 class Verdict(StrEnum):
-    """What a check came to. A warning is something that works now and may not later."""
+    """The verdict of a check. A warning: it works now and may fail later."""
 
     OK = "ok"
     WARN = "warn"
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check saw, and what to do about it (empty: nothing)."""
+    """The finding of a check, and its hint (empty: nothing to do)."""
 
     verdict: Verdict
     found: str
@@ -44,7 +44,7 @@ class CheckResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the daemon cannot do its work as things are."""
+        """Whether the daemon cannot work until this is repaired."""
         return self.verdict is Verdict.FAIL
 
 
@@ -69,7 +69,7 @@ def skipped(name: str, why: str) -> CheckResult:
 
 
 async def examined(name: str, work: Awaitable[Finding], clock: Clock, deadline_s: float = DEADLINE_S) -> CheckResult:
-    """Run a check; whatever goes wrong in it is a result that names it."""
+    """Run a check; any error of it becomes its result."""
     started = clock.monotonic()
     finding = await _found(work, deadline_s)
     return CheckResult(
@@ -102,7 +102,7 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A server's clock, `told_ms`, to within `grain_ms`, read between two moments of ours."""
+    """The time of a server, `told_ms`, to within `grain_ms`, read between two times of our clock."""
 
     told_ms: int
     before_ms: int
@@ -111,7 +111,7 @@ class Reading:
 
     @property
     def skew_ms(self) -> int:
-        """Least that the server can be ahead (below 0: behind); 0 when the clocks may well agree."""
+        """Smallest possible lead of the server's clock (below 0: lag); 0 if the clocks may agree."""
         least, most = self.told_ms - self.after_ms, self.told_ms + self.grain_ms - self.before_ms
         if least <= 0 <= most:
             return 0
@@ -120,23 +120,23 @@ class Reading:
 
 @dataclass(slots=True)
 class Case:
-    """One examination. `serving`: the daemon itself asks, so that its ports and locks are taken by right."""
+    """One examination. `serving`: the daemon itself runs it, so its ports and locks are in use."""
 
     settings: Settings
     clock: Clock
     serving: bool = False
     readings: dict[str, Reading] = field(default_factory=dict)
     knows_topics: bool | None = None
-    """Whether the daemon's own metadata knows any topic; None: nobody could look."""
+    """Whether the metadata of the daemon has any topic; None: unknown."""
     deployment_id: str = ""
-    """Which deployment the metadata are of; empty: none yet, or nobody could look."""
+    """Id of the deployment in the metadata; empty: none yet, or unknown."""
     topic: TopicName | None = None
-    """Some topic of the cluster, to ask its broker about."""
+    """Any topic of the cluster, for the check of the admin API."""
 
     async def check(self, name: str, work: Awaitable[Finding]) -> CheckResult:
         """Run one check."""
         return await examined(name, work, self.clock)
 
     def probe_name(self) -> str:
-        """Return a name that nobody else uses."""
+        """Return a unique name."""
         return f"doctor-{self.clock.uuid()}"

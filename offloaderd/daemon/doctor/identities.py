@@ -1,4 +1,4 @@
-"""Whose the places and the metadata are: another deployment in a place, and topics of which something is refused."""
+"""Checks of identities: another deployment in a place, and topics with refusals."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -18,7 +18,7 @@ FIRST_NAMED = 3
 
 
 class _Below:
-    """What is read of a store below a path: its own root would be made."""
+    """The reads of a store below a path; opening that path as the root would create it."""
 
     def __init__(self, store: MetadataStore, home: str) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class _Below:
 
 
 async def refusals(case: Case, store: MetadataStore) -> Finding:
-    """See which deployment this is, and whether anything is refused of its topics for want of a sound identity."""
+    """Find the deployment, and check that no topic of it has a refusal."""
     home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}"
     below = cast("MetadataStore", _Below(store, home))
     found = await identity.deployment(below)
@@ -57,7 +57,7 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
 
 
 async def owner(case: Case, store: ObjectReader) -> Finding:
-    """See whose marker lies in a place; `case` knows the deployment."""
+    """Check that the marker of a place names the deployment of `case`."""
     cluster, prefix = case.settings.daemon.cluster, case.settings.objects.prefix
     try:
         found = await marker.read(store, prefix, cluster)

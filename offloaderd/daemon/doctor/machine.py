@@ -1,8 +1,7 @@
-"""This machine: is there memory for the budgets, are ports free, can directories be written, is its clock right.
+"""Checks of this machine: memory for the budgets, free ports, writable directories, and its clock.
 
-Only for clocks are wall-clock times subtracted from each other: how far apart clocks are is the question. A server's
-time is known to lie between the moments before and after its answer, no closer, and coarser where it tells full
-seconds.
+Wall-clock times are subtracted only here, to compare clocks. The time of a server is known to lie between the times
+before and after its answer, and less exactly if it has full seconds.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from offloaderd.daemon.settings import Settings
 
 MiB = 1024**2
 BASE_BYTES = 100 * MiB
-"""What the daemon takes besides its budgets."""
+"""Memory of the daemon besides its budgets."""
 MEMORY_WARN_SHARE = 0.8
 SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 300_000
@@ -29,7 +28,7 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Look at this machine."""
+    """Check this machine."""
     yield await case.check("memory", asyncio.to_thread(memory, case.settings))
     if case.serving:
         yield skipped("ports", "the daemon listens on them")
@@ -40,7 +39,7 @@ async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 
 def memory(settings: Settings) -> Finding:
-    """Compare the budgets with what this machine, or the container, has."""
+    """Compare the budgets with the memory of this machine or container."""
     budgets = settings.memory
     needed = budgets.budget_bytes + BASE_BYTES
     there = memory_bytes(map(Path, CGROUP_LIMITS))
@@ -54,9 +53,9 @@ def memory(settings: Settings) -> Finding:
 
 
 def memory_bytes(limits: Iterable[Path]) -> int | None:
-    """Return the machine's memory, or the least limit that a container sets; None where neither is told."""
+    """Return the memory of the machine, or the lowest limit of a container; None if neither is known."""
     found = []
-    with suppress(OSError, ValueError):  # not every system tells
+    with suppress(OSError, ValueError):  # not every system has these names
         found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in limits:
         try:
@@ -67,7 +66,7 @@ def memory_bytes(limits: Iterable[Path]) -> int | None:
 
 
 def ports(settings: Settings) -> Finding:
-    """See whether the ports can be listened on."""
+    """Check that the ports are free."""
     told = []
     for name, server in (("grpc", settings.grpc), ("http", settings.http)):
         try:
@@ -82,7 +81,7 @@ def ports(settings: Settings) -> Finding:
 
 
 def listen(host: str, port: int) -> None:
-    """Bind a port and let it go. Raises OSError when it cannot be had, also while the daemon itself runs."""
+    """Bind a port and release it. Raises OSError if it is in use, also by the daemon itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,7 +89,7 @@ def listen(host: str, port: int) -> None:
 
 
 def directory(settings: Settings, probe_name: str) -> Finding:
-    """Write and delete a file where the embedded store is, or will be; look at the space that is left."""
+    """Write and delete a file in the directory of the embedded store; check its free space."""
     wanted = Path(settings.ledgers.directory)
     there = next((path for path in (wanted, *wanted.absolute().parents) if path.is_dir()), Path("/"))
     probe = there / f".{probe_name}"
@@ -113,7 +112,7 @@ def _mib(count: int) -> str:
 
 
 async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Judge every clock that was read on the way."""
+    """Compare every clock that earlier checks have read."""
     for name, reading in case.readings.items():
         yield await case.check(f"clock of {name}", _clock_finding(name, reading))
 
@@ -123,7 +122,7 @@ async def _clock_finding(name: str, reading: Reading) -> Finding:
 
 
 def classifier(name: str, reading: Reading) -> Finding:
-    """Say what a server's clock means for us."""
+    """Return the finding for the clock of a server."""
     skew_ms = reading.skew_ms
     if abs(skew_ms) <= SKEW_WARN_MS:
         return ok(f"agrees with ours to {max(1.0, abs(skew_ms) / 1000):.0f} s")

@@ -1,4 +1,4 @@
-"""ZooKeeper: do its servers answer, is there a session, and may the daemon do below its own root what it must.
+"""Checks of ZooKeeper: its servers, a session, and the rights below the root of the daemon.
 
 The probe is one ephemeral node `<metadata.root>/<cluster>/doctor-<id>`, which goes with the session at the latest;
 nodes above it that were made for it are deleted again.
@@ -88,14 +88,14 @@ class _Opened:
 
 
 def open_store(settings: Settings, servers: str) -> ZooKeeperStore:
-    """Return a store from "/" on, and not from the daemon's own root, which would be made."""
+    """Return a store with the root "/"; the root of the daemon would be created."""
     options = settings.metadata
     quick = options.model_copy(update={"connect_timeout_s": min(CONNECT_S, options.connect_timeout_s)})
     return ZooKeeperStore(servers, "/", quick)
 
 
 async def servers_answer(servers: str) -> Finding:
-    """Connect to each server of a list and ask it what it is."""
+    """Connect to each server of a list and read its mode and version."""
     addresses = servers.split(",")
     answers: dict[str, str] = {}
     failure: dict[str, str] = {}
@@ -121,7 +121,7 @@ async def servers_answer(servers: str) -> Finding:
 
 
 async def _mode(address: str) -> str:
-    """Return ` (leader, 3.9.3)` or nothing if the server does not want to say. Raises OSError and TimeoutError."""
+    """Return ` (leader, 3.9.3)`, or nothing if the server does not answer. Raises OSError and TimeoutError."""
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(ANSWER_S):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -140,7 +140,7 @@ async def _mode(address: str) -> str:
 
 
 async def rights(case: Case, store: ZooKeeperStore) -> Finding:
-    """Create, read, replace, look at and delete a node below metadata.root, as the daemon does all day."""
+    """Create, read, replace and delete a node below metadata.root, as the daemon does."""
     home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}"
     probe = f"{home}/{case.probe_name()}"
     made = await _missing(store, home)

@@ -19,18 +19,22 @@ from offloaderd.core.renamed import EVENTS
 from offloaderd.daemon.log.modules import AUDIT, LIBRARIES, SIGNERS
 
 QUIET_S = 60.0
-"""The same words of ZooKeeper's client are not written again within this time."""
+"""The same message of the ZooKeeper client is not written again within this time."""
 
 
 class Noise(logging.Filter):
-    """Lets through what is news. Times are those of the records."""
+    """Filters repeated messages of libraries, and errors that are no fault of the daemon.
+
+    The ZooKeeper client warns at each try to connect, several times a second during an outage; our own events report
+    the state of the session. A client that disconnects in the middle of an answer is no error of the server.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._said: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is to be written."""
+        """Return whether a record is to be written."""
         if record.name.startswith("kazoo"):
             return record.levelno != logging.WARNING or self._is_a_change(record)
         if record.name.startswith("aiohttp"):
@@ -94,9 +98,9 @@ def configure(
 
 
 def quieted(level: int = logging.WARNING) -> None:
-    """Write warnings alone, to standard error, where nobody has said what to log: inside of others' programs.
+    """Log warnings to standard error, unless logging is configured: for use in other programs.
 
-    `level`: from which level on instead.
+    `level`: the lowest level instead of warnings.
     """
     if not structlog.is_configured():
         structlog.configure(
@@ -107,7 +111,7 @@ def quieted(level: int = logging.WARNING) -> None:
 
 
 def set_levels(level: str, modules: Mapping[str, str]) -> None:
-    """Write from `level` on, of some modules and what is below them from another; the last call holds.
+    """Set the lowest level, and other levels for modules and all below them; the last call counts.
 
     Libraries are shown from WARNING on unless a level is debug, or they are named. The audit log is always written.
     """
@@ -152,7 +156,7 @@ def _is_secret(key: object) -> bool:
 
 
 def _shared() -> list[Processor]:
-    """Return what both our events and the libraries' records go through."""
+    """Return the processors of our events and of the records of libraries."""
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

@@ -1,4 +1,4 @@
-"""Which modules log, and which levels they may have; nothing here changes any."""
+"""Names of the modules that log, and their possible levels; nothing here changes a level."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,11 +12,11 @@ LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"
-"""Logger of calls that change something or were refused; it is written whatever the level."""
+"""Logger of calls that change something or were refused; it is written at every level."""
 
 
 def parsed_levels(lines: Iterable[str]) -> dict[str, str]:
-    """Read lines of `MODULE LEVEL`. Raises InvalidInput for one that cannot be."""
+    """Parse lines of `MODULE LEVEL`. Raises InvalidInput."""
     found = {}
     for line in lines:
         module, _, level = line.partition(" ")
@@ -47,7 +47,7 @@ def known_module(name: str) -> str:
 
 
 def checked_level(module: str, level: str) -> None:
-    """Raise InvalidInput for what is no level, or one at which a library would write secrets."""
+    """Raise InvalidInput for an unknown level, or one at which a library would log secrets."""
     if level not in LEVELS:
         raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LEVELS))
     if level == "debug" and module.split(".", maxsplit=1)[0] in SIGNERS:

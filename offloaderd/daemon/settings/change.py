@@ -1,8 +1,8 @@
-"""What is between two settings of one daemon: which values changed, and which of them it can follow while it runs.
+"""Differences between two settings of a daemon, and which of them it can apply while it runs.
 
-What says who a daemon is, where its stores are, how they are reached and how objects are cut is fixed when it starts:
-half of it would hold for what is under way and half for what comes. What limits, paces, paces out, grants and logs is
-followed. `LIVE` is the list; docs/settings.md is generated with it.
+The identity of a daemon, its stores and how they are reached, and sizes of blocks and parts are fixed at the start: a
+change would hold for one part of the running work and not for the other. Limits, intervals, grants and log levels are
+applied. `LIVE` lists them; docs/settings.md is generated with it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ LIVE = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that is not what it was; `old` and `new` as in the settings file, secrets masked."""
+    """A changed setting; `old` and `new` as in the settings file, secrets masked."""
 
     key: str
     old: str
@@ -59,9 +59,9 @@ def changes(old: Settings, new: Settings) -> tuple[Change, ...]:
 
 
 def followed(old: Settings, new: Settings) -> Settings:
-    """Return the old settings with the new values of those that can be followed.
+    """Return the old settings with the new values of those in LIVE.
 
-    Raises InvalidConfig when these do not go with an old value that only a restart would change.
+    Raises InvalidConfig if these break a rule with an old value that only a restart would change.
     """
     sections: dict[str, Any] = {}
     for name, kind in section_types().items():

@@ -1,7 +1,7 @@
-"""What is known of each setting without a value at hand: its key, type, default, bounds, and whether it is secret.
+"""Descriptions of the settings: key, type, default, bounds, and whether it is secret.
 
-Read from the sections themselves, so that error messages, the generated settings file and the tables of the
-documentation cannot say anything else than what is checked.
+They are read from the sections, so that error messages, the generated settings file and the tables of the
+documentation always agree with the checks.
 """
 
 import json
@@ -65,7 +65,7 @@ def all_settings() -> Iterator[Setting]:
 
 
 def literal(value: object, *, is_size: bool = False) -> str:
-    """Write a value as TOML does; `not set` for None, which TOML cannot say."""
+    """Return a value as in TOML; `not set` for None, which TOML does not have."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -80,12 +80,12 @@ def literal(value: object, *, is_size: bool = False) -> str:
 
 
 def shown(setting: Setting, value: object) -> str:
-    """Write a value as it may be seen: as TOML does, a secret masked."""
+    """Return a value as in TOML, a secret masked."""
     return MASK if isinstance(value, SecretStr) else literal(value, is_size=setting.is_size)
 
 
 def printable(text: str) -> str:
-    """Return the text with what is no character (bytes of the environment that are not UTF-8) written as escapes."""
+    """Return the text with bytes that are not UTF-8 (from the environment) as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -116,7 +116,7 @@ def _words(annotation: object) -> tuple[str, ...]:
 
 
 def _allowed(info: FieldInfo, words: tuple[str, ...], *, is_size: bool) -> str:
-    """Say what may be given, from the same marks that are checked."""
+    """Return the allowed values as text, from the marks that are checked."""
     for mark in info.metadata:
         if isinstance(mark, Shape):
             return mark.text
@@ -136,7 +136,7 @@ def _allowed(info: FieldInfo, words: tuple[str, ...], *, is_size: bool) -> str:
 
 
 def as_toml(settings: Settings) -> str:
-    """Return a settings file with what is not at its default, secrets in the clear: keep it from others."""
+    """Return a settings file with the values that are no defaults; secrets are not masked."""
     lines: list[str] = []
     for section, kind in section_types().items():
         found = [

@@ -36,7 +36,7 @@ from offloaderd.daemon.settings.sections import Settings
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that was written down; `place` is the file and key, or the variable, as a person looks for it."""
+    """A given value; `place` is the file and key, or the variable."""
 
     key: str
     value: object
@@ -172,7 +172,7 @@ SHOWN_CHARS_MAX = 80
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting as it is shown: secrets masked, `source` one of default, file, environment, option."""
+    """A setting as it is shown: secrets masked, `source` one of default, file, environment, option."""
 
     key: str
     value: str
@@ -181,7 +181,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of reading the settings: they and their rows, or None, no rows, and every mistake, one a line."""
+    """The result of reading the settings: settings and rows, or None and every mistake, one a line."""
 
     settings: Settings | None
     rows: tuple[Row, ...]
@@ -199,7 +199,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def usable(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Read the settings with defaults in place of what is wrong: for asking a daemon that runs, not for running one.
+    """Read the settings with defaults in place of invalid values: for calls to a daemon, not to run one.
 
     Raises InvalidConfig only for a file that cannot be read or parsed.
     """
@@ -224,7 +224,7 @@ def check(path: Path | None, environ: Mapping[str, str], options: Mapping[str, s
 def _read(
     path: Path | None, environ: Mapping[str, str], options: Mapping[str, str]
 ) -> tuple[Settings, dict[str, Given], list[str], set[str]]:
-    """Return the settings with defaults in place of wrong ones, what was given, mistakes, and keys in doubt."""
+    """Return the settings with defaults in place of invalid ones, the given values, mistakes, and doubtful keys."""
     parsed_all = [from_file(path)] if path else []
     parsed_all += [from_environment(environ), from_options(options)]
     values = {key: given for parsed in parsed_all for key, given in parsed.values.items()}
@@ -241,7 +241,7 @@ def _read(
 
 
 def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tuple[Row, ...]:
-    """Show every setting; `sources` says where the keys that are not at their default come from."""
+    """Return a row for every setting; `sources` has the sources of values that are no defaults, by key."""
     rows = []
     for setting in all_settings():
         value = getattr(getattr(settings, setting.section), setting.name)
@@ -264,7 +264,7 @@ def _section(name: str, kind: type[Section], own: Mapping[str, Given]) -> tuple[
 
 
 def _explain(setting: Setting, given: Given, details: Mapping[str, object]) -> str:
-    """Say in one line where a wrong value stands, what is wrong with it and what may stand there."""
+    """Return in one line the place of an invalid value, its problem and the allowed values."""
     kind, message = str(details["type"]), str(details["msg"])
     near = get_close_matches(str(given.value), setting.words, 1)
     if kind.startswith(("greater_than", "less_than")):

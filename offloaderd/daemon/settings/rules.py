@@ -18,11 +18,11 @@ from offloaderd.daemon.settings.sections import Settings, header_pairs
 S3_PART_BYTES_MIN = 5 * 1024**2
 S3_PARTS_MAX = 10_000
 UPLOAD_PARTS_MIN = 3
-"""One being assembled, one on its way, one that waits: less would stop the pipeline at every part."""
+"""One part is assembled, one uploaded, one waits: fewer would stop the pipeline at every part."""
 CACHE_BLOCKS_MIN = 4
 MESSAGE_OVERHEAD_BYTES = 64 * 1024
 RATE_BYTES_MIN = 64 * 1024
-"""A limit below it is a forgotten unit: it would take minutes for one large entry."""
+"""A lower limit is a forgotten unit: one large entry would take minutes."""
 TRACING_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 
 
@@ -35,7 +35,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold between some settings; `keys` with blanks between."""
+    """A rule between settings; `keys` are separated by blanks."""
 
     keys: str
     is_broken: Callable[[Settings], bool]
@@ -48,7 +48,7 @@ class Rule:
 
 
 def broken_rules(settings: Settings) -> list[Broken]:
-    """Return every rule that does not hold."""
+    """Return every broken rule."""
     broken = [Broken(tuple(rule.keys.split()), rule.says(settings)) for rule in RULES if rule.is_broken(settings)]
     return [*broken, *_credentials(settings)]
 
@@ -76,25 +76,25 @@ def _is_set(settings: Settings, key: str) -> bool:
 
 
 def _needs(key: str, other: str, text: str, keys: str = "") -> Rule:
-    """One setting means nothing without the other."""
+    """Return the rule that one setting needs the other."""
     return Rule(keys or f"{key} {other}", lambda given: _is_set(given, key) and not _is_set(given, other), text)
 
 
 def _together(section: str, first: str, second: str, otherwise: str = "") -> list[Rule]:
-    """Both settings of a section, or neither."""
+    """Return the rules that both settings of a section are set, or neither."""
     keys = f"{section}.{first}", f"{section}.{second}"
     says = "{} is set without {}: set both, or neither" + otherwise
     return [_needs(*given, says.format(*given), " ".join(keys)) for given in (keys, keys[::-1])]
 
 
 def _at_most(key: str, most: str, why: str = "") -> Rule:
-    """One setting must not be more than the other."""
+    """Return the rule that one setting is not more than the other."""
     text = f"{key} = {{{key}}} must not be more than {most} = {{{most}}}{why}"
     return Rule(f"{key} {most}", lambda given: _value(given, key) > _value(given, most), text)  # type: ignore[operator]
 
 
 def _holds(key: str, count: int, what: str, unit: str) -> Rule:
-    """A budget must hold so many of something whose size is a setting."""
+    """Return the rule that a budget holds a number of items whose size is a setting."""
 
     def least(settings: Settings) -> int:
         return count * int(_value(settings, unit))  # type: ignore[call-overload,no-any-return]
@@ -106,12 +106,12 @@ def _holds(key: str, count: int, what: str, unit: str) -> Rule:
 
 
 def _overlap(first: str, second: str) -> bool:
-    """Whether one node is the other, or lies below it."""
+    """Whether two nodes are the same, or one is below the other."""
     return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
 
 
 def _apart(name: str) -> Rule:
-    """What is written lies outside of what is the cluster's."""
+    """Return the rule that the nodes of the daemon are outside of those of the cluster."""
     key = f"bookkeeper.{name}"
     return Rule(
         f"ledgers.kind metadata.root {key}",
@@ -141,7 +141,7 @@ def _key_before(key: str) -> Rule:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module could be imported; only those above it are."""
+    """Whether a module can be imported; only its parents are imported."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -149,7 +149,7 @@ def is_installed(module: str) -> bool:
 
 
 def _shows_headers(settings: Settings) -> bool:
-    """Whether the headers of traces would cross a network in the clear."""
+    """Whether the headers of traces would be sent unencrypted."""
     tracing = settings.tracing
     return tracing.enabled and bool(tracing.endpoint and tracing.headers) and not is_private(tracing.endpoint or "")
 
@@ -168,7 +168,7 @@ def _credentials(settings: Settings) -> Iterator[Broken]:
 
 
 def _with_tls(section: str, *names: str) -> Iterator[Rule]:
-    """Files that are for TLS alone."""
+    """Yield the rules that files are set only with TLS."""
     for name in names:
         key, tls = f"{section}.{name}", f"{section}.tls"
         yield _needs(key, tls, f"{key} is set, but {tls} is not: set {tls} = true, or remove the file")
@@ -348,7 +348,7 @@ RENAMED = "write the new name: the next release does not take the old one"
 
 
 def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield what may be a mistake, and what to do about it."""
+    """Yield settings that may be a mistake, each with advice."""
     yield from ((line, RENAMED) for line in settings.renamed)
     pulsar, bookkeeper = settings.pulsar, settings.bookkeeper
     has_token = pulsar.admin_token is not None or pulsar.admin_token_file is not None
@@ -396,7 +396,7 @@ def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def is_metadata_open(settings: Settings) -> bool:
-    """Whether others than the daemons may write what they keep in a ZooKeeper that other machines reach."""
+    """Whether everybody may write the nodes of the daemons in a ZooKeeper that other machines reach."""
     metadata = settings.metadata
     hosts = [one.rpartition(":")[0] for one in metadata.servers.partition("/")[0].split(",")]
     return metadata.acl == "open" and not all(map(is_loopback, hosts))

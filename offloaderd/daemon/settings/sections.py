@@ -1,4 +1,4 @@
-"""The settings: one frozen value a section, each field with its default, its bounds and why it is so.
+"""The settings: a frozen value for each section, each field with its default, its bounds and the reason.
 
 Each package has the section of what it does; those of the daemon itself are here, and all of them together. Settings
 are values and hold no component. Constructing them reads neither file nor environment; `daemon/settings/loading.py`
@@ -49,11 +49,11 @@ ClusterName = Annotated[
 
 
 class DaemonSettings(Section):
-    """Who this daemon is."""
+    """The identity of this daemon."""
 
     id: NodeName = ""
-    """Name of this daemon, unique in the cluster: two with one id would take turns at evicting each other. Empty: the
-    host's name, which is right for one daemon a machine or pod."""
+    """Name of this daemon, unique in the cluster: two daemons with one id would evict each other in turn. Empty: the
+    host name, which fits one daemon a machine or pod."""
 
     cluster: ClusterName = "pulsar"
     """Name of the Pulsar cluster; part of every metadata path, so that clusters can share a ZooKeeper."""
@@ -94,10 +94,10 @@ class MemorySettings(Section):
     """Tailing buffers of all topics. What does not fit is read from the source again."""
 
     upload_bytes: Bytes = Field(default=128 * MiB, ge=1 * MiB)
-    """Parts being assembled and uploaded; holds three parts or more."""
+    """Parts that are assembled and uploaded; must hold three parts or more."""
 
     cache_bytes: Bytes = Field(default=128 * MiB, ge=1 * MiB)
-    """Blocks read from the store and read ahead; holds four blocks or more."""
+    """Blocks that were read from the store or read ahead; must hold four blocks or more."""
 
     unpack_bytes: Bytes = Field(default=64 * MiB, ge=1 * MiB)
     """Memory for what ReadMessages unpacks. One half is for compressed entries that are being unpacked and sent; reads
@@ -122,7 +122,7 @@ class LogSettings(Section):
     """The log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is written."""
+    """Lowest level that is written."""
 
     levels: Levels = Field(default=(), examples=[("read info", "topic.tailer debug", "kazoo error")])
     """Modules with a level of their own, each as MODULE LEVEL: a package or module of offloaderd with everything below
@@ -161,7 +161,7 @@ def header_pairs(text: str) -> dict[str, str]:
 
 
 class Settings(Section):
-    """All of it. What must hold between the sections is asked by who reads them: `rules.broken_rules`."""
+    """All sections. The code that loads them checks the rules between them: `rules.broken_rules`."""
 
     daemon: DaemonSettings = DaemonSettings()
     grpc: GrpcSettings = GrpcSettings()
@@ -195,7 +195,7 @@ class Settings(Section):
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers have to authenticate."""
         return self.tls.client_ca_file is not None or self.access.has_tokens
 
     @property

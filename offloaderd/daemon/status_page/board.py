@@ -1,7 +1,7 @@
-"""What the status page shows, as values: the same for the page and for its JSON. The page's own words are elsewhere.
+"""The values of the status page, the same for the page and for its JSON; the templates have the texts.
 
-Looking costs the daemon as good as nothing: statuses are taken at most every LOOK_S however many look, and only the
-topics that are shown are completed by who owns them.
+A visit costs the daemon little: statuses are refreshed at most every REFRESH_S, whatever the number of visitors, and
+only the topics of the shown page are completed with the answers of their owners.
 """
 
 import math
@@ -20,18 +20,18 @@ from offloaderd.protocol.status_json import Rate, daemon_json, rated_json
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.topic.status import TopicStatus
 
-LOOK_S = 2.0
-"""How old what is shown may be."""
+REFRESH_S = 2.0
+"""Greatest age of the shown statuses."""
 
 FAILURES_MAX = 20
-"""So many topics that are in trouble are named before the list; the list itself has them all."""
+"""Number of failing topics that are named before the list; the list has them all."""
 
 ZERO = Rate(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What readers got from one tier since the daemon started; `fell_back` came from it because another one failed."""
+    """Reads from a tier since the daemon started; `fell_back`: entries read there because another tier failed."""
 
     tier: str
     entries: int
@@ -41,7 +41,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One page of topics, with everything round it."""
+    """One page of topics, with the totals beside it."""
 
     now_ms: int
     daemon: admin_pb2.StatusResponse
@@ -57,7 +57,7 @@ class Shown:
     ring: Ring
 
     def as_json(self) -> dict[str, object]:
-        """Return it as JSON shows it."""
+        """Return the page as JSON shows it."""
         return {
             "now_ms": self.now_ms,
             "daemon": daemon_json(self.daemon),
@@ -77,7 +77,7 @@ class Shown:
 
 
 class Board:
-    """Looks at the daemon for all visitors."""
+    """Takes the statuses of the daemon for all visitors."""
 
     def __init__(
         self,
@@ -86,32 +86,32 @@ class Board:
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self.sampler = Sampler(self._look, metrics, clock)
+        self.sampler = Sampler(self._refreshed, metrics, clock)
         self._admin = admin
         self._statuses = statuses
         self._metrics = metrics
         self._clock = clock
-        self._looked_s: float | None = None
+        self._refreshed_s: float | None = None
         self._seen: Sequence[TopicStatus] = ()
 
     async def run(self) -> None:
-        """Keep the last hour, until cancelled."""
+        """Sample the last hour, until cancelled."""
         await self.sampler.run()
 
     def now_ms(self) -> int:
         """The time, in milliseconds since 1970."""
         return self._clock.wall_ms()
 
-    def _look(self) -> Sequence[TopicStatus]:
-        """Return the statuses of this daemon's topics, not older than LOOK_S."""
+    def _refreshed(self) -> Sequence[TopicStatus]:
+        """Return the statuses of this daemon's topics, not older than REFRESH_S."""
         now_s = self._clock.monotonic()
-        if self._looked_s is None or now_s - self._looked_s >= LOOK_S:
-            self._seen, self._looked_s = self._statuses(), now_s
+        if self._refreshed_s is None or now_s - self._refreshed_s >= REFRESH_S:
+            self._seen, self._refreshed_s = self._statuses(), now_s
         return self._seen
 
     async def show(self, wanted: Wanted) -> Shown:
         """Return a page of topics; beyond the last one it is the last one. Without ZooKeeper: what the daemon knows."""
-        statuses = self._look()
+        statuses = self._refreshed()
         failing_topics = [one for one in statuses if failing(one)]
         found = self._sorted(failing_topics if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
@@ -135,7 +135,7 @@ class Board:
         )
 
     def _sorted(self, statuses: Sequence[TopicStatus], wanted: Wanted) -> list[TopicStatus]:
-        """Return the topics whose name holds what is searched for, in the order that is wanted, then by name."""
+        """Return the topics whose name contains the searched text, in the chosen order, then by name."""
         needle, rates = wanted.search.casefold(), self.sampler.rates
         keys: dict[str, Callable[[TopicStatus], object]] = {
             "lag": lambda one: (one.lag_seconds is not None, -(one.lag_seconds or 0.0), -(one.lag_entries or 0)),
@@ -168,12 +168,12 @@ class Board:
 
 
 def failing(one: TopicStatus) -> bool:
-    """Whether somebody should look at a topic: it stalls, has lost entries, or live entries wait for its history."""
+    """Whether a topic needs attention: it stalls, has lost entries, or its new entries wait for history."""
     return bool(one.stalled_reason or one.losses or (one.history is not None and one.history.live_waits))
 
 
 def failure_of(one: TopicStatus) -> str:
-    """Say why, in a line."""
+    """Return the reason in one line."""
     if one.stalled_reason:
         return f"stalled: {one.stalled_reason}"
     if any(loss.certain for loss in one.losses):
@@ -184,5 +184,5 @@ def failure_of(one: TopicStatus) -> str:
 
 
 def number(value: float) -> float | None:
-    """Return a number as JSON knows it: what was not measured is null."""
+    """Return a number for JSON; null if it was not measured."""
     return None if math.isnan(value) else round(value, 3)

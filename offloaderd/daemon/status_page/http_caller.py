@@ -1,7 +1,7 @@
-"""Who looks at a page: a request over HTTP, as the gate of the API sees a call.
+"""The caller of the status page: an HTTP request, in the form that the gate of the API takes.
 
-Looking at the page is the call Status by another door. A browser sends a token as the password that it asks for (the
-name is of no matter), a program as `authorization: Bearer TOKEN`; a certificate counts where http.tls is mutual.
+A visit needs the role of the call Status. A browser sends a token as the password (the user name is ignored), a program
+as `authorization: Bearer TOKEN`; a certificate counts if http.tls is mutual.
 """
 
 import ipaddress
@@ -17,17 +17,17 @@ ALTERNATIVE = {"URI": "peer_uri", "DNS": "peer_dns"}
 
 
 class HttpCaller:
-    """A request, with what the gate asks of a call's context."""
+    """A request with the methods of a call context that the gate uses."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
 
     def peer(self) -> str:
-        """Return where the request comes from, as gRPC writes it; the port is of no interest."""
+        """Return the peer of the request in the form of gRPC; the port is always 0."""
         return f"http:{self._request.remote}:0"
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """Return the credentials that were sent. Raises Unauthenticated for those that went over the wire in clear."""
+        """Return the credentials of the request. Raises Unauthenticated if they were sent unencrypted."""
         given = self._request.headers.getall("Authorization", [])
         if given and not self._request.secure and not is_local(self._request.remote or ""):
             raise Unauthenticated(
@@ -37,7 +37,7 @@ class HttpCaller:
         return [("authorization", bearer_of(one)) for one in given]
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Return the names in the certificate that was verified. Raises Unauthenticated where none is asked for."""
+        """Return the names in the verified certificate. Raises Unauthenticated without one."""
         transport = self._request.transport
         certificate: dict[str, Any] | None = transport.get_extra_info("peercert") if transport is not None else None
         if not certificate:
@@ -54,7 +54,7 @@ class HttpCaller:
 
 
 def bearer_of(header: str) -> str:
-    """Return a header as the API takes it: the password of a browser becomes the token that it is."""
+    """Return a header in the form of the API: the password of a browser becomes a bearer token."""
     scheme, _, text = header.partition(" ")
     if scheme.lower() != "basic":
         return header
@@ -68,7 +68,7 @@ def bearer_of(header: str) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Whether an address is of this machine's loopback."""
+    """Whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -76,9 +76,9 @@ def is_local(host: str) -> bool:
 
 
 def names_this_machine(host: str) -> bool:
-    """Whether a Host header is an address or localhost, and no name that somebody else's server may point here.
+    """Whether a Host header is an address or localhost, and no name that another server may resolve to this machine.
 
-    A page from elsewhere can have its own name resolved to 127.0.0.1, and would then read what only this machine may.
+    A foreign page can resolve its own name to 127.0.0.1, and would read what only this machine may (DNS rebinding).
     """
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     try:

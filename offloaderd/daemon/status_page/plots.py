@@ -1,4 +1,4 @@
-"""From numbers over time to what an SVG drawing needs: lines as points, ticks, words; and which drawings pages have."""
+"""Plots of numbers over time for SVG: lines as points, ticks and texts; and the plots of the pages."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Points: TypeAlias = "Sequence[tuple[int, float]]"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How numbers of a kind are marked on the axis, and written."""
+    """Steps of the axis for a kind of numbers, and their format."""
 
     steps: tuple[float, ...]
     write: Callable[[float], str]
@@ -50,7 +50,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: pieces of `x,y` points, as there are gaps where nothing was measured; now and its highest, in words."""
+    """A line: pieces of `x,y` points with gaps where nothing was measured; its last and highest value as text."""
 
     name: str
     number: int
@@ -61,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One drawing; `summary` says in words what it shows, for who does not see it."""
+    """A plot; `summary` describes it as text for screen readers."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class Plot:
 
 
 def plot(key: str, title: str, scale: Scale, series: Mapping[str, Points], now_ms: int) -> Plot:
-    """Return the drawing of an hour that ends now; `series` are moments in milliseconds and values, by name."""
+    """Return the plot of an hour that ends now; `series` are times in milliseconds and values, by name."""
     recent = {name: [(at, value) for at, value in points if at > now_ms - SPAN_MS] for name, points in series.items()}
     known = [value for points in recent.values() for _, value in points if not math.isnan(value)]
     step = step_for(max(known, default=0.0), scale)
@@ -92,7 +92,7 @@ def plot(key: str, title: str, scale: Scale, series: Mapping[str, Points], now_m
 
 
 def step_for(highest: float, scale: Scale) -> float:
-    """Return the distance of marks on the axis, so that there are few of them."""
+    """Return a distance of marks on the axis that gives few of them."""
     fitting = (step for step in scale.steps if highest <= step * TICKS_MAX)
     return next(fitting, 10 ** math.ceil(math.log10(highest / TICKS_MAX)) if highest else scale.steps[0])
 
@@ -123,7 +123,7 @@ def _y(value: float, top: float) -> float:
 
 
 def daemon_plots(ring: Ring, now_ms: int) -> tuple[Plot, ...]:
-    """Return the drawings of the daemon's hour."""
+    """Return the plots of the last hour of the daemon."""
     return (
         plot(
             "throughput",
@@ -145,7 +145,7 @@ def daemon_plots(ring: Ring, now_ms: int) -> tuple[Plot, ...]:
 
 
 def topic_plots(rings: TopicRings, topic: str, now_ms: int) -> tuple[Plot, ...]:
-    """Return the drawings of a topic's hour; none when it has none."""
+    """Return the plots of the last hour of a topic; none if it was not sampled."""
     rate, lag = rings.column(topic, "taken_bytes_per_s"), rings.column(topic, "lag_s")
     if rate is None or lag is None:
         return ()

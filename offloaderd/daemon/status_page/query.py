@@ -1,4 +1,4 @@
-"""What a visitor wants to see: read from the query of the address, within bounds."""
+"""The query of the status page: parsed within bounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Wanted:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "Wanted":
-        """Read a query; what is not said is as usual. Raises InvalidInput."""
+        """Parse a query; missing values are the defaults. Raises InvalidInput."""
         return cls(
             sort=_word("sort", query.get("sort", "lag"), SORTS),
             search=query.get("q", "").strip()[:SEARCH_CHARS_MAX],
@@ -40,7 +40,7 @@ class Wanted:
         )
 
     def address(self, **others: object) -> str:
-        """Return the address of the same with something else; what is as usual is left out."""
+        """Return the address with some values replaced; defaults are left out."""
         other = replace(self, **others)  # type: ignore[arg-type]  # named by a template
         said = {
             name: value
@@ -57,7 +57,7 @@ class Wanted:
 
 
 def wanted_topic(query: Mapping[str, str]) -> TopicName | None:
-    """Return the one topic that is asked for, None for the list. Raises InvalidInput."""
+    """Return the topic of the query, None for the list. Raises InvalidInput."""
     return TopicName.parse(query["topic"]) if query.get("topic") else None
 
 

@@ -25,10 +25,10 @@ TOPIC_SAMPLE_S = 60
 """Pause between two samples of a topic: there are many."""
 
 TOPICS_MAX = 1000
-"""So many topics have an hour of their own; the memory for it is about a kilobyte each."""
+"""Number of topics that are sampled; each takes about a kilobyte."""
 
 NOTHING = math.nan
-"""In the place of a sample that was not taken."""
+"""Value of a missing sample."""
 
 
 class Sample(NamedTuple):
@@ -46,7 +46,7 @@ class Ring:
         self.samples: deque[Sample] = deque(maxlen=capacity)
 
     def add(self, wall_ms: int, values: Mapping[str, float]) -> None:
-        """Keep a sample, and forget the oldest if there is no more room."""
+        """Add a sample, and drop the oldest if the ring is full."""
         self.samples.append(Sample(wall_ms, tuple(values[name] for name in self.columns)))
 
     def column(self, name: str) -> list[tuple[int, float]]:
@@ -56,14 +56,14 @@ class Ring:
 
 
 class TopicRings:
-    """The hours of many topics, which are sampled together: one number a topic, column and moment."""
+    """The last hour of many topics, which are sampled together: a number for each topic, column and time."""
 
     def __init__(
         self, columns: Sequence[str], *, topics_max: int = TOPICS_MAX, capacity: int = HOUR_S // TOPIC_SAMPLE_S
     ) -> None:
         self.columns = tuple(columns)
         self.left_out = 0
-        """How many topics of the last sample found no room."""
+        """Number of topics of the last sample without a place."""
         self._topics_max = topics_max
         self._capacity = capacity
         self._taken = 0
@@ -72,13 +72,13 @@ class TopicRings:
 
     @property
     def kept(self) -> int:
-        """How many topics have an hour."""
+        """Number of sampled topics."""
         return len(self._rows)
 
     def add(self, wall_ms: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Keep a sample of all topics that there are; the hour of one that is gone is forgotten.
+        """Add a sample of all topics; topics without a value are dropped.
 
-        Who has room keeps it. If there are too many topics the first ones of `values` get what is left.
+        Sampled topics stay. If there are too many topics, the first ones of `values` get the free places.
         """
         for gone in self._rows.keys() - values.keys():
             del self._rows[gone]
@@ -132,7 +132,7 @@ class Sampler:
             await self._clock.sleep(SAMPLE_S)
 
     def sample(self) -> None:
-        """Take one sample; the first one has no rates yet."""
+        """Take a sample; the first one has no rates."""
         statuses, now_s, wall_ms = self._statuses(), self._clock.monotonic(), self._clock.wall_ms()
         self.rates.look(statuses, now_s)
         self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
@@ -153,7 +153,7 @@ class Sampler:
         self._metrics.status_topics.labels(history="left_out").set(self.topics.left_out)
 
     def _rates(self, now_s: float) -> dict[str, float]:
-        """Return what was counted a second since the last sample."""
+        """Return the rates per second since the last sample."""
         now, before, seconds = counted(self._metrics), self._counted, now_s - self._sampled_s
         self._counted, self._sampled_s = now, now_s
         known = before and seconds > 0

@@ -1,7 +1,7 @@
-"""The status page over HTTP: who may see it, what is answered, and the headers that keep it to itself.
+"""The status page over HTTP: authorization, answers, and security headers.
 
-Nothing comes from elsewhere, nothing is inline but the drawings, and every name is escaped: a topic may be called
-whatever its producer likes. What is not printable is written as an escape, so that no name can pose as another.
+Nothing is loaded from other servers, nothing is inline but the plots, and every name is escaped, since producers choose
+the names of topics. Characters that are not printable are written as escapes, so that no name can pose as another.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from offloaderd.protocol.status_words import lag_cells, topic_facts
 from offloaderd.protocol.v1 import admin_pb2
 
 STATUS = "/offloaderd.v1.AdminService/Status"
-"""What a visitor needs is what this call needs."""
+"""The call whose role a visitor needs."""
 
 REFRESH_S = 5
 HEADERS = {
@@ -54,10 +54,10 @@ audit = structlog.get_logger("offloaderd.audit")
 
 
 class StatusSite:
-    """The page, its JSON, its style and its script. `board` is there once the daemon serves."""
+    """The page, its JSON, its style and its script. `board` is set once the daemon serves."""
 
     def __init__(self, gate: Gate, health: Health, *, private: bool) -> None:
-        """Take who lets visitors in; `private` says that only this machine is meant to reach it, without a name."""
+        """`private`: only this machine may reach the page, without authentication."""
         self.board: Board | None = None
         self._gate = gate
         self._health = health
@@ -86,7 +86,7 @@ class StatusSite:
         }
 
     def add_to(self, app: web.Application) -> None:
-        """Have an application serve it."""
+        """Add its routes to an application."""
         app.router.add_get("/", _to_status)
         app.router.add_get("/status", self._guarded(self._page, self._error_page))
         app.router.add_get("/status.json", self._guarded(self._json, _error_json))
@@ -96,7 +96,7 @@ class StatusSite:
             )
 
     async def fill(self, board: Board) -> None:
-        """Show what the daemon does from now on; runs until cancelled."""
+        """Show a board from now on; runs until cancelled."""
         self.board = board
         await board.run()
 
@@ -105,7 +105,7 @@ class StatusSite:
         answer: Callable[[web.Request], Awaitable[web.Response]],
         refuse: Callable[[OffloaderError], web.Response],
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Return a handler that lets in who may call Status for what is asked, and tells everybody else why not."""
+        """Return a handler that answers visitors who may call Status, and refuses others with the reason."""
 
         async def handler(request: web.Request) -> web.Response:
             try:
