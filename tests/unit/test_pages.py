@@ -12,6 +12,7 @@ import pytest
 from tests.pages import NOT_RUN, ROOT, blocks, check, commands, pages, shell_lines
 
 _TESTS = re.compile(r"`([\w/]*test_\w+\.py)`: ((?:`test_\w+`(?:, )?)+)")
+_MODULE = re.compile(r"`([a-z_]+/[\w/]+\.py)`")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -52,6 +53,14 @@ def test_tests_that_are_named_exist(page: Path) -> None:
         source = found.read_text(encoding="utf-8")
         missing += [name for name in re.findall(r"`(test_\w+)`", names) if f"def {name}(" not in source]
     assert not missing
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    """A path in running text is one of the repository, of the package, or of the tests, whatever was moved."""
+    roots = [ROOT, ROOT / "offloaderd", *(ROOT / "tests" / name for name in ("", "unit", "integration"))]
+    found = set(_MODULE.findall(page.read_text(encoding="utf-8")))
+    assert [path for path in sorted(found) if not any((root / path).is_file() for root in roots)] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=named)
