@@ -1,7 +1,7 @@
-"""What a ledger store knows of its topics, without payloads: the rules that all stores share, and how they are read.
+"""The topics and ledgers of a store, without payloads: the rules that all stores share, and their reading side.
 
-A `Book` is what has been stored for certain. Changes are planned on a `Draft` over it, which several callers may
-share; the store makes the draft durable and only then lets the book take it over. A draft that failed is dropped.
+A `Book` is the durable state. Changes are planned on a `Draft` over it, which several callers may share; the store
+makes the draft durable, and the book takes it over afterwards. A failed draft is dropped.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ LEDGER_AGE_MAX_S = 14_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollLimits:
-    """When a ledger is full: at so many entries, at so many payload bytes, or at such an age with an entry to come."""
+    """Limits of a ledger: entries, payload bytes, and the age at which the next entry goes into a new one."""
 
     entries_max: int = LEDGER_ENTRIES_MAX
     bytes_max: int = LEDGER_BYTES_MAX
@@ -36,7 +36,7 @@ class RollLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """State of one ledger. `opened_s` is of the monotonic clock: a restart starts the age of an open ledger anew."""
+    """State of one ledger. `opened_s` is of the monotonic clock: a restart starts the age of an open ledger again."""
 
     ledger_id: int
     opened_s: float
@@ -47,7 +47,7 @@ class Ledger:
     created_ms: int | None = None
 
     def info(self) -> LedgerInfo:
-        """Return the ledger as callers see it."""
+        """Return the ledger without `opened_s`."""
         return LedgerInfo(
             ledger_id=self.ledger_id,
             closed=self.closed,
@@ -59,7 +59,7 @@ class Ledger:
 
 
 class Run(NamedTuple):
-    """Consecutive entries that go into one ledger; `bytes_before` is the ledger's length in front of them."""
+    """Consecutive entries of one ledger; `bytes_before` is the ledger's length before them."""
 
     ledger_id: int
     first_entry_id: int
@@ -75,14 +75,14 @@ class Now(NamedTuple):
 
 
 class Book:
-    """All topics and ledgers that are stored."""
+    """All stored topics and ledgers."""
 
     def __init__(self) -> None:
         self._topics: dict[TopicName, dict[int, Ledger]] = {}
         self.next_ledger_id = 0
 
     def restore(self, topic: TopicName, ledgers: Sequence[Ledger]) -> None:
-        """Take a topic over from what was stored before; `ledgers` ascend."""
+        """Add a stored topic; `ledgers` ascend."""
         self._topics[topic] = {ledger.ledger_id: ledger for ledger in ledgers}
 
     def topics(self, tenant: str | None = None, namespace: str | None = None) -> list[TopicName]:
@@ -105,7 +105,7 @@ class Book:
         return found
 
     def peek(self, topic: TopicName, ledger_id: int) -> Ledger | None:
-        """Return one ledger, None when the topic or the ledger is not there."""
+        """Return one ledger; None without the topic or the ledger."""
         return self._topics.get(topic, {}).get(ledger_id)
 
     def open_ledger(self, topic: TopicName) -> Ledger | None:
@@ -122,7 +122,7 @@ class Book:
             raise NotFound(f"no entry {ledger_id}:{last} in {topic}", hint="it has not been written")
 
     def take_over(self, draft: "Draft") -> None:
-        """Make a draft that is stored now part of the book."""
+        """Take over a stored draft."""
         for topic, changes in draft.changes.items():
             ledgers = self._topics.setdefault(topic, {})
             for ledger_id, ledger in changes.items():
@@ -141,9 +141,9 @@ class Book:
 
 @dataclass(slots=True)
 class Draft:
-    """Changes that are planned over a book: by topic, the new state of each ledger touched (None: deleted).
+    """Planned changes of a book: by topic, the new state of each changed ledger (None: deleted).
 
-    A topic that is there with no ledger is a topic to create. Each method either plans its change whole or raises.
+    A topic without a ledger is to be created. Each method plans its whole change or raises.
     """
 
     book: Book
@@ -161,7 +161,7 @@ class Draft:
             self.changes.setdefault(topic, {})
 
     def append(self, topic: TopicName, payloads: Sequence[bytes], now: Now) -> Position:
-        """Plan entries (at least one), over as many ledgers as the limits ask for; returns the last one's position."""
+        """Plan entries (at least one), over as many ledgers as the limits require; return the last one's position."""
         ends = list(accumulate(map(len, payloads)))
         open_ledger = self._open_ledger(topic)
         if open_ledger is not None and now.monotonic_s - open_ledger.opened_s >= self.limits.age_max_s:
@@ -172,7 +172,7 @@ class Draft:
             ledger = open_ledger or self._new_ledger(now)
             open_ledger = None
             before = ends[taken - 1] if taken else 0
-            # The entry that reaches the limit is the last one in: a ledger is never cut before its first entry.
+            # The entry that reaches the limit is the last one: a ledger is never cut before its first entry.
             full_at = bisect_left(ends, before + self.limits.bytes_max - ledger.size_bytes, taken) + 1
             end = min(len(payloads), taken + self.limits.entries_max - ledger.entries, max(full_at, taken + 1))
             self.runs.append(Run(ledger.ledger_id, ledger.entries, ledger.size_bytes, payloads[taken:end]))
@@ -194,7 +194,7 @@ class Draft:
             self._close(topic, open_ledger, now)
 
     def delete(self, topic: TopicName, ledger_id: int) -> bool:
-        """Plan the end of a closed ledger; False when it is gone already. Raises InvalidInput for an open one."""
+        """Plan the deletion of a closed ledger; return False for a missing one. Raises InvalidInput for an open one."""
         planned = self.changes.get(topic, {})
         ledger = planned[ledger_id] if ledger_id in planned else self.book.peek(topic, ledger_id)
         if ledger is None:
@@ -226,34 +226,34 @@ class Draft:
 
 
 class BookSource(ABC):
-    """The reading side of a store that has a book: a LedgerSource but for its watches, and a LedgerDescriber.
+    """The reading side of a store with a book: a LedgerSource without watches, and a LedgerDescriber.
 
     Each method raises what `_known` raises, and NotFound for a topic or a ledger that is not in the book.
     """
 
     where: str
-    """What a person finds the store by."""
+    """The place of the store, for messages."""
 
     @abstractmethod
     async def _known(self) -> Book:
-        """Return the book as it stands. Raises Closed."""
+        """Return the present book. Raises Closed."""
 
     @abstractmethod
     async def _fetch(
         self, topic: TopicName, ledger_id: int, first_entry_id: int, last_entry_id: int, batch_bytes: int
     ) -> Sequence[bytes]:
-        """Return stored entries, one at least, then more while they fit; none if the first is not there any more."""
+        """Return stored entries, one at least, then more while they fit; none if the first is deleted."""
 
     @abstractmethod
     async def _length_at(self, ledger_id: int, entry_id: int) -> int | None:
-        """Return the payload bytes up to and including an entry, None when it is not stored."""
+        """Return the payload bytes up to and including an entry; None for one that is not stored."""
 
     @abstractmethod
     async def identity(self) -> str | None:
         """Return the store's own id; see LedgerOrigin."""
 
     async def moved(self, topic: TopicName) -> str | None:
-        """Return None: there is no other place for its lists."""
+        """Return None: its lists never move."""
         return None
 
     async def reserved(self, topic: TopicName) -> str | None:
@@ -274,7 +274,7 @@ class BookSource(ABC):
         return (await self._known()).ledger(topic, ledger_id).info()
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
-        """Return what BookKeeper would say of a closed ledger; see LedgerDescriber. Raises InvalidInput."""
+        """Return made-up metadata of a closed ledger; see LedgerDescriber. Raises InvalidInput."""
         return plain_metadata(await self.inspected(topic, ledger_id))
 
     async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
@@ -307,7 +307,7 @@ class BookSource(ABC):
         return length
 
     async def _missing(self, topic: TopicName, ledger_id: int, entry_id: int) -> OffloaderError:
-        """Tell a ledger that was deleted under its reader from one that has lost entries."""
+        """Return NotFound for a ledger deleted during a read, CorruptData for one without the entry."""
         if (await self._known()).peek(topic, ledger_id) is None:
             return NotFound(f"no ledger {ledger_id} in {topic}", hint="it has been deleted")
         return CorruptData(

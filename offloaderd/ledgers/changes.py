@@ -1,4 +1,4 @@
-"""Waking those who watch a topic: coalesced, without polling, without missing a change."""
+"""Notification of a topic's watchers: coalesced, without polling, without a missed change."""
 
 from collections.abc import AsyncGenerator
 
@@ -8,10 +8,10 @@ from offloaderd.core.model import TopicName
 
 
 class Changes:
-    """One wake-up per topic, shared by all its watchers; all calls are made on the event loop.
+    """One event for each topic, shared by its watchers; all calls are made on the event loop.
 
-    A watcher holds the event that the next change will set, taken before its consumer looks at the topic: what
-    happens while the consumer is busy has set it already when it comes back.
+    A watcher takes the event of the next change before its consumer reads the topic: a change during that read has set
+    it already.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class Changes:
             event.set()
 
     def close(self) -> None:
-        """Wake everybody; they raise Closed."""
+        """Wake all watchers, which raise Closed."""
         self._closed = True
         for event in self._next.values():
             event.set()
         self._next.clear()
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
-        """Yield at once and after every change since the last time it was asked. Raises Closed."""
+        """Yield at once and after every change since the last yield. Raises Closed."""
         while not self._closed:
             event = self._next.setdefault(topic, Event())
             yield

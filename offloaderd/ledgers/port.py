@@ -1,7 +1,7 @@
 """The port to a ledger source, and to a ledger store that can also be written.
 
-A source is where entries can always be read again until they are deleted from it: BookKeeper, or the embedded
-store. It never shows more than the writer confirmed.
+A source has entries until they are deleted from it: BookKeeper, or the embedded store. It never shows more than the
+writer confirmed.
 """
 
 from collections.abc import AsyncGenerator, Collection, Sequence
@@ -18,7 +18,7 @@ class LedgerSource(Protocol):
         ...
 
     async def reserved(self, topic: TopicName) -> str | None:
-        """Say why a topic is not for offloading unless somebody names it (system topics, compacted ones), else None."""
+        """Return why only a policy by name offloads a topic (system topics, compacted ones); None for others."""
         ...
 
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
@@ -41,8 +41,8 @@ class LedgerSource(Protocol):
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of the range once, in order, in batches of about `batch_bytes` (at least one entry).
 
-        The range must lie within what `confirmed` allowed. Raises NotFound when the ledger is not there (any more);
-        CorruptData when what is stored fails its check, or an entry is missing from a ledger that is there.
+        The range must lie within what `confirmed` allowed. Raises NotFound for a ledger that does not exist
+        (any more); CorruptData when an entry fails its check, or is missing from an existing ledger.
         """
         ...
 
@@ -51,41 +51,41 @@ class LedgerSource(Protocol):
         ...
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
-        """Delete a closed ledger; one that is gone already is no error.
+        """Delete a closed ledger; a missing one is no error.
 
-        Raises Denied where deleting is not this daemon's business (BookKeeper), InvalidInput for an open ledger.
+        Raises Denied where the daemon may not delete (BookKeeper), InvalidInput for an open ledger.
         """
         ...
 
 
 @runtime_checkable
 class OtherDomains(Protocol):
-    """A source that has topics of domains that are not taken: see offloaderd.core.domains."""
+    """A source with topics of other domains, which are not offloaded: see offloaderd.core.domains."""
 
     async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
-        """Return their full names, as `topics` returns those that are taken. Raises Transient, Denied."""
+        """Return the full names of these topics; arguments as in `topics`. Raises Transient, Denied."""
         ...
 
 
 class LedgerOrigin(Protocol):
-    """What tells one source from another: the number of a ledger means something only within its source."""
+    """The identity of a source: ids of ledgers are unique only within their source."""
 
     async def identity(self) -> str | None:
-        """Return the source's own id, the same for as long as its ledgers have their numbers.
+        """Return the source's own id, which is constant while its ledgers keep their ids; None without one.
 
-        None: it says none, so nobody can tell it from another. Raises Transient, Denied.
+        Raises Transient, Denied.
         """
         ...
 
     async def moved(self, topic: TopicName) -> str | None:
-        """Say why the source's list of a topic's ledgers may not be the present one, None when nothing says so.
+        """Return why the source's list of a topic's ledgers may be out of date; None if it is not.
 
         Raises Transient, Denied.
         """
         ...
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger as whoever stores it knows it, whatever the list of its topic says, and when it was made.
+        """Return a ledger from its store, not from the list of its topic, with its creation time.
 
         Raises NotFound, Transient, Denied, CorruptData.
         """
@@ -93,7 +93,7 @@ class LedgerOrigin(Protocol):
 
 
 class LedgerDescriber(Protocol):
-    """What BookKeeper knows of a ledger beside its entries; a source without BookKeeper makes up what it has not."""
+    """BookKeeper's metadata of a ledger; a source without BookKeeper makes up the missing fields."""
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return a closed ledger's LedgerMetadataFormat as the index of a V1 object has it.
@@ -104,7 +104,7 @@ class LedgerDescriber(Protocol):
 
 
 class BrokerOffloads(Protocol):
-    """What brokers have offloaded by themselves, whether or not the source still has it."""
+    """Ledgers that brokers have offloaded themselves, whether or not the source still has them."""
 
     async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """Return the closed ledgers in order that a broker has offloaded as a whole, also those it then deleted.
@@ -115,15 +115,15 @@ class BrokerOffloads(Protocol):
 
 
 class LedgerRegister(Protocol):
-    """The word of whoever keeps a topic's ledgers about which there are; what is missing from it was deleted.
+    """The authoritative list of a topic's ledgers: a ledger that is missing from it was deleted.
 
-    A list of what can be read, as LedgerSource has it, is no such word.
+    The list of readable ledgers of LedgerSource is not authoritative.
     """
 
     async def listed(self, topic: TopicName) -> Collection[int]:
-        """Return the ids of the topic's ledgers, readable or not, as they were after this was asked.
+        """Return the ids of the topic's ledgers, readable or not, at a time after the call.
 
-        Raises NotFound for a topic that does not exist for certain, Transient when nobody can say.
+        Raises NotFound if it is certain that the topic does not exist, Transient if it is unknown.
         """
         ...
 
@@ -133,7 +133,7 @@ class ShadowTopics(Protocol):
     """A source that knows shadow topics (PIP-180): their ledgers are another topic's."""
 
     async def source_topic(self, topic: TopicName) -> TopicName | None:
-        """Return the topic whose ledgers a shadow topic reads, None for one that is no shadow.
+        """Return the topic whose ledgers a shadow topic reads; None for other topics.
 
         Raises NotFound for an unknown topic, CorruptData, Transient.
         """

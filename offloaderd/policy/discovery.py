@@ -112,16 +112,16 @@ class Discovery:
 
     async def _read(self) -> None:
         self._stale = False
-        said = await self._selector.stored()
-        self._policies, self._rules = dict(said.policies), said.rules
+        state = await self._selector.stored()
+        self._policies, self._rules = dict(state.policies), state.rules
         self._compared.clear()
-        unapplied = selection.unapplied(said.selections)
+        unapplied = selection.unapplied(state.selections)
         for pattern in unapplied.keys() - self.unapplied.keys():
             log.error("selection.unapplied", pattern=pattern, reason=unapplied[pattern], hint=HINT_UNAPPLIED)
         self.unapplied = unapplied
         if self._metrics is not None:
             self._metrics.selections_unapplied.set(len(unapplied))
-            counts = selection.expressions(said.selections)
+            counts = selection.expressions(state.selections)
             self._metrics.selection_expressions_highest.set(max(counts.values(), default=0))
 
     async def _listed(self) -> set[TopicName]:

@@ -51,24 +51,24 @@ class Levels:
         Returns the topics with a change. Raises NotFound when there is nothing to remove, Transient.
         """
         selector, store = self._selector, self._selector.metadata
-        said = await selector.stored()
-        before = said.above.copied()
-        if policies is None and node_of(where) not in before.damaged and not before.said(where).said():
+        state = await selector.stored()
+        before = state.above.copied()
+        if policies is None and node_of(where) not in before.damaged and not before.policies_of(where).set_values():
             what = "the broker level" if where is None else f"namespace {spelled(where)}"
             raise NotFound(f"{what} has no offload policies", hint="what holds there comes from other levels")
         after = before.with_policies(where, policies)
         listed = await selector.listed([Scope(*where)]) if where is not None and where in after.offloading else set()
-        topics = sorted(one for one in {*listed, *said.policies} if where in {None, (one.tenant, one.namespace)})
-        rules = Rules(said.selections, said.policies, after)
-        changes = await selector.plan(rules, topics, said.policies)
+        topics = sorted(one for one in {*listed, *state.policies} if where in {None, (one.tenant, one.namespace)})
+        rules = Rules(state.selections, state.policies, after)
+        changes = await selector.plan(rules, topics, state.policies)
         if not dry_run:
             if policies is None:
                 await stored.remove_level(store, selector.clock, where)
             else:
                 await stored.put_level(store, selector.clock, where, policies)
-            await selector.carry_out(rules, changes, said.policies)
+            await selector.carry_out(rules, changes, state.policies)
             await self.book.load()
-        effects = [_effect(change, said.policies.get(change.topic), before, after) for change in changes]
+        effects = [_effect(change, state.policies.get(change.topic), before, after) for change in changes]
         return [one for one in effects if one.outcome in _MOVES or one.differences]
 
     async def set_topic_policies(
@@ -81,7 +81,7 @@ class Levels:
         before = (await self._selector.stored()).policies
         current = before.get(topic)
         enabled = not (isinstance(current, TopicPolicy) and not current.enabled and not current.selected_by)
-        policy = replace(TopicPolicy(enabled=enabled), **policies.said())
+        policy = replace(TopicPolicy(enabled=enabled), **policies.set_values())
         return self._effects(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), before)
 
     async def remove_topic_policies(self, topic: TopicName, *, dry_run: bool = False) -> list[Effect]:
@@ -89,19 +89,21 @@ class Levels:
 
         Otherwise it stays enabled or disabled, without values of its own. Raises NotFound without policies by name.
         """
-        said = await self._selector.stored()
-        current = said.policies.get(topic)
-        if current is None or (isinstance(current, TopicPolicy) and (current.selected_by or not own(current).said())):
+        state = await self._selector.stored()
+        current = state.policies.get(topic)
+        if current is None or (
+            isinstance(current, TopicPolicy) and (current.selected_by or not own(current).set_values())
+        ):
             raise NotFound(
                 f"{topic} has no offload policies of its own", hint="what holds there comes from other levels"
             )
         enabled = current.enabled if isinstance(current, TopicPolicy) else True
-        rest = {one: policy for one, policy in said.policies.items() if one != topic}
-        rule = Rules(said.selections, rest, said.above).rule(topic) if enabled else None
+        rest = {one: policy for one, policy in state.policies.items() if one != topic}
+        rule = Rules(state.selections, rest, state.above).rule(topic) if enabled else None
         policy = TopicPolicy(enabled=enabled)
         if rule is not None and rule.policy.enabled:
             policy = replace(rule.policy, selected_by=rule.pattern, partitioned=False)
-        return self._effects(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), said.policies)
+        return self._effects(await self._selector.enable(of_topic(topic), policy, dry_run=dry_run), state.policies)
 
     def _effects(self, changes: Sequence[Change], before: Policies) -> list[Effect]:
         return [_effect(change, before.get(change.topic), self.book, self.book) for change in changes]

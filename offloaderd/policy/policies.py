@@ -183,7 +183,7 @@ class OffloadPolicies:
     retention_age_s: float | None = _seconds("retain-age", above=True)
     retention_bytes: int | None = _bytes("retain-size", low=1)
 
-    def said(self) -> Mapping[str, Any]:
+    def set_values(self) -> Mapping[str, Any]:
         """Return the values that are not None, by name, in the order of the fields."""
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}

@@ -65,8 +65,8 @@ class PolicyResolver:
         self.named = tuple(names)
         self.namespaces = {name: one for name, one in self.namespaces.items() if name in names}
         self.damaged &= {node_of(None), *map(node_of, names)}
-        for where, said in zip([None, *names], found, strict=True):
-            self._note(where, said)
+        for where, policies in zip([None, *names], found, strict=True):
+            self._note(where, policies)
         self.loaded = True
 
     async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
@@ -79,19 +79,19 @@ class PolicyResolver:
                 log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
             return error
 
-    def _note(self, where: Namespace | None, said: OffloadPolicies | CorruptData | None) -> None:
+    def _note(self, where: Namespace | None, policies: OffloadPolicies | CorruptData | None) -> None:
         """Take over a level; one that cannot be read keeps its last known value."""
         path = node_of(where)
-        if isinstance(said, CorruptData):
+        if isinstance(policies, CorruptData):
             self.damaged.add(path)
             return
         self.damaged.discard(path)
         if where is None:
-            self.broker = said or OffloadPolicies()
-        elif said is None:
+            self.broker = policies or OffloadPolicies()
+        elif policies is None:
             self.namespaces.pop(where, None)
         else:
-            self.namespaces[where] = said
+            self.namespaces[where] = policies
 
     def copied(self) -> "PolicyResolver":
         """Return a copy."""
@@ -112,18 +112,18 @@ class PolicyResolver:
             book.namespaces[where] = policies
         return book
 
-    def said(self, where: Namespace | None) -> OffloadPolicies:
+    def policies_of(self, where: Namespace | None) -> OffloadPolicies:
         """Return the policies of a namespace, or of the broker (None)."""
         return self.broker if where is None else self.namespaces.get(where, OffloadPolicies())
 
     def effective(self, topic: TopicName, policy: TopicPolicy | None) -> Effective:
         """Return the effective policy of a topic with this policy of its own (None: without)."""
         name = (topic.tenant, topic.namespace)
-        between = Level(Origin.NAMESPACE, self.said(name), spelled(name))
+        between = Level(Origin.NAMESPACE, self.policies_of(name), spelled(name))
         levels = [between, Level(Origin.BROKER, self.broker), *self._daemon]
         if policy is not None:
-            said, narrow = _level(topic, policy)
-            levels.insert(0 if narrow else 1, said)
+            policies, narrow = _level(topic, policy)
+            levels.insert(0 if narrow else 1, policies)
         return effective(levels, known=policy is not None)
 
     def above(self, namespace: Namespace | None) -> list[Level]:
@@ -150,8 +150,8 @@ class PolicyResolver:
             await self.load()
         elif fresh:
             above = [None, (topic.tenant, topic.namespace)]
-            for where, said in zip(above, await each(above, self._read), strict=True):
-                self._note(where, said)
+            for where, policies in zip(above, await each(above, self._read), strict=True):
+                self._note(where, policies)
         return self.effective(topic, await record(self._store, paths.policy(topic), policy_record.decode))
 
 

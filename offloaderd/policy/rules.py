@@ -73,7 +73,7 @@ def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, around: S
         )
 
 
-def _said(name: str, value: object, merged: Effective) -> str:
+def _at(name: str, value: object, merged: Effective) -> str:
     """Return a value with its level."""
     return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.level_of(name)}"
 
@@ -84,7 +84,7 @@ def _ages(own: OffloadPolicies, merged: Effective) -> Iterator[str]:
     concerned = own.segment_age_min_s is not None or own.segment_age_max_s is not None
     if concerned and low is not None and high is not None and low > high:
         yield (
-            f"{_said('segment_age_min_s', low, merged)} is more than {_said('segment_age_max_s', high, merged)}: "
+            f"{_at('segment_age_min_s', low, merged)} is more than {_at('segment_age_max_s', high, merged)}: "
             "the minimum is at most the maximum"
         )
 
@@ -99,8 +99,8 @@ def _method(own: OffloadPolicies, merged: Effective, around: Surroundings) -> It
         name for name in ("threshold_bytes", "threshold_s") if (getattr(own, name) or 0) > 0 or getattr(own, name) == 0
     ]
     if merged.values.method is OffloadMethod.NONE and given:
-        said = " and ".join(FIELDS[name].label for name in given)
-        yield f"{said}: nothing is offloaded with {_said('method', 'none', merged)}; give a method, or no threshold"
+        names = " and ".join(FIELDS[name].label for name in given)
+        yield f"{names}: nothing is offloaded with {_at('method', 'none', merged)}; give a method, or no threshold"
 
 
 def waiting_time(own: OffloadPolicies, merged: Effective) -> str | None:

@@ -78,18 +78,18 @@ class Selector:
         if pattern.topic is not None:
             return await self._enable_name(pattern.topic, policy, pattern, dry_run=dry_run)
         listed = await self.listed([pattern.scope])
-        said = await self.stored()
-        check_room(said.selections, pattern, self.expressions_max)
-        before = said.selections.get(pattern.text)
+        state = await self.stored()
+        check_room(state.selections, pattern, self.expressions_max)
+        before = state.selections.get(pattern.text)
         created_ms = before.created_ms if isinstance(before, Selection) else self.clock.wall_ms()
         selection = Selection(pattern=pattern, policy=policy, created_ms=created_ms)
-        rules = Rules({**said.selections, pattern.text: selection}, said.policies, said.above)
-        known = {*listed, *said.policies}
+        rules = Rules({**state.selections, pattern.text: selection}, state.policies, state.above)
+        known = {*listed, *state.policies}
         matching = sorted([topic async for topic in self._in_turns(known) if pattern.matches(topic)])
-        changes = await self.plan(rules, matching, said.policies, pattern.text)
+        changes = await self.plan(rules, matching, state.policies, pattern.text)
         if not dry_run:
             await stored.put(self.metadata, self.clock, selection, expressions_max=self.expressions_max)
-            await self.carry_out(rules, changes, said.policies)
+            await self.carry_out(rules, changes, state.policies)
         return changes
 
     async def disable(self, pattern: TopicPattern, *, dry_run: bool = False) -> list[Change]:
@@ -99,21 +99,21 @@ class Selector:
         stays disabled whatever matches it, and so do its partitions. Offloaded entries stay readable. Raises NotFound
         without such a policy.
         """
-        said = await self.stored()
+        state = await self.stored()
         if pattern.topic is not None:
-            return await self._disable_name(pattern.topic, said, pattern, dry_run=dry_run)
-        if pattern.text not in said.selections:
+            return await self._disable_name(pattern.topic, state, pattern, dry_run=dry_run)
+        if pattern.text not in state.selections:
             hint = "`offloadctl topics list` shows the selections"
-            if pattern.breadth is Breadth.NAMESPACE and pattern.scope in said.above.offloading:
+            if pattern.breadth is Breadth.NAMESPACE and pattern.scope in state.above.offloading:
                 hint = "its topics are offloaded by its policy: offloadctl namespaces remove-offload-policies"
             raise NotFound(f"{pattern} selects nothing", hint=hint)
-        rest = {text: one for text, one in said.selections.items() if text != pattern.text}
-        rules = Rules(rest, said.policies, said.above)
-        selected = sorted(topic for topic, policy in said.policies.items() if _follows(policy, pattern))
-        changes = await self.plan(rules, selected, said.policies, pattern.text)
+        rest = {text: one for text, one in state.selections.items() if text != pattern.text}
+        rules = Rules(rest, state.policies, state.above)
+        selected = sorted(topic for topic, policy in state.policies.items() if _follows(policy, pattern))
+        changes = await self.plan(rules, selected, state.policies, pattern.text)
         if not dry_run:
             await stored.remove(self.metadata, self.clock, pattern)
-            await self.carry_out(rules, changes, said.policies)
+            await self.carry_out(rules, changes, state.policies)
         return changes
 
     async def stored(self) -> StoredPolicies:
@@ -200,15 +200,15 @@ class Selector:
         return await self._set_by_name(topic, policy, partitions, policies, pattern, dry_run=dry_run)
 
     async def _disable_name(
-        self, topic: TopicName, said: StoredPolicies, pattern: TopicPattern, *, dry_run: bool
+        self, topic: TopicName, state: StoredPolicies, pattern: TopicPattern, *, dry_run: bool
     ) -> list[Change]:
         """Disable a topic by its name, with its partitions. Raises NotFound when neither has a policy."""
-        partitions = sorted(one for one in said.policies if partitioned_topic(one) == topic)
-        current = said.policies.get(topic)
+        partitions = sorted(one for one in state.policies if partitioned_topic(one) == topic)
+        current = state.policies.get(topic)
         if current is None and not partitions:
             raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics")
         known = current if isinstance(current, TopicPolicy) else TopicPolicy(partitioned=current is None)
-        return await self._set_by_name(topic, disabled(known), partitions, said.policies, pattern, dry_run=dry_run)
+        return await self._set_by_name(topic, disabled(known), partitions, state.policies, pattern, dry_run=dry_run)
 
     async def _set_by_name(
         self,

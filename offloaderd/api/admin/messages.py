@@ -36,7 +36,7 @@ def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = 
     given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
     policies, flaws = sound({**given, **given_policies(request.policies)})
     checked(policies, flaws, by_itself(policies), place)
-    return replace(TopicPolicy(enabled=True), **policies.said())
+    return replace(TopicPolicy(enabled=True), **policies.set_values())
 
 
 def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
@@ -109,11 +109,11 @@ def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:
 
 def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
     """Return a policy's values as a message."""
-    return policy_pb2.OffloadPolicies(**policies.said())
+    return policy_pb2.OffloadPolicies(**policies.set_values())
 
 
 def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
     """Return the level of each value that is set."""
-    said = effective.values.said()
+    said = effective.values.set_values()
     levels = {name: effective.level_of(name) for name in NAMES if name in said}
     return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

@@ -62,7 +62,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
             answer.damage = str(found) if isinstance(found, CorruptData) else ""
             said, holds = own(known or TopicPolicy()), self._levels.book.effective(where, known)
         else:
-            said = self._levels.book.said(where)
+            said = self._levels.book.policies_of(where)
             answer.damage = "its record cannot be read" if node_of(where) in self._levels.book.damaged else ""
             holds = self._merged(where, said)
         answer.own.CopyFrom(policies_message(said))
@@ -76,7 +76,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         """Set values at a level. Raises InvalidInput with every mistake, Transient."""
         where = level_of(request.level)
         policies, flaws = sound(given_policies(request.policies))
-        if not (flaws or policies.said()):
+        if not (flaws or policies.set_values()):
             raise InvalidInput("a policy that says nothing", hint="give at least one value, or remove the policies")
         await self._levels.book.load()
         merged = self._merged(where, policies)
@@ -105,7 +105,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         """Return the values that hold at a level with these own ones."""
         book = self._levels.book
         if isinstance(where, TopicName):
-            return book.effective(where, replace(TopicPolicy(), **policies.said()))
+            return book.effective(where, replace(TopicPolicy(), **policies.set_values()))
         here = Level(Origin.BROKER, policies) if where is None else Level(Origin.NAMESPACE, policies, spelled(where))
         return effective([here, *book.above(where)])
 

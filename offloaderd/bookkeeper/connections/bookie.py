@@ -9,6 +9,7 @@ doubles the time, an answer ends it.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -44,41 +45,35 @@ ASK_AGAIN_S = 3600.0
 """How long a bookie that knows no batch reads, or no long polls, gets none."""
 
 
+@dataclass(slots=True, eq=False)
 class Bookie:
     """The state of one bookie; `on_bytes` gets the size of what arrives, `on_probe` whether a probe was answered."""
 
-    def __init__(
-        self,
-        bookie_id: str,
-        znodes: Znodes,
-        handshake: Handshake,
-        *,
-        clock: Clock,
-        options: BookkeeperSettings,
-        on_bytes: Callable[[int], None],
-        on_probe: Callable[[bool], None],
-    ) -> None:
-        self.bookie_id = bookie_id
-        self._znodes = znodes
-        self._handshake = handshake
-        self._clock = clock
-        self._options = options
-        self._on_bytes = on_bytes
-        self._on_probe = on_probe
-        self._connections: dict[Wire, BookieConnection] = {}
-        self._newest: dict[Wire, BookieConnection] = {}
-        """Connections that are open, and those that are being made."""
-        self._connecting = {wire: asyncio.Lock() for wire in Wire}
-        self._address: BookieAddress | None = None
-        self._failures = 0
-        self._failure: OffloaderError | None = None
-        self._avoided_until = 0.0
-        self._no_batch_until = 0.0
-        self._no_long_polls_until = 0.0
-        self._closed = False
-        self.knows_batch = False
-        """Whether it has answered a batch read."""
-        self.singles = Window(options.requests_in_flight_max)
+    bookie_id: str
+    znodes: Znodes
+    handshake: Handshake
+    clock: Clock
+    options: BookkeeperSettings
+    on_bytes: Callable[[int], None]
+    on_probe: Callable[[bool], None]
+    singles: Window = field(init=False)
+    batches: Window = field(init=False)
+    knows_batch: bool = False
+    """Whether it has answered a batch read."""
+    _connections: dict[Wire, BookieConnection] = field(default_factory=dict)
+    _newest: dict[Wire, BookieConnection] = field(default_factory=dict)
+    """Connections that are open, and those that are being made."""
+    _connecting: dict[Wire, asyncio.Lock] = field(default_factory=lambda: {wire: asyncio.Lock() for wire in Wire})
+    _address: BookieAddress | None = None
+    _failures: int = 0
+    _failure: OffloaderError | None = None
+    _avoided_until: float = 0.0
+    _no_batch_until: float = 0.0
+    _no_long_polls_until: float = 0.0
+    _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.singles = Window(self.options.requests_in_flight_max)
         self.batches = Window(BATCHES_MAX)
 
     @property
@@ -94,12 +89,12 @@ class Bookie:
     @property
     def avoided(self) -> bool:
         """Whether it gets no connection now."""
-        return self._failures > 0 and self._clock.monotonic() < self._avoided_until
+        return self._failures > 0 and self.clock.monotonic() < self._avoided_until
 
     @property
     def may_batch(self) -> bool:
         """Whether it may know batch reads."""
-        return self._clock.monotonic() >= self._no_batch_until
+        return self.clock.monotonic() >= self._no_batch_until
 
     @property
     def long_poll_count(self) -> int:
@@ -109,7 +104,7 @@ class Bookie:
     @property
     def may_long_poll(self) -> bool:
         """Whether it may know long polls."""
-        return self._clock.monotonic() >= self._no_long_polls_until
+        return self.clock.monotonic() >= self._no_long_polls_until
 
     @property
     def forgettable(self) -> bool:
@@ -118,7 +113,7 @@ class Bookie:
 
     def lacks_batch(self) -> None:
         """Send it no batch read for ASK_AGAIN_S."""
-        self._no_batch_until = self._clock.monotonic() + ASK_AGAIN_S
+        self._no_batch_until = self.clock.monotonic() + ASK_AGAIN_S
         self.knows_batch = False
         log.info("bookie.batch_reads_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
 
@@ -126,7 +121,7 @@ class Bookie:
         """Send it no long poll for ASK_AGAIN_S."""
         if self.may_long_poll:
             log.info("bookie.long_polls_unknown", bookie=self.bookie_id, retry_s=ASK_AGAIN_S)
-        self._no_long_polls_until = self._clock.monotonic() + ASK_AGAIN_S
+        self._no_long_polls_until = self.clock.monotonic() + ASK_AGAIN_S
 
     def clear_failures(self) -> None:
         """Forget its failures: they had another cause, or are over."""
@@ -202,16 +197,16 @@ class Bookie:
         if self._closed:
             raise _closed()
         if self.avoided and self._failure is not None:
-            left_s = self._avoided_until - self._clock.monotonic()
+            left_s = self._avoided_until - self.clock.monotonic()
             message = f"{self._failure.message}; bookie {self.bookie_id} is left in peace for another {left_s:.1f} s"
             raise type(self._failure)(message, hint=self._failure.hint)
 
     async def _connect(self, wire: Wire) -> BookieConnection:
-        seconds = self._options.connect_timeout_s
+        seconds = self.options.connect_timeout_s
         try:
             async with asyncio.timeout(seconds):
                 address = await self._look_up()
-                made = await self._handshake.connect(self.bookie_id, address, wire, partial(self._new_connection, wire))
+                made = await self.handshake.connect(self.bookie_id, address, wire, partial(self._new_connection, wire))
         except TimeoutError:
             failure = TimedOut(f"bookie {self.bookie_id} gave no connection within {seconds:g} s")
             self._failed(failure)
@@ -235,7 +230,7 @@ class Bookie:
                 self._failed(error)
 
         made = BookieConnection(
-            self.bookie_id, first, self._options, on_bytes=self._on_bytes, on_probe=self._on_probe, on_end=ended
+            self.bookie_id, first, self.options, on_bytes=self.on_bytes, on_probe=self.on_probe, on_end=ended
         )
         self._newest[wire] = made
         if self._closed:
@@ -245,7 +240,7 @@ class Bookie:
     async def _look_up(self) -> BookieAddress:
         """Return the present, or else the last known address. Raises Transient, Denied, Closed."""
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s / 2):
+            async with asyncio.timeout(self.options.connect_timeout_s / 2):
                 return await self._registered()
         except TimeoutError:
             if self._address is None:
@@ -257,9 +252,9 @@ class Bookie:
 
     async def _registered(self) -> BookieAddress:
         content, where = None, ""
-        for path in registration_paths(self._options.ledgers_root, self.bookie_id):
+        for path in registration_paths(self.options.ledgers_root, self.bookie_id):
             with suppress(NotFound):
-                content, where = (await self._znodes.get(path)).value, path
+                content, where = (await self.znodes.get(path)).value, path
                 break
         try:
             return resolve(self.bookie_id, content, path=where)
@@ -270,7 +265,7 @@ class Bookie:
         self._failures += 1
         self._failure = error
         longest = doubled(BACKOFF_MIN_S, BACKOFF_MAX_S, self._failures)
-        self._avoided_until = self._clock.monotonic() + self._clock.jitter(longest)
+        self._avoided_until = self.clock.monotonic() + self.clock.jitter(longest)
         if self._failures == 1:
             log.warning("bookie.avoided", bookie=self.bookie_id, error=str(error))
 

@@ -1,4 +1,4 @@
-"""A disk in the words of the error tree: what the operating system says of it, and the lock on a directory."""
+"""The disk of a ledger store: free bytes, its errors as errors of our tree, and the lock on a directory."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ def free_bytes(directory: Path) -> int:
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file, 0 when it is not there. Raises OSError."""
+    """Return the size of a file, 0 for a missing one. Raises OSError."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def file_bytes(path: Path) -> int:
 
 
 def full_disk(directory: Path) -> bool:
-    """Tell whether the disk has no room left worth mentioning; SQLite calls some of it an I/O error."""
+    """Whether the disk is nearly full, which SQLite may report as an I/O error."""
     try:
         return free_bytes(directory) < _FREE_BYTES_MIN
     except OSError:

@@ -1,4 +1,4 @@
-"""How runs of entries lie in rows of the embedded store, and back: pure, checked, one copy of each payload.
+"""Runs of entries as rows of the embedded store, and back: pure, checked, one copy of each payload.
 
 A row holds consecutive entries of one ledger: two columns of bytes and their check sums.
 
@@ -12,7 +12,7 @@ A row holds consecutive entries of one ledger: two columns of bytes and their ch
 | payloads       | the payloads, nothing between them                                   |
 | payloads_crc32c| CRC-32C of payloads                                                  |
 
-The lengths have a check sum of their own because a length is asked for far more often than its payloads are.
+The lengths have a check sum of their own because they are read far more often than the payloads.
 """
 
 import struct
@@ -29,17 +29,15 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.ledgers.book import Run
 
 ROW_BYTES = 1024 * 1024
-"""Payload bytes after which a row is full: large enough to be cheap per entry, small enough to be read for one."""
-
+"""Payload bytes of a full row: large enough to be cheap per entry, small enough to be read for one."""
 ROW_ENTRIES = 8192
-"""Entries after which a row is full, for small ones."""
-
+"""Entries of a full row, for small ones."""
 _HEAD = struct.Struct("<qqq")
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """All of a row but the payloads; `lengths` are those of its entries."""
+    """A row without its payloads; `lengths` are those of its entries."""
 
     ledger_id: int
     first_entry_id: int
@@ -57,7 +55,7 @@ class Head:
 
 
 def rows(runs: Iterable[Run]) -> Iterator[tuple[int | bytes, ...]]:
-    """Yield what to insert, in the order of the columns above with the ledger's id in front.
+    """Yield rows to insert: the ledger's id, then the columns above.
 
     Runs of one ledger share rows, so that many small appends in one commit cost few rows.
     """
@@ -103,9 +101,9 @@ def head(row: Sequence[int | bytes], *, key: str) -> Head:
 def slice_payloads(
     of: Head, data: bytes, crc32c: int, *, first: int, last: int, bytes_max: int, key: str
 ) -> list[bytes]:
-    """Return payloads from `first` to at most `last`: at least one, then while they fit into `bytes_max`.
+    """Return payloads from `first` to at most `last`: at least one, then more while they fit into `bytes_max`.
 
-    Raises CorruptData when the row's payloads are not what was written.
+    Raises CorruptData for damaged payloads.
     """
     where = f"{key}, ledger {of.ledger_id}, row {of.first_entry_id}"
     found = google_crc32c.value(data)

@@ -74,14 +74,14 @@ class _Followed:
                 self.task = self.watch(self)
 
 
+@dataclass(slots=True, eq=False)
 class Nodes:
     """Nodes by path."""
 
-    def __init__(self, znodes: Znodes, background: Background, clock: Clock) -> None:
-        self._znodes = znodes
-        self._background = background
-        self._clock = clock
-        self._followed: dict[str, _Followed] = {}
+    znodes: Znodes
+    background: Background
+    clock: Clock
+    _followed: dict[str, _Followed] = field(default_factory=dict)
 
     def follow(self, path: str, changed: Callable[[], None]) -> None:
         """Watch a node until `unfollow`; `changed` is called once at the beginning, then whenever it may differ."""
@@ -93,7 +93,7 @@ class Nodes:
         if followed is not None:
             if followed.task is not None:
                 followed.task.cancel()
-            self._znodes.disarm(path, followed.fire)
+            self.znodes.disarm(path, followed.fire)
 
     async def get(self, path: str, decode: Callable[[Versioned], T], *, fresh: bool = False) -> T:
         """Return a node's decoded content; `fresh`: as it is now, not from the cache.
@@ -115,16 +115,16 @@ class Nodes:
     async def _read(self, path: str, decode: Callable[[Versioned], T], *, fresh: bool) -> T | None:
         for synced in (False, True):
             if synced or fresh:
-                await self._znodes.sync(path)
+                await self.znodes.sync(path)
             try:
-                return decode(await self._znodes.get(path))
+                return decode(await self.znodes.get(path))
             except NotFound:
                 if fresh:
                     break
         return None
 
     def _start(self, followed: _Followed) -> asyncio.Task[None]:
-        return self._background.start(self._watch(followed), name=f"watch {followed.path}")
+        return self.background.start(self._watch(followed), name=f"watch {followed.path}")
 
     async def _watch(self, followed: _Followed) -> None:
         """Set a node's watch, and again while it fired meanwhile: there is no task while nothing happens."""
@@ -132,7 +132,7 @@ class Nodes:
         while followed.fired:
             followed.fired = False
             try:
-                await self._znodes.arm(followed.path, followed.fire)
+                await self.znodes.arm(followed.path, followed.fire)
             except Closed:
                 return
             except OffloaderError as error:
@@ -140,7 +140,7 @@ class Nodes:
                     log.warning("source.watch_failed", path=followed.path, error=str(error))
                 followed.known, followed.changes = False, 0
                 failing = followed.fired = True
-                await self._clock.sleep(REWATCH_S)
+                await self.clock.sleep(REWATCH_S)
             else:
                 failing = followed.known = False
                 followed.changes += 1

@@ -9,6 +9,7 @@ Rules:
 
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from offloaderd.core.errors import CorruptData, reported
@@ -24,13 +25,13 @@ NEAR = 16
 """Chunks to each side that are searched in the cache: all of a block of 1 MiB."""
 
 
+@dataclass(frozen=True, slots=True)
 class Chunks:
     """Reads single chunks of blocks. `report` gets damage."""
 
-    def __init__(self, fetcher: RetryingReader, *, pieces: Cache[bytes], report: Callable[[CorruptData], None]) -> None:
-        self._fetcher = fetcher
-        self._pieces = pieces
-        self._report = report
+    fetcher: RetryingReader
+    pieces: Cache[bytes]
+    report: Callable[[CorruptData], None]
 
     def piece(self, table: SegmentTable, number: int, first_entry_id: int, last_entry_id: int) -> Piece | None:
         """Return the chunks with entries of block `number`; None if the whole block is to be read.
@@ -38,7 +39,7 @@ class Chunks:
         That is a block without chunks, one with half of it or more to read, and one in the cache or, unless these
         chunks are, with other chunks or the block before in the cache; loads under way count.
         """
-        block, size, blocks = table.manifest.blocks[number], table.manifest.chunk_bytes, self._pieces
+        block, size, blocks = table.manifest.blocks[number], table.manifest.chunk_bytes, self.pieces
         segment_id = table.manifest.segment_id
         if not block.chunks or blocks.holds((segment_id, number)):
             return None
@@ -65,26 +66,26 @@ class Chunks:
             fresh = all(new for _, new in claims)  # one of them alone is never in the cache
             if fresh:
                 first = piece.first_chunk
-                self._pieces.load(slots, lambda: self._load(table, number, first, slots), name=f"get {table.data_key}")
+                self.pieces.load(slots, lambda: self._load(table, number, first, slots), name=f"get {table.data_key}")
             got = [await slot.get() for slot in slots]
-            with reported(self._report):
+            with reported(self.report):
                 found = decode_piece(b"".join(got), block, size, piece, key=table.data_key)
             yield found, sum(map(len, got)) if fresh else 0
         finally:
             for slot in slots:
-                self._pieces.release(slot)
+                self.pieces.release(slot)
 
     def _claim(self, table: SegmentTable, number: int, chunk: int) -> tuple[Slot[bytes], bool]:
         _, length = extent(table.manifest.blocks[number], table.manifest.chunk_bytes, chunk, chunk)
-        return self._pieces.claim(_key(table, number, chunk), length + SLOT_BYTES)
+        return self.pieces.claim(_key(table, number, chunk), length + SLOT_BYTES)
 
     async def _load(self, table: SegmentTable, number: int, first_chunk: int, slots: Sequence[Slot[bytes]]) -> None:
         """Fetch neighbouring chunks with one request, and check each."""
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         numbers = range(first_chunk, first_chunk + len(slots))
         extents = [extent(block, size, chunk, chunk) for chunk in numbers]
-        lengths, fetcher = [length for _, length in extents], self._fetcher.at(table.bucket)
-        with reported(self._report):
+        lengths, fetcher = [length for _, length in extents], self.fetcher.at(table.bucket)
+        with reported(self.report):
             parts = await fetcher.pieces(table.data_key, extents[0][0], lengths)
         for chunk, slot, part in zip(numbers, slots, parts, strict=True):
             check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
@@ -92,10 +93,10 @@ class Chunks:
                 at = block.offset + chunk * size
                 sound = await fetcher.sound(table.data_key, at, part, check)
             except CorruptData as error:
-                self._report(error)
-                self._pieces.fail(slot, error)
+                self.report(error)
+                self.pieces.fail(slot, error)
             else:
-                self._pieces.fill(slot, sound, len(sound) + SLOT_BYTES)
+                self.pieces.fill(slot, sound, len(sound) + SLOT_BYTES)
 
 
 def _key(table: SegmentTable, number: int, chunk: int) -> Hashable:

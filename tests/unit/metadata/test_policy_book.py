@@ -99,7 +99,7 @@ async def test_what_cannot_be_read_leaves_what_was_known() -> None:
             await store.replace(path, b"\xff", (await store.get(path)).version)
         await book.load()
         assert book.damaged == {node_of(None), node_of(("acme", "eu")), node_of(("acme", "us"))}
-        assert book.said(None) == size(2)
+        assert book.policies_of(None) == size(2)
         assert book.unread == {("acme", "us")}
 
 

@@ -198,7 +198,7 @@ def test_what_is_wanted_is_wanted_once(
         assert rules.wanted(topic, after) is None
         if after.enabled and after.selected_by == f"{topic.tenant}/{topic.namespace}":
             assert said[topic.tenant, topic.namespace] not in {None, OffloadMethod.NONE}
-            assert not after.said()
+            assert not after.set_values()
             assert f"{after.selected_by}/*" not in patterns
         else:
             assert not after.enabled or TopicPattern.parse(after.selected_by).matches(topic)

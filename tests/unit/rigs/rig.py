@@ -148,7 +148,7 @@ class Rig:
                 history_order=self.policy.history_order,
                 bucket=self.places[0][0],
                 prefix=self.places[0][1],
-            ).said(),
+            ).set_values(),
         )
         return PolicyResolver(metadata, [Level(Origin.SETTINGS, said)])
 

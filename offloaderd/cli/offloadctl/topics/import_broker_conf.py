@@ -51,7 +51,7 @@ def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | 
         found.notes = [note for note in found.notes if not note.startswith("method = ")]
     done = None
     if apply and not found.mistakes:
-        policies = policy_pb2.OffloadPolicies(**found.policies.said())
+        policies = policy_pb2.OffloadPolicies(**found.policies.set_values())
         done = session.ask(lambda client: client.set_policies(BROKER, policies), timeout_s=options.PATTERN_TIMEOUT_S)
     show_import(session, found, done)
     return USAGE if found.mistakes else OK
@@ -66,9 +66,9 @@ def show_import(session: Session, found: Import, done: policy_pb2.ChangePolicies
         ["LINE", "KEY", "VALUE", "USED AS"],
         [(str(one.line), one.key, one.value, one.used_as or f"- ({one.why})") for one in found.verdicts],
     )
-    if found.policies.said():
+    if found.policies.set_values():
         click.echo("\nPolicies of the broker level:")
-        show.facts((f"  {name}", shown(name, value)) for name, value in found.policies.said().items())
+        show.facts((f"  {name}", shown(name, value)) for name, value in found.policies.set_values().items())
     if found.settings:
         click.echo("\nFor the daemon's settings file:")
         for line in broker_conf.toml(found.settings):
@@ -90,7 +90,7 @@ def import_json(found: Import) -> dict[str, Any]:
         "keys": [
             picked(one, "line", "key", "value", "used_as", "why_not=why", kept=("value",)) for one in found.verdicts
         ],
-        "policies": dict(found.policies.said()),
+        "policies": dict(found.policies.set_values()),
         "settings": found.settings,
         "notes": found.notes,
         "mistakes": found.mistakes,
