@@ -116,18 +116,12 @@ class Estimate:
         return self.metadata_writes / HOUR_S
 
 
-class _Shape(NamedTuple):
-    """How many blocks a segment of entries of one size has, and how long each is."""
-
-    blocks: int
-    block_bytes: float
-
-
-def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> _Shape:
+def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[int, float]:
+    """Return how many blocks a segment of entries of one size has, and the bytes of each."""
     framed = entry_bytes + ENTRY_FRAME_BYTES
     entries = max(1.0, payload_bytes / entry_bytes)
     in_block = max(1, int((cutting.block_bytes - BLOCK_FRAME_BYTES) // framed))
-    return _Shape(ceil(entries / in_block), BLOCK_FRAME_BYTES + min(entries, in_block) * framed)
+    return ceil(entries / in_block), BLOCK_FRAME_BYTES + min(entries, in_block) * framed
 
 
 def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
@@ -142,14 +136,14 @@ def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> R
 
 def parts_of(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> int:
     """Return how many parts a segment of entries of one size has."""
-    shape = _shape(payload_bytes, entry_bytes, cutting)
-    return ceil(shape.blocks / ceil(cutting.part_bytes / shape.block_bytes))
+    blocks, block_bytes = _shape(payload_bytes, entry_bytes, cutting)
+    return ceil(blocks / ceil(cutting.part_bytes / block_bytes))
 
 
 def per_scrub(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
     """Return the requests that read one segment again: sizes, manifest and index, then whole blocks together."""
-    shape = _shape(payload_bytes, entry_bytes, cutting)
-    return Requests(gets=4 + ceil(shape.blocks / max(1, SCRUB_REQUEST_BYTES // shape.block_bytes)))
+    blocks, block_bytes = _shape(payload_bytes, entry_bytes, cutting)
+    return Requests(gets=4 + ceil(blocks / max(1, SCRUB_REQUEST_BYTES // block_bytes)))
 
 
 def segment_of(load: Load, cutting: Cutting) -> float:

@@ -252,7 +252,11 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
         node = await store.get(path)
     except NotFound:
         wanted = decide(topic, None)
-        steps = [] if wanted is None else [*await _missing_folders(store, topic), Create(path, _bytes(wanted))]
+        steps = (
+            []
+            if wanted is None
+            else [*await _missing_folders(store, topic), Create(path, policy_record.encode(wanted))]
+        )
         return _Written(None, wanted, steps)
     current: TopicPolicy | CorruptData
     try:
@@ -264,7 +268,7 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
         raise current
     if wanted is None or wanted == current:
         return _Written(current, None, [])
-    return _Written(current, wanted, [Replace(path, _bytes(wanted), node.version)])
+    return _Written(current, wanted, [Replace(path, policy_record.encode(wanted), node.version)])
 
 
 def _decided_new(topic: TopicName, decide: Decide) -> _Written:
@@ -273,7 +277,7 @@ def _decided_new(topic: TopicName, decide: Decide) -> _Written:
     if wanted is None:
         return _Written(None, None, [])
     steps = [Create(folder, b"") for folder in paths.folders(topic)]
-    return _Written(None, wanted, [*steps, Create(paths.policy(topic), _bytes(wanted))])
+    return _Written(None, wanted, [*steps, Create(paths.policy(topic), policy_record.encode(wanted))])
 
 
 async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:
@@ -284,7 +288,3 @@ async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]
         return [Create(folder, b"") for folder in (home, *below)]
     present = {f"{home}/{name}" for name in await store.children(home)}
     return [Create(folder, b"") for folder in below if folder not in present]
-
-
-def _bytes(policy: TopicPolicy) -> bytes:
-    return policy_record.encode(policy)

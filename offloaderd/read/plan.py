@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -30,6 +31,8 @@ from offloaderd.core.errors import (
 from offloaderd.core.model import ENTRY_ID_MAX, LedgerEnd, Loss, Position
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+
+_BEGIN = attrgetter("begin")
 
 
 class Why(StrEnum):
@@ -235,7 +238,7 @@ def _runs(view: TopicView, cursor: Position, last: Position | None, priority: Re
     if view.hot and view.hot[0].ledger_id == ledger_id and view.hot[0].entry_id > entry_id:
         limit = min(limit, view.hot[0].entry_id - 1)
     runs = []
-    at = bisect_right(view.segments, cursor, key=_begin) - 1
+    at = bisect_right(view.segments, cursor, key=_BEGIN) - 1
     segment = view.segments[at] if at >= 0 else None
     held = _slice(segment, ledger_id) if segment else None
     if held and held.first_entry_id <= entry_id <= held.last_entry_id:
@@ -255,16 +258,12 @@ def _runs(view: TopicView, cursor: Position, last: Position | None, priority: Re
     return runs
 
 
-def _begin(segment: CommittedSegment) -> Position:
-    return segment.begin
-
-
 def _slice(segment: CommittedSegment, ledger_id: int) -> LedgerSlice | None:
     return next((one for one in segment.slices if one.ledger_id == ledger_id), None)
 
 
 def _last_segment(view: TopicView, ledger_id: int) -> int:
-    return bisect_right(view.segments, Position(ledger_id, ENTRY_ID_MAX), key=_begin) - 1
+    return bisect_right(view.segments, Position(ledger_id, ENTRY_ID_MAX), key=_BEGIN) - 1
 
 
 def _has_later(view: TopicView, cursor: Position) -> bool:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from offloaderd.bookkeeper.connections.connection import TLS_HINT, Answer, BookieConnection, ConnectionLost, Wire
 from offloaderd.bookkeeper.connections.sasl import DigestMd5
-from offloaderd.bookkeeper.connections.window import Window
 from offloaderd.bookkeeper.metadata.registration import BookieAddress
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v3
@@ -68,7 +67,7 @@ class Handshake:
 
     async def _encrypt(self, bookie_id: str, connection: BookieConnection, context: ssl.SSLContext, host: str) -> None:
         number = connection.new_id()
-        answer = await _ask(connection, number, v3.encode_start_tls(number))
+        answer = await connection.send(number, v3.encode_start_tls(number), None)
         if not isinstance(answer, v3.TlsAnswer):
             raise Denied(f"bookie {bookie_id} offers no TLS", hint=TLS_HINT)
         loop = asyncio.get_running_loop()
@@ -102,12 +101,9 @@ class Handshake:
 
     async def _exchange(self, bookie_id: str, connection: BookieConnection, token: bytes) -> Answer:
         """Send a token and return the answer to it. Raises Denied when there is none, TimedOut, ConnectionLost."""
-        window = Window(2)
         number, probe_number = connection.new_id(), connection.new_id()
-        for _ in range(2):
-            await window.enter()
-        answer = connection.send(number, v3.encode_auth(number, AuthToken(SASL_PLUGIN, token)), window)
-        probe = connection.send(probe_number, v3.encode_read(probe_number, ANY_LEDGER, LAST_ENTRY), window)
+        answer = connection.send(number, v3.encode_auth(number, AuthToken(SASL_PLUGIN, token)), None)
+        probe = connection.send(probe_number, v3.encode_read(probe_number, ANY_LEDGER, LAST_ENTRY), None)
         try:
             await asyncio.wait({probe})
             lost = probe.exception()
@@ -134,12 +130,6 @@ def tls_context(options: BookkeeperSettings) -> ssl.SSLContext:
         ) from error
     context.check_hostname = options.tls_hostname_check
     return context
-
-
-async def _ask(connection: BookieConnection, number: int, request: bytes) -> Answer:
-    window = Window(1)
-    await window.enter()
-    return await connection.send(number, request, window)
 
 
 def _refused(bookie_id: str, answer: Answer) -> Exception:

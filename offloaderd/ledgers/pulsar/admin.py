@@ -70,7 +70,9 @@ class PulsarAdmin:
         Raises Denied for a token that is missing or wrong, Transient for everything else that goes wrong.
         """
         try:
-            position = await self._last_confirmed(topic)
+            name = f"{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}"
+            url = f"{self._url}/admin/v2/{topic.domain}/{name}/internalStats"
+            position = _position(*await self._followed(url))
         except OffloaderError as error:
             if not self._failing:
                 log.warning("pulsar_admin.failed", url=self._url, topic=str(topic), error=str(error))
@@ -89,11 +91,6 @@ class PulsarAdmin:
         """
         url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
         return _retained(*await self._followed(url))
-
-    async def _last_confirmed(self, topic: TopicName) -> Position | None:
-        name = f"{topic.tenant}/{topic.namespace}/{quote(topic.local, safe='')}"
-        url = f"{self._url}/admin/v2/{topic.domain}/{name}/internalStats"
-        return _position(*await self._followed(url))
 
     async def _followed(self, url: str) -> tuple[bytes | None, str]:
         """Return the body at a URL, redirects followed (None: it does not exist), and the URL that answered."""

@@ -132,7 +132,7 @@ class Follower:
                 known = error
             moved = isinstance(known, Confirmed) and known != self._state
             notified_before_s = self.asker.clock.monotonic() - self._notified_s
-            if moved or _kind(known) != _kind(self._state) or notified_before_s >= HEARTBEAT_S:
+            if moved or type(known) is not type(self._state) or notified_before_s >= HEARTBEAT_S:
                 self._notify()
             self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
             self._state = known
@@ -220,8 +220,3 @@ class Follower:
     def _notify(self) -> None:
         self._notified_s = self.asker.clock.monotonic()
         self.on_change()
-
-
-def _kind(known: object) -> object:
-    """Return what two polls without a change share: both failed in the same way, or neither did."""
-    return type(known)

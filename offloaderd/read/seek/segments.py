@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
+from operator import attrgetter
 
 from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import Position, TopicName
@@ -55,7 +56,7 @@ class SegmentSeek:
             manifest = table.manifest
         if manifest.past is None or not surveyed(manifest):
             return await self._find_unsurveyed(goal, low, high)
-        start = max(low, bisect_left(self.segments, manifest.past.since, hi=high, key=_begin))
+        start = max(low, bisect_left(self.segments, manifest.past.since, hi=high, key=attrgetter("begin")))
         if low < start and (hit := await self._find(goal, low, start - 1)) is not None:
             return hit
         if not reaches(goal, manifest):
@@ -204,7 +205,8 @@ class SequenceSeek:
         last = len(piece.segments) - 1
         begin = await self._begin(at, piece, last)
         async with piece.table(last) as table:
-            return begin + _entries(table.manifest)
+            parts = table.manifest.ledgers
+            return begin + sum(part.last_entry_id - part.first_entry_id + 1 for part in parts)
 
     async def _in_segments(self, at: int, piece: SegmentSeek, wanted: int) -> Hit | None:
         """Find the entry in the last segment that does not begin behind it, or the one after a gap in the numbers."""
@@ -252,10 +254,6 @@ def _hit(manifest: SegmentManifest, position: Position, found: EntryTime) -> Hit
     return Hit(position=position, time=found, tier=Tier.OBJECTS, sequence=sequence_in(manifest, position))
 
 
-def _begin(segment: CommittedSegment) -> Position:
-    return segment.begin
-
-
 async def _in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) -> Hit | None:
     """Return the first entry of a segment that is kept and has `wanted` or a greater number; it is read."""
     kept = {part.ledger_id for part in piece.segments[number].slices}
@@ -274,10 +272,6 @@ async def _in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) 
 async def _in_source(piece: EntrySeek, number: int, sequence: int) -> Hit:
     payload, tier = await piece.entry(number)
     return Hit(position=piece.position(number), time=time_of(payload), tier=tier, sequence=sequence)
-
-
-def _entries(manifest: SegmentManifest) -> int:
-    return sum(part.last_entry_id - part.first_entry_id + 1 for part in manifest.ledgers)
 
 
 async def first_true(low: int, high: int, guess: int, true_at: Callable[[int], Awaitable[bool]]) -> int:
