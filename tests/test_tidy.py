@@ -70,7 +70,7 @@ BANNED = {
     "classify, check": "judge judged judgement judges",
     "clear": "forgive",
     "components": "crew household",
-    "context": "shop uplink workshop",
+    "context": "shop uplink workshop workshops",
     "cooldown": "shun shunned",
     "demand": "hungry",
     "error, failure": "met trouble troubled troubles",
@@ -93,7 +93,7 @@ BANNED = {
     "settings source, parsed": "harvest harvests",
     "shared, root, rig": "house",
     "snapshot": "sight",
-    "unlisted, other": "stranger",
+    "unlisted, other": "stranger strangers",
 }
 """Words that are no part of an identifier, an event, a metric or a setting, by what is used instead."""
 
