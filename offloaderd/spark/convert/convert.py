@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TOPICS_AT_A_TIME = 8
 SLOTS_HERE = 2
 """Objects that are written at a time without Spark: one is read while another is proven."""
-LOOKS_PER_OBJECT = 9
+CHECKS_PER_OBJECT = 9
 """Requests that check the three objects, and read their tables back."""
 PUTS_PER_OBJECT = 4
 """Requests beside the parts: the upload is created and completed, index and manifest are put."""
@@ -124,7 +124,7 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
         entries=sum(one.entries for one in found.goals),
         payload_bytes=size,
         puts=parts + PUTS_PER_OBJECT * len(found.goals),
-        gets=2 * pieces + len(sources) + LOOKS_PER_OBJECT * len(found.goals),
+        gets=2 * pieces + len(sources) + CHECKS_PER_OBJECT * len(found.goals),
     )
 
 

@@ -1,1 +1,1 @@
-"""What the jobs of backfill and conversion share, and their executors' work."""
+"""The common part of backfill and conversion, and the work of their executors."""

@@ -93,9 +93,9 @@ class Runner(Protocol[TaskT_contra]):
 
 @dataclass(frozen=True, kw_only=True)
 class Driver(Generic[TaskT, ProgressT]):
-    """What all topics of one run share. `slots` limits the objects that are written at the same time.
+    """The runner and the limits that all topics of one run share.
 
-    `me` is an id that no other driver ever has.
+    `slots` limits the objects that are written at the same time. `me` is an id that no other driver ever has.
     """
 
     runner: Runner[TaskT]
@@ -134,11 +134,8 @@ class JobTopics:
     async def enabled(self, store: MetadataStore) -> list[TopicName]:
         """Return the topics by name, then the enabled ones of the namespaces, each once. Raises Transient."""
         known = await enabled_topics(store) if self.namespaces else []
-        return list(dict.fromkeys([*self.topics, *(one for one in known if self.has_namespace(one))]))
-
-    def has_namespace(self, topic: TopicName) -> bool:
-        """Return whether the namespace of a topic is among those of the job."""
-        return (topic.tenant, topic.namespace) in self.namespaces
+        known = [one for one in known if (one.tenant, one.namespace) in self.namespaces]
+        return list(dict.fromkeys([*self.topics, *known]))
 
 
 async def for_each(

@@ -81,15 +81,12 @@ class SourceOptions:
         return EVERYTHING if self.mode is Mode.SKIP else self.skip
 
     @property
-    def skips(self) -> bool:
-        """Whether there is such a condition."""
-        return bool(self.skipped)
-
-    @property
     def columns(self) -> StructType:
         """All columns that a query can have."""
         everything = self.transactions is Transactions.ALL
-        return full_schema(messages=self.messages, skips=self.skips, values=self.values, transactions=everything)
+        return full_schema(
+            messages=self.messages, skips=bool(self.skipped), values=self.values, transactions=everything
+        )
 
     @property
     def holds_back(self) -> bool:
