@@ -1,7 +1,7 @@
-"""Batches of a topic's ledgers for a ReadAheadFeed: history, whoever writes it, a daemon or an executor.
+"""Batches of a topic's ledgers for a ReadAheadFeed: the feed of history in a daemon or an executor.
 
-There is nothing to wait for, so entries are read as fast as they can be stored, without the tailing buffer. What may
-pass is tried again here; what the source has lost is answered as a Gap, and read behind once the chain has accepted it.
+Entries are read as fast as they can be stored, without the tailing buffer. Transient errors are retried here. A loss is
+answered as a Gap; the reading continues behind it once the chain has accepted it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,14 +22,14 @@ from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed, Reading
 
 READ_BYTES = 1 << 20
-"""How much is asked of the source at a time; less where a part is smaller."""
+"""Bytes of one read of the source; less if a part is smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReading:
-    """How one topic's ledgers are read. `chain` is what is known of them, and `refresh` looks at the source anew.
+    """How one topic's ledgers are read. `chain` has the known ledgers, `refresh` reads the source's list again.
 
-    `failing` is told what hinders, and None when that is over; the pauses before it is tried again go by `pace`.
+    `failing` gets each failure, and None when it ends; `pace` times the pauses before a retry.
     """
 
     source: LedgerSource
@@ -44,7 +44,7 @@ class LedgerReading:
 def ledger_feed(
     reading: LedgerReading, attempt: Attempt, planned: Position, *, layout: SegmentLayout, budget: ByteBudget
 ) -> ReadAheadFeed:
-    """Return what reads an attempt's entries: to its end if that is decided, else to the `planned` one."""
+    """Return the feed of an attempt's entries: up to its end if that is decided, else to the `planned` one."""
     end = planned if attempt.end is None else attempt.end
     part_bytes = (attempt.layout or layout).part_bytes
     batches = partial(ledger_batches, reading, end=end, batch_bytes=min(READ_BYTES, part_bytes))
@@ -52,7 +52,7 @@ def ledger_feed(
 
 
 async def ledger_batches(reading: LedgerReading, after: Position, *, end: Position, batch_bytes: int) -> Reading:
-    """Yield the entries behind `after`, up to `end`. Raises what `refresh` raises, and what ends a reading for good."""
+    """Yield the entries behind `after` up to `end`. Raises what `refresh` raises, and errors that do not pass."""
     backoff, failure = Backoff(reading.pace), None
     while after < end:
         if failure is not None:

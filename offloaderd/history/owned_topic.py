@@ -1,4 +1,4 @@
-"""A topic that this daemon owns, as those see it who work on what lies behind its live edge."""
+"""A topic that this daemon owns, as its history and its rewriting use it."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -17,7 +17,7 @@ from offloaderd.segment.source_check import SourceCheck
 
 
 class OwnedTopic(Protocol):
-    """One topic under one claim. `changed` wakes who waits for what becomes of it."""
+    """One topic under one claim; `changed` is notified of each change."""
 
     topic: TopicName
     claim: Claim
@@ -45,9 +45,9 @@ class OwnedTopic(Protocol):
         ...
 
     def notify(self) -> None:
-        """What live segments depend on has changed: whoever waits looks again."""
+        """Wake the loop, the tailer and all that wait for a change."""
         ...
 
     def resting(self) -> AbstractContextManager[object]:
-        """Return a context in which the duty that enters it has nothing to do."""
+        """Return a context in which the duty that enters it rests."""
         ...

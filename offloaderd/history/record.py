@@ -1,8 +1,7 @@
-"""Where the offloading of history stands: the ledgers before the boundary as the source has them, and the ranges.
+"""The record of a topic's history: the source's ledgers before the boundary, and the ranges.
 
-Its chain sees the boundary as a ledger of its own without entries, so that what the source deletes before it is
-offloaded is a loss that ends there, whatever becomes of the live ledgers. The list is believed only if it goes on to
-the boundary or behind it: trimming takes ledgers from the front.
+In its chain the boundary is a ledger without entries, so that a loss at the end of history ends there, whatever happens
+to live ledgers. A list of ledgers counts only if it reaches the boundary: trimming deletes from the front.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,12 +45,12 @@ class HistoryRecord:
 
     @property
     def map(self) -> TopicMap:
-        """All that is committed of the topic."""
+        """The topic's map."""
         return self._record.map
 
     @property
     def ranges(self) -> HistoryRanges:
-        """Into which ranges it is split."""
+        """The ranges of history."""
         return self._record.history_ranges
 
     @ranges.setter
@@ -60,14 +59,14 @@ class HistoryRecord:
 
     @property
     def plan(self) -> HistoryPlan:
-        """What is history, as it is recorded."""
+        """The recorded plan."""
         plan = self._record.map.history
         assert plan is not None  # noqa: S101 - else nobody works on it
         return plan
 
     @property
     def standing(self) -> Position:
-        """The newest position of history that is committed; START when there is none."""
+        """The newest committed position of history; START if there is none."""
         return self._record.map.history_end or START
 
     async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
@@ -100,7 +99,7 @@ class HistoryRecord:
         self.ranges = await history.load(self._record.fence.store, self._record.map.topic, self.plan.ranges)
 
     async def store(self, split: Split, segment_bytes: int, method: OffloadMethod = OffloadMethod.STREAMING) -> None:
-        """Record how what is left of history is split, in place of what was recorded before. Raises Fenced."""
+        """Record the ranges of the rest of history, in place of earlier ones. Raises Fenced."""
         topic, store = self._record.map.topic, self._record.fence.store
         ranges = history.HistoryRanges.split(topic, split.ranges)
         for name in await store.children(paths.history_ranges(topic)):
@@ -129,9 +128,9 @@ class HistoryRecord:
         await self._record.fence.settle([step], recorded)
 
     async def begin(self, attempt: Attempt, attempts: AttemptLog | None = None) -> None:
-        """Record an attempt before its first byte, and who has claimed its range. Raises Fenced, Conflict.
+        """Record an attempt before its first byte, and the holder of its range. Raises Fenced, Conflict.
 
-        `attempts` is where, if there are several at a time.
+        `attempts` is its log, if there are several at a time.
         """
         attempts = attempts or self._attempts
         index = self.ranges.at(attempt.begin)
@@ -158,8 +157,8 @@ class HistoryRecord:
     ) -> None:
         """Make a segment part of the topic. Raises Fenced, Conflict, HistoryGap.
 
-        `attempts` is where its attempt is recorded, if there are several at a time; the plan becomes `plan`, so that
-        whoever follows it sees that there was a commit.
+        `attempts` is the log of its attempt, if there are several at a time. The plan becomes `plan`, which notifies
+        its watchers of the commit.
         """
         steps, after = self.ranges.with_ranges(self._over(segment.end))
         along = steps if plan is not None else [self._unchanged(), *steps]
@@ -167,11 +166,11 @@ class HistoryRecord:
         self.ranges = after
         last = segment.end.ledger_id
         if last in ends and last not in self.chain.ledgers:
-            self.chain.ended(last, ends[last])  # by whoever wrote it, before the source deleted it
+            self.chain.ended(last, ends[last])  # noted by its writer, before the source deleted it
         self.chain.forget_before(segment.end)
 
     async def give_up(self, attempt: Attempt, reason: str, attempts: AttemptLog | None = None) -> None:
-        """End an attempt that failed, and give its range back. Raises Fenced."""
+        """Give up a failed attempt and plan its range again. Raises Fenced."""
         changed: dict[int, HistoryRange] = {}
         index = self.ranges.at(attempt.begin)
         if index is not None:
@@ -202,12 +201,12 @@ class HistoryRecord:
         await self._record.change_plan(replace(plan, done_ms=max(1, now_ms)))
 
     def _over(self, end: Position) -> dict[int, HistoryRange]:
-        """Return the ranges up to `end` that are to be marked done, as many as go along with a commit."""
+        """Return the ranges up to `end` to mark done, as many as fit a commit."""
         over = self.ranges.behind(end)[:RANGES_PER_NODE]
         return {index: replace(self.ranges.ranges[index], state=RangeState.DONE) for index in over}
 
     def _unchanged(self) -> Check:
-        """Return the condition that nobody else has taken history over."""
+        """Return the check that no other process has taken history over."""
         topic_map = self._record.map
         return Check(paths.history_plan(topic_map.topic), topic_map.history_version)
 
@@ -238,5 +237,5 @@ async def ledgers_of(ledgers: Ledgers, topic: TopicName, last: Position, boundar
 
 
 def edge_at(boundary: int) -> LedgerInfo:
-    """Return the boundary as a chain of history sees it: a ledger without entries, which stays."""
+    """Return the boundary for a chain of history: an open ledger without entries."""
     return LedgerInfo(ledger_id=boundary, closed=False, entries=0, size_bytes=0)

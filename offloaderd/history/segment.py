@@ -1,4 +1,4 @@
-"""Segments on their way into a topic's map: who records them, and what their manifests say around them."""
+"""The committer into a topic's map, the facts for manifests, and the layout of segments of history."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,11 +27,11 @@ log = structlog.get_logger(__name__)
 
 
 class MapCommitter:
-    """Commits to a topic's map, to the ranges of its history or to its end, as its record does. See Committer."""
+    """Commits to a topic's map by a record: to the ranges of its history, or to its end. See Committer."""
 
     manifest = ObjectKind.MANIFEST
     events = "history.segment_committed", "history.segment_failed"
-    """What the log says of a segment that is committed, and of one that is given up."""
+    """Log events of a commit, and of a segment that is given up."""
 
     def __init__(
         self, record: HistoryRecord | TopicRecord, attempts: AttemptLog, *, clock: Clock, metrics: Metrics
@@ -56,7 +56,7 @@ class MapCommitter:
         await self._attempts.check_head(self._record.map, attempt.segment_id)
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """Believe it: it replaces nothing."""
+        """Accept it: it replaces nothing."""
 
     async def commit(self, segment: VerifiedSegment) -> None:
         """See Committer. Raises Conflict, HistoryGap."""
@@ -77,7 +77,7 @@ class MapCommitter:
         )
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
-        """See Committer; its range of history is given back."""
+        """See Committer; its range of history is planned again."""
         topic, segment_id = str(self._claim.topic), str(attempt.segment_id)
         log.error(self.events[1], topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
         self._metrics.segments.labels(state="failed").inc()
@@ -86,14 +86,14 @@ class MapCommitter:
 
 
 class MapFacts:
-    """What a record knows around its next segment; see SealFacts."""
+    """The facts of a record around its next segment; see SealFacts."""
 
     def __init__(self, record: HistoryRecord | TopicRecord, pasts: Pasts) -> None:
         self._record = record
         self._pasts = pasts
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
-        """See SealFacts; as the source was last seen."""
+        """See SealFacts; as of the last refresh."""
         return self._record.chain.ledgers
 
     async def around(
@@ -116,9 +116,9 @@ async def layout_in_history(
     *,
     count: bool,
 ) -> LedgerLayout | SegmentLayout:
-    """Say how what begins there is cut, by the method of the plan; `info` is what the source has of its ledger.
+    """Return the layout of a segment of history by the method of the plan; `info` describes its ledger.
 
-    A ledger that is being deleted goes as it comes, if at all. Raises Transient, InvalidInput.
+    A ledger that the source has deleted streams, if at all. Raises Transient, InvalidInput.
     """
     if context.ledgers is None or info is None or not plan.goes_whole(begin):
         return context.layout

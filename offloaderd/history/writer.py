@@ -1,8 +1,7 @@
 """Writes the planned history of one topic beside its live segments: range after range, each an attempt of its own.
 
-Each is written as any segment is (`segment/writer.py`), from its ledgers (`ledger_feed.py`). A range whose lengths
-were wrong becomes several segments; one that the source has lost becomes none. A history that a job has split into
-whole ledgers, and given back, is written as whole ledgers.
+Each is written by the segment writer from its ledgers (`ledger_feed.py`). A range with wrong lengths becomes several
+segments, a lost range none. A history that a job has split into whole ledgers, and given back, stays so.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from offloaderd.segment.writer import SegmentWriter
 log = structlog.get_logger(__name__)
 
 PAUSED_S = 5.0
-"""How often to look whether offloading is wanted again; a change of the policy wakes at once."""
+"""Pause between checks of the policy under the method none; a change of the policy wakes at once."""
 
 
 class HistoryWriter:
@@ -105,7 +104,7 @@ class HistoryWriter:
         log.info("history.finished", topic=str(self._topic), end=str(plan.last))
 
     async def _as_finished(self, left: Attempt | None) -> Attempt | None:
-        """Return what an earlier owner left as it is in the bucket. Raises IdentityRefused, Fenced."""
+        """Compare what an earlier owner left with the bucket, and return it. Raises IdentityRefused, Fenced."""
         topic = self._offloader
         if left is None:
             return None
@@ -117,7 +116,7 @@ class HistoryWriter:
         return found
 
     async def _wanted(self) -> None:
-        """Wait while the topic's policy is that nothing is offloaded."""
+        """Wait while the policy has the method none."""
         while self._offloader.policy.method is OffloadMethod.NONE:
             await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
 
@@ -132,7 +131,7 @@ class HistoryWriter:
         self._offloader.record.history_error = error
 
     async def _split(self, infos: list[LedgerInfo]) -> None:
-        """Find the boundaries of segments and record them."""
+        """Find the boundaries between segments and record the ranges."""
         plan = self._history.plan
         segment_bytes = segment_bytes_for(self._offloader.policy.segment_bytes_max, self._context.layout)
         splitter = Splitter(
@@ -154,7 +153,7 @@ class HistoryWriter:
         )
 
     async def _next_attempt(self) -> Attempt | None:
-        """Return an attempt that begins where history goes on, None at its end. Losses before that are recorded."""
+        """Return the next attempt of history, None at its end. Losses before it are recorded."""
         await self._look()
         while isinstance(step := self._history.next_after(self._history.standing), Loss):
             await self._history.lost(step)
@@ -174,7 +173,7 @@ class HistoryWriter:
         return self._context.place_for(self._offloader.policy)
 
     async def _one_segment(self, attempt: Attempt, *, resumed: bool) -> SegmentFailed | None:
-        """Bring an attempt to its commit; returns why it was given up if it was."""
+        """Write an attempt up to its commit; returns the failure if it was given up."""
         opened_s = self._clock.monotonic()
         work = Assignment(
             attempt=attempt, after=self._history.standing, resumed=resumed, opened_s=opened_s, notes={"history": True}
@@ -195,7 +194,7 @@ class HistoryWriter:
         return None
 
     def _feed(self, attempt: Attempt) -> ReadAheadFeed:
-        """Return what reads an attempt's entries, at most to the end of its range."""
+        """Return the feed of an attempt's entries, at most to the end of its range."""
         index = self._history.ranges.at(attempt.parts[-1].end if attempt.parts else attempt.begin)
         planned = self._history.ranges.ranges[index].end if index is not None else self._history.plan.last
         reading = LedgerReading(

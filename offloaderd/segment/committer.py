@@ -1,4 +1,4 @@
-"""What stands on either side of a segment's writer: what it is given to write, and who takes what it has verified."""
+"""The ports of the segment writer: assignment, facts for the seal, verified segment, committer."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +19,10 @@ FindManifest = Callable[[str, str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One attempt to bring to its end. `after` is the position that its first entry directly follows.
+    """One attempt to write; its first entry directly follows the position `after`.
 
-    `resumed`: an earlier owner began it. `opened_s` is since when it counts as open, by the monotonic clock; `notes`
-    are facts for its trace. `claimed_s` is since when its owner has the topic, if that counts as a recovery that lasts
-    until the first progress.
+    `resumed`: an earlier owner began it. `opened_s` is since when it counts as open (monotonic); `notes` are facts for
+    its trace. `claimed_s` is the time of the claim if a recovery is measured, which lasts until the first progress.
     """
 
     attempt: Attempt
@@ -36,7 +35,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedSegment:
-    """A segment whose objects are in the bucket, complete and checked: what may be committed."""
+    """A segment with complete and verified objects, which may be committed."""
 
     attempt: Attempt
     described: SegmentManifest
@@ -48,7 +47,7 @@ class VerifiedSegment:
 
     @property
     def ends(self) -> dict[int, LedgerEnd]:
-        """How ledgers ended, as its manifest says."""
+        """The ends of ledgers in its manifest."""
         return dict(self.described.ends)
 
     @property
@@ -62,7 +61,7 @@ class VerifiedSegment:
         return sum(part.last_entry_id - part.first_entry_id + 1 for part in self.described.ledgers)
 
     def count(self, metrics: Metrics) -> None:
-        """Count it as a part of its topic."""
+        """Count it as committed."""
         metrics.segments.labels(state="offloaded").inc()
         metrics.segment_bytes.observe(self.described.data_bytes)
         metrics.segment_entries.observe(self.entries)
@@ -70,7 +69,7 @@ class VerifiedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a manifest says of the topic around its segment; see the manifest for each."""
+    """What a manifest holds of the topic around its segment; see the manifest."""
 
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
@@ -79,25 +78,25 @@ class Surroundings:
 
 
 class SealFacts(Protocol):
-    """Who knows the topic around a segment."""
+    """The facts of the topic around a segment."""
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
-        """Return what is known of the topic's ledgers, those of the segment among them."""
+        """Return the known ledgers of the topic, with those of the segment."""
         ...
 
     async def around(
         self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
     ) -> Surroundings:
-        """Return what lies around a segment that begins at `begin` and holds `parts`; `find` reads small objects."""
+        """Return the surroundings of a segment from `begin` with `parts`; `find` reads small objects."""
         ...
 
 
 class Committer(Protocol):
-    """Who records a segment's begin, and makes it part of the topic. All of it may raise Fenced."""
+    """Records the begin, the commit or the failure of a segment. Every method may raise Fenced."""
 
     @property
     def manifest(self) -> ObjectKind:
-        """What is put as its manifest: the draft of one, where somebody else has the last word."""
+        """The kind of manifest that is put: a draft if another process commits."""
         ...
 
     async def begin(self, attempt: Attempt) -> None:
@@ -105,21 +104,21 @@ class Committer(Protocol):
         ...
 
     async def record_loss(self, gap: Gap) -> None:
-        """Record that the source has lost entries; the feed goes on behind them."""
+        """Record a loss; the feed continues behind it."""
         ...
 
     async def before_complete(self, attempt: Attempt) -> None:
-        """Raise what forbids to complete the objects: a head in the bucket that is ahead of the map."""
+        """Raise if the objects may not be completed: the head in the bucket is ahead of the map."""
         ...
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """Raise SegmentFailed unless the objects may be believed: a rebuild believes every manifest."""
+        """Raise SegmentFailed unless the objects are right: a rebuild believes every manifest."""
         ...
 
     async def commit(self, segment: VerifiedSegment) -> None:
-        """Make the segment part of the topic, which is offloaded up to its end then."""
+        """Commit the segment."""
         ...
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
-        """End an attempt that cannot become a segment; its entries begin the next one."""
+        """Give up an attempt that cannot become a segment; its entries begin the next one."""
         ...

@@ -31,10 +31,10 @@ log = structlog.get_logger(__name__)
 
 METADATA = "metadata"
 ELSEWHERE = frozenset({"", "source", "adoption", METADATA})
-"""What fails by these names says nothing of requests to the store that are tried again."""
+"""Names of failures that are no requests to the store."""
 
 STALLED_TRIES = 5
-"""After so many failures in a row of something that may pass, a topic counts as stalled."""
+"""Failures in a row of a transient kind after which a topic counts as stalled."""
 
 
 _CLASSES: tuple[tuple[type[OffloaderError], str], ...] = (
@@ -47,17 +47,17 @@ _CLASSES: tuple[tuple[type[OffloaderError], str], ...] = (
     (NotFound, "not_found"),
     (IdentityRefused, "identity"),
 )
-"""The first that fits counts: narrower ones stand before wider ones."""
+"""The first match counts, so narrow classes come first."""
 
 
 def error_class(error: OffloaderError) -> str:
-    """Name the class of an error for metric labels: bounded, and what an operator acts on."""
+    """Return the class of an error for metric labels, of a bounded number."""
     return next((name for kind, name in _CLASSES if isinstance(error, kind)), "other")
 
 
 @dataclass(slots=True)
 class Failure:
-    """One request that fails and is tried again; `since_ms` is wall time, to be shown."""
+    """One request that fails and is retried; `since_ms` is wall time."""
 
     error: OffloaderError
     since_ms: int
@@ -66,12 +66,12 @@ class Failure:
 
     @property
     def stalls(self) -> bool:
-        """Whether the topic counts as stalled by it: at once, unless it may pass by itself."""
+        """Whether it stalls the topic: at once, unless it may pass by itself."""
         return self.tries >= STALLED_TRIES or not isinstance(self.error, Transient)
 
 
 class FailureTracker:
-    """All that fails of a topic; `changed` is called whenever that is another than before."""
+    """The failing requests of a topic; `changed` is called after each change."""
 
     def __init__(self, topic: TopicName, clock: Clock, changed: Callable[[], None]) -> None:
         self._topic = topic
@@ -82,29 +82,29 @@ class FailureTracker:
 
     @property
     def worst(self) -> Failure | None:
-        """What fails for the longest, of that which stalls the topic if anything does."""
+        """The oldest failure, of those that stall the topic if any does."""
         return min(self._failing.values(), key=lambda one: (not one.stalls, one.since_s), default=None)
 
     @property
     def stalled(self) -> Failure | None:
-        """What stalls the topic, None while it runs."""
+        """The failure that stalls the topic, None while it runs."""
         worst = self.worst
         return worst if worst is not None and worst.stalls else None
 
     @property
     def outage(self) -> Failure | None:
-        """What stalls the topic at the store: requests that are being tried again until they work."""
+        """The oldest failure of a request to the store that stalls the topic."""
         stalling = [one for what, one in self._failing.items() if what not in ELSEWHERE and one.stalls]
         return min(stalling, key=lambda one: one.since_s, default=None)
 
     @property
     def error(self) -> OffloaderError | None:
-        """What fails at the moment, whether or not it stalls the topic."""
+        """The present error, whether or not it stalls the topic."""
         return self.worst.error if self.worst is not None else None
 
     @property
     def count(self) -> int:
-        """How often that failed in a row."""
+        """Its failures in a row."""
         return self.worst.tries if self.worst is not None else 0
 
     def record(self, error: OffloaderError, what: Hashable = "") -> None:
@@ -156,7 +156,7 @@ class FailureTracker:
 
 
 LATELY_S = 5.0
-"""A store that answered an upload within this time works, whatever a probe says that took as long to give up."""
+"""If an upload was answered within this time, a failed probe does not count."""
 
 
 class StoreReach:

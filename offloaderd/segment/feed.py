@@ -1,7 +1,7 @@
-"""Where a segment's entries come from: consecutive entries of one topic, whatever holds them.
+"""Entry feeds: consecutive entries of one topic for its segments.
 
-`take` answers at once and never awaits, so whoever asks decides and asks in one step; `wait` returns when the answer
-may be another one. What is only not there yet is no error: what a feed cannot read at all leaves through `wait`.
+`take` never awaits, so that its caller decides and takes in one step; `wait` returns when the answer may be another.
+Entries that have not arrived are no error; `wait` raises for what cannot be read at all.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ class Reservation:
     """Bytes of a budget, held under a name until they are given back; giving back twice does nothing."""
 
     def __init__(self, budget: ByteBudget, holder: Hashable, size_bytes: int = 0) -> None:
-        """Take over what was acquired already."""
+        """Hold bytes that were acquired already."""
         self.size_bytes = size_bytes
         self._budget = budget
         self._holder = holder
@@ -33,15 +33,15 @@ class Reservation:
         return one
 
     async def fill(self, size_bytes: int) -> None:
-        """Acquire bytes for one that is empty; cancellation leaves nothing taken."""
+        """Acquire bytes for an empty reservation; cancellation leaves nothing taken."""
         await self._budget.acquire(size_bytes, self._holder)
         self.size_bytes = size_bytes
 
     async def moved(self, size_bytes: int) -> "Reservation":
-        """Hand everything over to whoever sends a part of that size; this one is empty then.
+        """Return a reservation for a part of that size, made of this one, which is empty then.
 
-        A surplus is given back at once. If the part is larger and there is no room at once, all is given back first:
-        two parts that hold something and wait for more would wait for each other.
+        A surplus is released. If the part needs more than is free, all is released first: two parts that hold some and
+        wait for more would wait for each other.
         """
         more, held = size_bytes - self.size_bytes, self.size_bytes
         if more > 0 and not self._budget.take_now(more, self._holder):
@@ -61,10 +61,10 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Consecutive entries directly behind the position that was asked for, at least one.
+    """Consecutive entries directly behind the requested position, at least one.
 
-    `reservation` is what is reserved of the budget of uploads to read them, the same one as long as the feed lives:
-    whoever cuts them into a part takes over what it holds, and the feed fills it again.
+    `reservation` of the upload budget paid for reading them, the same object for the life of the feed: the writer takes
+    its bytes when it cuts a part, and the feed fills it again.
     """
 
     batches: tuple[EntryBatch, ...]
@@ -72,72 +72,71 @@ class Entries:
 
 
 class Gap(NamedTuple):
-    """The source has lost what comes next."""
+    """The source has lost the next entries."""
 
     loss: Loss
 
 
 class Empty(NamedTuple):
-    """There is nothing yet."""
+    """The next entry has not arrived."""
 
 
 class Lost(NamedTuple):
-    """What is required cannot come any more."""
+    """The required entries cannot come any more."""
 
 
 class End(NamedTuple):
-    """Nothing follows."""
+    """No entry follows."""
 
 
 Answer = Entries | Gap | Empty | Lost | End
 
 
 class EntryFeed(Protocol):
-    """Consecutive entries of one topic for one segment after the other, or for one alone."""
+    """Consecutive entries of one topic, for one segment or for one after the other."""
 
     @property
     def rereadable(self) -> bool:
-        """Whether entries can be read again: parts that an earlier owner recorded count as sent then."""
+        """Whether entries can be read again, so that parts recorded by an earlier owner count as sent."""
         ...
 
     def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
-        """Return what directly follows `after`, about `bytes_max` of it; the entries stay with the feed.
+        """Return the entries directly behind `after`, about `bytes_max`; the feed keeps them.
 
-        `required` is the end of a segment that may end nowhere else, as long as its entries may come.
+        `required` is the decided end of a segment.
         """
         ...
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when `take` may answer something else than Empty, or after `timeout_s`. Raises what ends the reading.
+        """Return when `take` may answer other than Empty, or after `timeout_s`; to be called directly after `take`.
 
-        To be called with no await since the answer.
+        Raises what ends the reading.
         """
         ...
 
     def restart(self, at: Position) -> None:
-        """Go on behind a position, wherever the feed was: on opening, after a failure, after an adoption."""
+        """Continue behind a position: on opening, after a failure, after an adoption."""
         ...
 
     def sent(self, through: Position) -> None:
-        """Entries are inside a part: they may be dropped if they can be read again."""
+        """Note that entries are in a cut part: they may be dropped if they can be read again."""
         ...
 
     def committed(self, through: Position) -> None:
-        """Entries are part of the topic: nobody asks for them again."""
+        """Note that entries are committed: they are not needed again."""
         ...
 
     async def close(self) -> None:
-        """Give back what is reserved, and end the reading. May be called again."""
+        """Release the reservation and end the reading. Idempotent."""
         ...
 
 
 class ReadAheadFeed:
-    """A feed of what can be read from its begin to its end at once, one batch at a time.
+    """A feed of entries that exist already, read one batch ahead.
 
-    `batches` yields what follows a position, until nothing does; it goes on behind a Gap if that was recorded
-    meanwhile, else it ends; Empty says that it pauses. What is read of a part counts against the budget of uploads
-    until the part is cut: `reserve_bytes` of it, under `holder`, before the first entry is read, and not while the
-    reading pauses. `wait` ignores its timeout, and is cancelled only for good.
+    `batches` yields the entries behind a position; behind a Gap it continues if that was recorded meanwhile, else it
+    ends; with Empty it pauses. Before the first entry of a part is read, `reserve_bytes` of the upload budget are
+    reserved under `holder`; a pause releases them. `wait` ignores its timeout, and a cancelled one is not repeated.
     """
 
     rereadable = True
@@ -194,10 +193,10 @@ class ReadAheadFeed:
             self._reading = None
 
     def sent(self, through: Position) -> None:
-        """Keep what there is: it is read but once."""
+        """Keep the entries: each is read once."""
 
     def committed(self, through: Position) -> None:
-        """Keep nothing of it: the segment is at its end."""
+        """Do nothing: the segment is at its end."""
 
     async def close(self) -> None:
         """See EntryFeed."""

@@ -1,6 +1,6 @@
-"""One ledger on its way out of streaming segments into an object of its own, by the topic's owner.
+"""The rewriting of one ledger from streaming segments into its own object, by the topic's owner.
 
-Written and proven as anything that is rewritten (`rewrite.py`); then the two are exchanged in one transaction.
+It is written and compared by `rewrite.py`, and replaces the slices in one transaction.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from offloaderd.segment.writer import SegmentWriter
 
 
 class Stopped(SegmentFailed):
-    """The order was taken back while the ledger was being rewritten."""
+    """The order was withdrawn while the ledger was being rewritten."""
 
 
 class ExchangeCommitter:
-    """Puts new objects in the place of old ones in the owner's own map; see Committer.
+    """Replaces old objects by new ones in the owner's map; see Committer.
 
     `ready` is asked before what takes long, and may raise SegmentFailed.
     """
@@ -52,18 +52,18 @@ class ExchangeCommitter:
         await self._attempts.begin(attempt)
 
     async def record_loss(self, gap: Gap) -> None:
-        """Record none: what is stored is not lost, and a gap in it is a failure."""
+        """Record none: a gap in stored entries is a failure."""
 
     async def before_complete(self, attempt: Attempt) -> None:
         """See Committer."""
         self._ready()
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """See Committer: the same entries have to be in the new object."""
+        """See Committer: the new object has to hold the same entries."""
         await self._proof.check(described)
 
     async def commit(self, segment: VerifiedSegment) -> None:
-        """See Committer. Raises SegmentFailed when the map does not hold any more what it replaces."""
+        """See Committer. Raises SegmentFailed if the map does not have the replaced segments any more."""
         record, made = self._record, segment.committed
 
         async def reload() -> TopicMap:
@@ -79,7 +79,7 @@ class ExchangeCommitter:
 
 
 class LedgerRewrite:
-    """The work on one ledger; `stopped` says whether it is not wanted any more."""
+    """The rewriting of one ledger; `stopped` returns whether its order was withdrawn."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LedgerRewrite:
 
     @property
     def phase(self) -> str:
-        """What is being done, in the words of the API."""
+        """The phase, by its name in the API."""
         state = self._progress.state if self._progress is not None else SegmentState.ASSIGNED
         return _PHASES.get(state, "writing")
 
@@ -113,9 +113,9 @@ class LedgerRewrite:
         return self._progress.payload_bytes if self._progress is not None else 0
 
     async def run(self, left: Attempt | None) -> CommittedSegment:
-        """Rewrite the ledger, from where an earlier owner left it; returns what was committed.
+        """Rewrite the ledger, or resume `left`; returns the committed segment.
 
-        Raises SegmentFailed, Unreadable, Stopped: its attempt is given up then. Raises Fenced.
+        Raises SegmentFailed, Unreadable and Stopped after its attempt was given up, and Fenced.
         """
         topic = self._offloader
         goal = goal_of(conversion.holders_of(topic.map, self.row.ledger_id), ledger_id=self.row.ledger_id)
@@ -143,7 +143,7 @@ class LedgerRewrite:
         return written.committed
 
     def _ready(self) -> None:
-        """Raise Stopped when the ledger is not wanted any more."""
+        """Raise Stopped if the order was withdrawn."""
         if self._stopped():
             raise Stopped(f"ledger {self.row.ledger_id} is not to be rewritten any more")
 

@@ -1,4 +1,4 @@
-"""A topic's order to have its streaming segments rewritten as whole ledgers: one writer, what anybody asks in turn."""
+"""The order to rewrite a topic's streaming segments as whole ledgers: one writer carries out requests in turn."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 def extended(to_ledger_id: int, now_ms: int) -> Decide:
-    """Return what becomes of the order when somebody wants ledgers up to that one: one that goes on never shrinks."""
+    """Return the change that orders ledgers up to that one; an active order never shrinks."""
 
     def decide(known: RollbackOrder | None) -> RollbackOrder:
         if known is not None and known.active:
@@ -32,7 +32,7 @@ def extended(to_ledger_id: int, now_ms: int) -> Decide:
 
 
 def taken_back(now_ms: int) -> Decide:
-    """Return what becomes of the order when somebody takes it back; one that has ended stays so."""
+    """Return the change that withdraws the order; one that has ended stays."""
 
     def decide(known: RollbackOrder | None) -> RollbackOrder:
         if known is None:
@@ -44,19 +44,19 @@ def taken_back(now_ms: int) -> Decide:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """Somebody's wish, and where the order that comes of it is awaited."""
+    """A requested change, and the future of the changed order."""
 
     decide: Decide
     done: asyncio.Future[RollbackOrder]
 
     def fail(self, error: OffloaderError) -> None:
-        """Tell whoever still waits why nothing was done."""
+        """Answer with an error, unless the caller has left."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class OrderDesk:
-    """The order as it is recorded under one claim. Wishes are carried out in turn, whoever stays or not."""
+    """The recorded order under one claim. Requests are carried out even if their caller leaves."""
 
     def __init__(self, topic: TopicName, fence: Fence) -> None:
         self.order: RollbackOrder | None = None
@@ -71,11 +71,11 @@ class OrderDesk:
 
     @property
     def active(self) -> bool:
-        """Whether there is something to do by it."""
+        """Whether there is an order that has not ended."""
         return self.order is not None and self.order.active
 
     async def load(self) -> None:
-        """Read what is recorded. Raises CorruptData, Transient."""
+        """Read the record. Raises CorruptData, Transient."""
         async with self._writing:
             await self._load()
 
@@ -87,14 +87,14 @@ class OrderDesk:
         self._known = True
 
     async def ask(self, decide: Decide) -> RollbackOrder:
-        """Have the order changed; returns it. Raises what `decide` does, Transient, Fenced."""
+        """Request a change; returns the order. Raises what `decide` does, Transient, Fenced."""
         request = _Request(decide, asyncio.get_running_loop().create_future())
         self._requests.append(request)
         self._asked.notify()
         return await request.done
 
     async def serve(self) -> None:
-        """Carry out what is asked, until cancelled. Raises Fenced."""
+        """Carry out requests until cancelled. Raises Fenced."""
         while True:
             while self._requests:
                 await self._carry_out(self._requests.pop(0))
@@ -115,12 +115,12 @@ class OrderDesk:
                 request.done.set_result(order)
 
     def close(self) -> None:
-        """Refuse what nobody has carried out."""
+        """Refuse the requests that were not carried out."""
         for request in self._requests:
             request.fail(_released(self._topic))
 
     async def change(self, decide: Decide) -> RollbackOrder:
-        """Record another state of the order; returns it. Raises what `decide` does, Fenced, Conflict, Transient."""
+        """Record a change of the order, and return it. Raises what `decide` does, Fenced, Conflict, Transient."""
         async with self._writing:
             if not self._known:
                 await self._load()
@@ -139,7 +139,7 @@ class OrderDesk:
             node = await nodes.node(self._fence.store, path)
             return node is not None and node.value == value
 
-        self._known = False  # until the outcome is
+        self._known = False  # until the outcome is known
         if version is None:
             try:
                 await self._fence.store.create(paths.rollback(self._topic), b"")

@@ -1,9 +1,9 @@
-"""What is stored is written anew in another shape: a ledger as a whole out of slices, one segment out of many.
+"""Rewriting of stored entries: slices into a whole ledger, or many segments into one.
 
-It is written as any segment is (`segment/writer.py`). Since it replaces what may be the only copy, what was stored is
-read back through the index as it lies in the bucket, and the hash of its entries has to be that of the entries in the
-old objects. Only then is the manifest put: it says what the object replaces, and a rebuild believes it. Only what
-passes may be exchanged for the old objects (`metadata/topic_map/conversion.py`, `metadata/topic_map/merging.py`).
+The segment writer writes the new object. It may replace the only copy, so it is read back through its stored index, and
+the hash of its entries has to equal that of the old objects. Only then is the manifest put, which names the replaced
+segments and which a rebuild believes, and the new object exchanged for the old ones
+(`metadata/topic_map/conversion.py`, `metadata/topic_map/merging.py`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,14 +34,14 @@ BLOCK_BYTES = 64 << 20
 """Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), where no setting says another."""
 
 EXCHANGES_MAX = 5
-"""How often the exchange is tried while somebody else changes the map."""
+"""Tries of the exchange while other processes change the map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldObjects:
     """The objects that hold a goal's entries; made by `look_up`.
 
-    `closed_ms` is when the source says that a ledger was closed, None where it does not.
+    `closed_ms` returns when a ledger was closed by the source, None if that is not known.
     """
 
     context: OffloadContext
@@ -52,7 +52,7 @@ class OldObjects:
     closed_ms: Callable[[int], int | None]
 
     def info(self, ledger_id: int) -> LedgerInfo:
-        """Return what map and manifests know of a ledger, whatever the source can still tell of it."""
+        """Return what map and manifests hold of a ledger, without the source."""
         goal = self.goal
         parts = [part for one in self.volumes for part in one.manifest.ledgers if part.ledger_id == ledger_id]
         known = max(parts, key=lambda part: (part.closed, part.ledger_entries))
@@ -67,7 +67,7 @@ class OldObjects:
         )
 
     async def new_attempt(self, epoch: int) -> Attempt:
-        """Return an attempt at the new object, not recorded yet. Raises Unreadable."""
+        """Return a new attempt, not recorded. Raises Unreadable."""
         context, old = self.context, self.volumes[0]
         layout = await self._whole_layout() if self.goal.whole else context.layout
         place = context.places.find(old.bucket, old.keys.prefix) or context.places.home
@@ -84,13 +84,13 @@ class OldObjects:
         return cut_of(self.context).layout(entries=info.entries, payload_bytes=info.size_bytes, metadata=metadata)
 
     def assignment(self, attempt: Attempt, *, resumed: bool, notes: Mapping[str, bool]) -> Assignment:
-        """Return what is to be written."""
+        """Return the assignment of an attempt."""
         begin, now_s = self.goal.begin, self.context.upload_context.clock.monotonic()
         after = Position(begin.ledger_id, begin.entry_id - 1)
         return Assignment(attempt=attempt, after=after, resumed=resumed, opened_s=now_s, notes=notes)
 
     def feed(self, attempt: Attempt) -> HashingFeed:
-        """Return what reads the entries; of each part some are in memory before the others are fetched."""
+        """Return the feed of the entries; it reserves a part and one piece, which is fetched before it is cut."""
         part_bytes = (attempt.layout or self.context.layout).part_bytes
         return HashingFeed(
             partial(self.reader.run, self.volumes, self.goal.slices),
@@ -101,7 +101,7 @@ class OldObjects:
         )
 
     def stop(self) -> ExactStop:
-        """Return where the new object ends: where the old ones do."""
+        """Return the stop rule: the new object ends where the old ones do."""
         return ExactStop(end=self.goal.end, entries=self.goal.entries)
 
 
@@ -114,7 +114,7 @@ async def look_up(
     ready: Callable[[], None] = lambda: None,
     closed_ms: Callable[[int], int | None] = lambda _: None,
 ) -> OldObjects:
-    """Look up what a goal is to be made of. `ready` is asked before each request, and may raise. Raises Unreadable."""
+    """Find the objects of a goal's entries. `ready` is called before each request, and may raise. Raises Unreadable."""
     reader = BucketReader(context, topic, failure_tracker, ready)
     volumes = [await reader.volume(one) for one in goal.sources]
     return OldObjects(
@@ -123,7 +123,7 @@ async def look_up(
 
 
 class RewriteFacts:
-    """What the new object's manifest says beside its blocks; `current` is the topic's map. See SealFacts."""
+    """The facts for the new object's manifest; `current` returns the topic's map. See SealFacts."""
 
     def __init__(self, old: OldObjects, current: Callable[[], TopicMap]) -> None:
         self._old = old
@@ -136,7 +136,7 @@ class RewriteFacts:
     async def around(
         self, begin: Position, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo], find: FindManifest
     ) -> Surroundings:
-        """See SealFacts: what the old manifests say."""
+        """See SealFacts: from the old manifests."""
         goal, topic_map = self._old.goal, self._current()
         before = max((one for one in topic_map.contexts if one < begin.ledger_id), default=begin.ledger_id)
         losses = tuple(loss for loss in topic_map.losses if begin <= loss.before <= goal.end)
@@ -150,7 +150,7 @@ class RewriteFacts:
         )
 
     def _replaced(self, topic_map: TopicMap) -> tuple[UUID, ...]:
-        """Return what it is made of, and what that was made of and is in the map for its other entries."""
+        """Return its sources, and what these replaced if it is still in the map for other entries."""
         known = {one.segment_id for one in topic_map.segments}
         before = {one for volume in self._old.volumes for one in volume.manifest.replaces}
         sources = {one.segment_id for one in self._old.goal.sources}
@@ -158,7 +158,7 @@ class RewriteFacts:
 
 
 class SameEntries:
-    """The proof that a new object holds the entries of the old ones, which `feed` has read for it."""
+    """The proof that a new object holds the entries of the old ones, which `feed` has hashed."""
 
     def __init__(self, old: OldObjects, feed: HashingFeed, attempt: Attempt) -> None:
         self._old = old
@@ -166,7 +166,7 @@ class SameEntries:
         self._attempt = attempt
 
     async def check(self, made: SegmentManifest) -> None:
-        """Compare the entries of what is stored with those of the old objects. Raises SegmentFailed."""
+        """Compare the stored entries with those of the old objects. Raises SegmentFailed."""
         old, goal = self._old, self._old.goal
         before = self._feed.digest(goal.end) or await old.reader.hashed(old.volumes, goal.slices)
         try:
@@ -181,9 +181,9 @@ class SameEntries:
 async def exchange(
     put: Callable[[], Awaitable[object]], reload: Callable[[], Awaitable[TopicMap]], segment_id: UUID
 ) -> None:
-    """Put an object in the place of what it was made of, by `put`. Raises Fenced, SegmentFailed when nothing fits it.
+    """Exchange an object for its sources by `put`; after a conflict the map is read again.
 
-    Somebody else may change the map meanwhile: it is read again then.
+    Raises Fenced, and SegmentFailed if the sources are not in the map any more.
     """
     for tries in range(1, EXCHANGES_MAX + 1):
         try:
@@ -210,7 +210,7 @@ def cut_of(context: OffloadContext) -> LedgerCut:
 
 
 async def _described(context: OffloadContext, topic: TopicName, info: LedgerInfo) -> bytes:
-    """Return BookKeeper's metadata of a ledger; what is known without it when the source has no such ledger."""
+    """Return BookKeeper's metadata of a ledger, or metadata made of what is known if the source has none."""
     if context.ledgers is None:
         return plain_metadata(info)
     try:

@@ -1,8 +1,8 @@
-"""Reading entries from the bucket to write them anew: each block checked, slowly, within the upload budget.
+"""The stored feed: entries from the bucket, for rewriting, within the upload budget.
 
-Nothing is believed but what the bucket holds now: manifests are fetched and compared with the map, blocks with the
-checksums of their manifest. What seems damaged is read once more, for a bit can flip on its way. What passes is tried
-until it works; what is damaged or missing ends the reading, and names key and byte.
+Manifests are fetched and compared with the map, blocks with the checksums of their manifest. What seems damaged is read
+once more, since a bit can flip in transit. Transient errors are retried; damaged or missing objects end the reading
+with an error that names key and byte.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from offloaderd.segment.upload import SegmentFailed
 T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20
-"""What is read with one request; a block that is larger is read alone."""
+"""Size of one request; a larger block is read alone."""
 
 CONFIRM_S = 2.0
 """Pause before what seems damaged is read once more."""
 
 
 class Unreadable(SegmentFailed):
-    """What is in the bucket is not what was committed: nothing can be made of it."""
+    """The bucket does not hold what was committed, so it cannot be rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """A segment's data and what is in it."""
+    """A segment's data object and its manifest."""
 
     bucket: str
     keys: SegmentKeys
@@ -48,7 +48,7 @@ class Volume:
 
 
 class BucketReader:
-    """Reads segments of one topic out of their buckets. `ready` is asked before each request."""
+    """Reads segments of one topic from their buckets; `ready` is called before each request."""
 
     def __init__(
         self, context: OffloadContext, topic: TopicName, failure_tracker: FailureTracker, ready: Callable[[], None]
@@ -61,10 +61,10 @@ class BucketReader:
         self._failure_tracker = failure_tracker
         self._ready = ready
         self.piece_bytes = min(PIECE_BYTES, context.layout.part_bytes)
-        """What a request fetches at most, unless one block is larger."""
+        """Largest request, unless one block is larger."""
 
     async def volume(self, segment: CommittedSegment) -> Volume:
-        """Fetch a segment's manifest; it has to be the one that was committed. Raises Unreadable."""
+        """Fetch a segment's manifest and compare it with the map. Raises Unreadable."""
         key = segment.keys.manifest
 
         async def fetch() -> SegmentManifest:
@@ -76,7 +76,7 @@ class BucketReader:
         return Volume(segment.bucket, segment.keys, await self._confirmed(fetch))
 
     async def stored(self, volume: Volume) -> Volume:
-        """Return a volume whose index, as it is stored, is the one of its manifest. Raises Unreadable."""
+        """Return the volume after comparing its stored index with its manifest. Raises Unreadable."""
 
         async def fetch() -> None:
             check = partial(check_index, manifest=volume.manifest, key=volume.keys.index)
@@ -100,7 +100,7 @@ class BucketReader:
                 if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
             ]
             for piece in runs(blocks, self.piece_bytes):
-                # None is not even asked for where the caller has it, lest who holds some waits behind another.
+                # A caller with a reservation asks for none: it would wait behind others while it holds some.
                 async with self._budget.held(piece.length) if reserve else nullcontext():
                     for found in await self._piece(volume, piece):
                         batch = found.between(first_entry_id, found.last_entry_id)
@@ -111,7 +111,7 @@ class BucketReader:
                         yield batch
 
     async def _piece(self, volume: Volume, piece: BlockRun) -> list[EntryBatch]:
-        """Fetch neighbouring blocks, each as its manifest says it is."""
+        """Fetch adjacent blocks, each checked against the manifest."""
 
         async def fetch() -> list[EntryBatch]:
             try:
@@ -145,7 +145,7 @@ class BucketReader:
                     yield batch
 
     async def hashed(self, volumes: Sequence[Volume], slices: Sequence[LedgerSlice]) -> EntryHash:
-        """Read all entries of slices for their hash, a piece of memory at a time. Raises Unreadable."""
+        """Return the hash of all entries of slices, read piece by piece. Raises Unreadable."""
         found = EntryHash()
         async with aclosing(self.run(volumes, slices, reserve=True)) as batches:
             async for batch in batches:
@@ -155,7 +155,7 @@ class BucketReader:
         return found
 
     async def _confirmed(self, fetch: Callable[[], Awaitable[T]]) -> T:
-        """Fetch something, once more when it seems damaged. Raises Unreadable."""
+        """Fetch, once more if the result seems damaged. Raises Unreadable."""
         try:
             return await self._patiently(fetch)
         except CorruptData:
@@ -166,7 +166,7 @@ class BucketReader:
             raise Unreadable(error.message, hint=error.hint) from error
 
     async def _patiently(self, fetch: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the store answers. Raises Unreadable for what is not there."""
+        """Retry until the store answers. Raises Unreadable for a missing object."""
 
         async def ready() -> T:
             self._ready()
