@@ -12,23 +12,18 @@ class Clock(Protocol):
 
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump, so it is only stored and shown, never subtracted."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds that never go back; for ages and deadlines."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
-        ...
 
     def uuid(self) -> uuid.UUID:
         """Return a new random id (version 4)."""
-        ...
 
     def jitter(self, seconds: float) -> float:
         """Return a duration drawn evenly from [seconds / 2, seconds] (equal jitter)."""
-        ...
 
 
 class SystemClock:

@@ -19,21 +19,17 @@ class SegmentTrace(Protocol):
 
     def __enter__(self) -> Self:
         """Begin."""
-        ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End; without an error it is as the last `say` has it."""
-        ...
 
     def step(self, name: str, **facts: Fact) -> AbstractContextManager[None]:
         """Return what a step is entered with, any number side by side; an exception that passes makes it a failure."""
-        ...
 
     def say(self, **facts: Fact) -> None:
         """Note facts of the segment."""
-        ...
 
 
 class Traces(Protocol):
@@ -41,7 +37,6 @@ class Traces(Protocol):
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
         """Return the trace of a segment that is worked on from now on."""
-        ...
 
 
 class NoTrace:

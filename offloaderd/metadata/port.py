@@ -67,12 +67,10 @@ class Session(Protocol):
     @property
     def session_id(self) -> str:
         """Id of the session, unique among all that the store ever had."""
-        ...
 
     @property
     def lost(self) -> asyncio.Event:
         """Set once the session is over, or can no longer be known to live; a new Session follows."""
-        ...
 
 
 class MetadataStore(Protocol):
@@ -80,41 +78,33 @@ class MetadataStore(Protocol):
 
     async def get(self, path: str) -> Versioned:
         """Return a node's value and version. Raises NotFound."""
-        ...
 
     async def children(self, path: str) -> Sequence[str]:
         """Return the sorted names below a node; a node that does not exist has none."""
-        ...
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists."""
-        ...
 
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
-        ...
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
-        ...
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """Carry out all steps or none. Parents of created nodes must exist or be made by earlier steps.
 
         Raises Conflict naming the step that failed.
         """
-        ...
 
     def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the node's value or its list of children may have changed.
 
         Changes are coalesced; a change of session counts as one. The node need not exist. Ends only by being closed.
         """
-        ...
 
     async def session(self) -> Session:
         """Return the current session, waiting until there is one."""
-        ...
 
 
 class SessionState(IntEnum):

@@ -69,7 +69,6 @@ class ObjectReader(Protocol):
 
         A store that has no buckets (a directory, the memory) is all of them.
         """
-        ...
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes from byte `first` (to the end when None), cut at the object's end.
@@ -78,25 +77,21 @@ class ObjectReader(Protocol):
         (an empty object read whole gives b""), and CorruptData, with nothing read, for an object of more than
         `checks.WHOLE_BYTES_MAX` that is asked for whole.
         """
-        ...
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """Return what `get` does from byte `first` on, by one request as well, cut into pieces of these lengths.
 
         There is one for each length; at the object's end the last ones are shorter, or empty. Raises as `get` does.
         """
-        ...
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size, ETag and metadata. Raises NotFound."""
-        ...
 
     def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield every object whose key starts with `prefix`, in key order, page by page.
 
         Some servers order folder by folder (`a/b` before `a.b`); the keys of one prefix of ours are all in one.
         """
-        ...
 
 
 class ObjectStore(ObjectReader, Protocol):
@@ -104,7 +99,6 @@ class ObjectStore(ObjectReader, Protocol):
 
     def at(self, bucket: str) -> "ObjectStore":
         """See ObjectReader."""
-        ...
 
     async def put(
         self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
@@ -115,11 +109,9 @@ class ObjectStore(ObjectReader, Protocol):
         something else is there, which may be what an earlier try of the caller has stored. A store that knows no
         conditions stores it in any case.
         """
-        ...
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; a missing one is no error. Raises OutcomeUnknown; repeating is always safe."""
-        ...
 
 
 class MultipartStore(Protocol):
@@ -127,15 +119,12 @@ class MultipartStore(Protocol):
 
     async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
-        ...
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """Store a part of these pieces, replacing one of the same number. Raises NotFound for an unknown upload."""
-        ...
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """Return the stored parts in order of number. Raises NotFound for an unknown upload."""
-        ...
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """Make the object visible from exactly these parts.
@@ -143,15 +132,12 @@ class MultipartStore(Protocol):
         Raises InvalidInput when a part is missing, differs or is too small, NotFound for an unknown upload (it may
         have been completed before: read back), OutcomeUnknown when the answer was lost.
         """
-        ...
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """Drop the upload and its parts; one that is unknown is no error."""
-        ...
 
     def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """Yield the open uploads whose key starts with `prefix`, in key order."""
-        ...
 
 
 class SegmentStore(ObjectStore, MultipartStore, Protocol):
@@ -159,7 +145,6 @@ class SegmentStore(ObjectStore, MultipartStore, Protocol):
 
     def at(self, bucket: str) -> "SegmentStore":
         """See ObjectReader."""
-        ...
 
 
 async def present(answer: Awaitable[T]) -> T | None:

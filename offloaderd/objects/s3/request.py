@@ -31,11 +31,9 @@ class RequestMetrics(Protocol):
 
     def request_begun(self) -> None:
         """Note that a request is under way; one call of `request` follows for each."""
-        ...
 
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count one request to the object store."""
-        ...
 
 
 class Body(Payload):
