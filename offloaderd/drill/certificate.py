@@ -1,6 +1,6 @@
-"""A certificate that lives for one drill: whoever connects to its line to ZooKeeper, or to its daemon, has to show it.
+"""The certificate of one drill: clients of its proxy to ZooKeeper and of its daemon have to present it.
 
-That line speaks TLS to ZooKeeper with the daemon's own certificate, and the drill's daemon has the rights of the
+That proxy speaks TLS to ZooKeeper with the daemon's own certificate, and the drill's daemon has the rights of the
 operator's to the bucket; loopback is shared with everybody on the machine, or in the pod.
 """
 
@@ -23,7 +23,7 @@ DAYS = 2
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate for 127.0.0.1 that signs itself, and its key, as files; both ends show it, and trust it alone."""
+    """A self-signed certificate for 127.0.0.1 and its key, as files; both sides present it and trust only it."""
 
     NAME: ClassVar = "offloaderd-drill"
 
@@ -32,7 +32,7 @@ class Pair:
 
     @classmethod
     def made(cls, directory: Path, clock: Clock) -> Self:
-        """Make one in a directory that is nobody else's to read."""
+        """Create a pair in a private directory."""
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, cls.NAME)])
         hosts = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -52,7 +52,7 @@ class Pair:
         return found
 
     def server(self) -> ssl.SSLContext:
-        """Return how the line listens: to who shows this certificate alone."""
+        """Return the context of a server that accepts only clients with this certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.cert, self.key)
         context.load_verify_locations(self.cert)

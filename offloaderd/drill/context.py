@@ -1,4 +1,4 @@
-"""What the exercises of a drill work with: its daemon, the proxies before the stores, and all that was written."""
+"""The context of the exercises of a drill: its daemon, the proxies in front of the stores, and the written entries."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
 
 BATCH = 100
 WITHIN_S = 90.0
-"""How long anything may take that has to come in the end; a broken promise is told after it."""
+"""Longest wait for anything that has to happen; after it the promise counts as broken."""
 LOOK_S = 0.2
 
 
@@ -26,7 +26,7 @@ class Broken(OffloaderError):
 
 @dataclass(kw_only=True)
 class Ground:
-    """One drill under way. `written` is every entry in order, `last` the position of the newest."""
+    """A running drill. `written` has every entry in order, `last` is the position of the newest."""
 
     scratch: Scratch
     daemon: Daemon
@@ -39,7 +39,7 @@ class Ground:
     memory_max_bytes: int = 0
 
     async def write(self, count: int, size_bytes: int) -> None:
-        """Append entries that occur nowhere else."""
+        """Append unique entries."""
         first = len(self.written)
         payloads = [f"{self.scratch.name}/{first + number}/".encode().ljust(size_bytes, b"%d" % (number % 10))
                     for number in range(count)]  # fmt: skip
@@ -55,7 +55,7 @@ class Ground:
         self.written += payloads
 
     async def offload(self) -> None:
-        """Have all of it offloaded, and wait. Raises Broken when it does not come."""
+        """Offload everything, and wait. Raises Broken if it fails or takes too long."""
         try:
             async for progress in self.client.offload(TOPIC, wait=True, timeout_s=WITHIN_S):
                 if progress.done and progress.outcome == "failed":
@@ -65,7 +65,7 @@ class Ground:
         await self.until(self.all_durable, "everything to be durable")
 
     async def all_durable(self) -> bool:
-        """Say whether the daemon has reported the newest entry as durable."""
+        """Return whether the daemon has reported the newest entry as durable."""
         offloaded = (await self.topic()).offloaded
         return Position(offloaded.ledger_id, offloaded.entry_id) >= self.last
 
@@ -74,7 +74,7 @@ class Ground:
         return (await self.client.status(TOPIC)).topics[0]
 
     async def read_back(self) -> int:
-        """Read everything and compare it with what was written; returns the entries. Raises Broken."""
+        """Read everything and compare it with the written entries; returns their number. Raises Broken."""
         count, before = 0, START
         async for response in self.client.read(TOPIC, timeout_s=WITHIN_S):
             batch = response.batch
@@ -90,7 +90,7 @@ class Ground:
         return count
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait for something that has to come. Raises Broken when it does not; lost answers are asked for again."""
+        """Wait for a condition. Raises Broken if it does not become true; failed calls are repeated."""
         try:
             async with asyncio.timeout(WITHIN_S):
                 while True:
@@ -110,7 +110,7 @@ class Ground:
         return self.daemon.metrics.registry.get_sample_value(f"offloaderd_{name}") or 0.0
 
     async def watch_memory(self) -> None:
-        """Note the most that the daemon's pools ever hold, until cancelled."""
+        """Record the greatest memory of the pools of the daemon, until cancelled."""
         while True:
             self.memory_max_bytes = max(self.memory_max_bytes, self.daemon.snapshot().memory_used_bytes)
             await self.clock.sleep(0.05)

@@ -1,4 +1,4 @@
-"""One drill from its begin to its report: proxies, a daemon of its own, the exercises, and taking all of it away.
+"""A drill from its start to its report: proxies, a separate daemon, the exercises, and the clean-up.
 
 The daemon is part of this process, listens on loopback alone and knows a cluster of its own, so that no other daemon
 sees it, nor it any other topic. Whatever happens, what it made is taken away at the end; what cannot be is named.
@@ -26,14 +26,14 @@ from offloaderd.objects.bucket import bucket_store
 from offloaderd.standalone.ports import free_ports
 
 Tell = Callable[[Exercise, Finding | None], None]
-"""Hears of each exercise when it begins (None) and when it is done."""
+"""Called for each exercise when it begins (None) and when it is done."""
 
 START_S = 90.0
 EXERCISE_S = 300.0
 
 
 def where(scratch: Scratch) -> dict[str, str]:
-    """Say where a drill works, for its report and for whoever is asked first."""
+    """Return the places of a drill, for its report and its plan."""
     return {
         "bucket": f"{scratch.endpoint}, {scratch.settings.objects.bucket}, keys below {scratch.prefix}",
         "ZooKeeper": f"{scratch.settings.metadata.servers}, nodes below {scratch.root}",
@@ -42,7 +42,7 @@ def where(scratch: Scratch) -> dict[str, str]:
 
 
 async def check_reach(scratch: Scratch, clock: Clock) -> None:
-    """See that both stores answer and the bucket may be used. Raises Transient, Denied, BucketMissing."""
+    """Check that both stores answer and the bucket can be used. Raises Transient, Denied, BucketMissing."""
     async with bucket_store(scratch.settings.objects, clock) as store:
         await store.check()
     async with scratch.metadata_store(above=True) as metadata:
@@ -50,7 +50,7 @@ async def check_reach(scratch: Scratch, clock: Clock) -> None:
 
 
 async def run(scratch: Scratch, clock: Clock, tell: Tell, exercises: Sequence[Exercise] = EXERCISES) -> Report:
-    """Do all exercises one after the other, and clean up. Raises what keeps the drill from beginning."""
+    """Run all exercises one after the other, and clean up. Raises what prevents the start of the drill."""
     await check_reach(scratch, clock)
     started_ms = clock.wall_ms()
     findings: list[Finding] = []
@@ -73,7 +73,7 @@ async def run(scratch: Scratch, clock: Clock, tell: Tell, exercises: Sequence[Ex
 
 
 async def _cleaned(scratch: Scratch, clock: Clock) -> str:
-    """Take everything away; returns what could not be, as words."""
+    """Delete everything of the drill; returns a text about what could not be deleted."""
     try:
         await scratch.clean(clock)
     except OffloaderError as error:
@@ -136,7 +136,7 @@ async def _exercised(
 
 
 async def _tried(exercise: Exercise, ground: Ground, clock: Clock) -> Finding:
-    """Do one exercise; whatever it ends with is its finding. The stores are sound afterwards."""
+    """Run one exercise; its result or error is its finding. The faults are removed afterwards."""
     if exercise.run is None:
         return Finding(promise=exercise.promise, done="nothing", outcome=Outcome.NOT_TRIED, found=exercise.done)
     started_s, outcome = clock.monotonic(), Outcome.KEPT

@@ -1,4 +1,4 @@
-"""What a drill found, for people (Markdown) and for machines."""
+"""The report of a drill, as Markdown and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PROMISES = {
 
 
 class Outcome(StrEnum):
-    """What became of a promise."""
+    """The outcome of the check of a promise."""
 
     KEPT = "kept"
     BROKEN = "BROKEN"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One promise: what was done to it, what came of it, and how long that took."""
+    """The check of a promise: what was done, the outcome, what was found, and the duration."""
 
     promise: str
     done: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A whole drill. `left` says what could not be taken away; empty: nothing was left."""
+    """The report of a drill. `left`: what could not be deleted; empty: everything was."""
 
     drill: str
     started_ms: int
@@ -55,7 +55,7 @@ class Report:
         return not self.left and all(one.outcome is not Outcome.BROKEN for one in self.findings)
 
     def document(self) -> dict[str, object]:
-        """Return it for machines."""
+        """Return the report as JSON shows it."""
         return {
             "drill": self.drill,
             "started_ms": self.started_ms,
@@ -78,7 +78,7 @@ class Report:
         }
 
     def markdown(self, moment: str) -> str:
-        """Return it for people; `moment` is when it began."""
+        """Return the report as Markdown; `moment` is its start as text."""
         verdict = "No promise was broken." if self.sound else "SOMETHING IS WRONG: see below."
         lines = [f"# Drill {self.drill}", "", f"{moment} UTC, offloaderd {self.version}. {verdict}", ""]
         lines += [f"- {name}: {_cell(value)}" for name, value in self.where.items()]

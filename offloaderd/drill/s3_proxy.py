@@ -1,4 +1,4 @@
-"""A proxy in front of a real S3 server that spoils requests and answers, HTTP message by HTTP message.
+"""A proxy in front of a real S3 server that injects faults into requests and answers.
 
 It understands enough of S3 to tell operations apart, so a fault is planned for an operation (`spoil`) or drawn for
 each request from a seed (`shake`). Each request goes to the server over a connection of its own; what is signed passes
@@ -26,7 +26,7 @@ HEAD_BYTES_MAX = 1 << 20
 
 
 class Fault(StrEnum):
-    """What is done to a request."""
+    """A fault of a request or its answer."""
 
     ERROR = "error"  # 500, not forwarded
     SLOW_DOWN = "slow down"  # 503 SlowDown, not forwarded
@@ -128,7 +128,7 @@ class Shaking:
     drawn: int = 0
 
     def draw(self, operation: str) -> Fault | None:
-        """Return what happens to the next request."""
+        """Return the fault of the next request, None for none."""
         self.drawn += 1
         digest = hashlib.blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=16).digest()
         if int.from_bytes(digest[:8]) >= self.rate * 2**64:
@@ -139,7 +139,7 @@ class Shaking:
 
 @dataclass(slots=True)
 class Counts:
-    """What went through: requests and bytes of parts by operation, faults by operation and kind."""
+    """Counts: requests by operation, bytes of parts, faults by operation and kind."""
 
     requests: Counter[str] = field(default_factory=Counter)
     faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
@@ -175,7 +175,7 @@ class S3Proxy(Listener):
         self.counts = Counts()
 
     def spoil(self, operation: str, fault: Fault, *, times: int = 1, skip: int = 0) -> None:
-        """Do a fault to the next requests of an operation, after `skip` of them."""
+        """Inject a fault into the next requests of an operation, after `skip` of them."""
         if not suits(fault, operation):
             raise ValueError(f"{fault} cannot be done to {operation}")
         self._planned.append(_Planned(operation, fault, times, skip))
@@ -185,13 +185,13 @@ class S3Proxy(Listener):
         self._shaking = shaking
 
     def heal(self) -> None:
-        """Forget all that was planned."""
+        """Drop all planned faults."""
         self._planned.clear()
         self._shaking = None
 
     @property
     def planned(self) -> list[str]:
-        """What was planned and has not happened."""
+        """Planned faults that have not happened."""
         return [f"{one.fault} of {one.operation}" for one in self._planned if one.times]
 
     def _next(self, operation: str) -> Fault | None:
@@ -225,7 +225,7 @@ class S3Proxy(Listener):
     async def _answer(
         self, request: Message, fault: Fault | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; says whether the connection goes on."""
+        """Answer one request; returns whether the connection stays open."""
         match fault:
             case Fault.ERROR:
                 return await refuse(writer, 500, "InternalError", empty=request.head[0].startswith(b"HEAD"))
@@ -317,7 +317,7 @@ async def hung_up(reader: asyncio.StreamReader) -> None:
 
 
 def changed(answer: Message, fault: Fault) -> Message:
-    """Return an answer that says something else than the server did; an error of the server's stays as it is."""
+    """Return the answer with a fault; an error of the server stays unchanged."""
     if not re.match(rb"HTTP/1\.1 20[06] ", answer.head[0]):
         return answer
     if fault is Fault.WRONG_ETAG:

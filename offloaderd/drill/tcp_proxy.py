@@ -10,11 +10,11 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 Turn = Callable[[int], Awaitable[None]]
 
 AHEAD_BYTES = 1 << 16
-"""How much is read ahead of a handler, and how long what it reads up to a separator may be."""
+"""Bytes that are read ahead of a handler, and the longest text that it can read up to a separator."""
 
 
 class Listener:
-    """Serves each connection to a free port by a handler, until its context ends; then all are broken off.
+    """Serves each connection to a free port by a handler, until its context ends; then all are aborted.
 
     asyncio's own servers forget their handlers when they close (Server.wait_closed of Python 3.11 returns at once), so
     their tasks are made and kept here. With `tls` clients speak TLS.
@@ -51,7 +51,7 @@ class Listener:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Take no more connections, break off those that are served, and wait for their ends."""
+        """Accept no more connections, abort the present ones, and wait for their ends."""
         self._over = True
         self._server.close()
         self.break_off()
@@ -60,7 +60,7 @@ class Listener:
         await self._server.wait_closed()
 
     def break_off(self) -> None:
-        """Break every connection in the middle of whatever it does."""
+        """Abort every connection."""
         for handler, writer in self._handlers.items():
             writer.transport.abort()
             handler.cancel()
@@ -138,7 +138,7 @@ class Link(Listener):
         self.connections = 0
 
     def cut(self) -> None:
-        """Break every connection in the middle of whatever it does."""
+        """Abort every connection, and refuse new ones."""
         self._open = False
         self.break_off()
 

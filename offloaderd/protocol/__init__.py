@@ -1,1 +1,1 @@
-"""What services and clients share: messages, conversion, errors."""
+"""The API of services and clients: messages, conversion, errors."""

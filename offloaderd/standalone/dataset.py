@@ -35,7 +35,7 @@ BATCH_ENTRIES = 2_000
 
 @dataclass(slots=True)
 class Lines:
-    """A source of batches; `skipped` counts the empty lines met so far, `total_bytes` is None for a pipe."""
+    """Batches of entries; `skipped` counts the empty lines so far, `total_bytes` is None for a pipe."""
 
     path: str
     entry_bytes_max: int = ENTRY_BYTES_MAX
@@ -99,7 +99,7 @@ def grouped(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 def opened(path: str) -> int:
-    """Open a file for reading; raises OffloaderError with the system's reason."""
+    """Open a file for reading. Raises OffloaderError with the reason of the system."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -117,7 +117,7 @@ def regular_bytes(descriptor: int) -> int | None:
 
 
 def read_some(descriptor: int, name: str) -> bytes | None:
-    """Return bytes that have arrived, b"" at the end, None when nothing came within POLL_S."""
+    """Return bytes that have arrived, b"" at the end, None when none arrived within POLL_S."""
     try:
         ready, _, _ = select.select([descriptor], [], [], POLL_S)
         return os.read(descriptor, CHUNK_BYTES) if ready else None
@@ -147,7 +147,7 @@ class Flights:
     skipped: int = 0
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
-        """Yield batches; rows are converted in a thread, so that the daemon's loop goes on meanwhile."""
+        """Yield batches; a thread converts the rows, so that the loop of the daemon is not blocked."""
         try:
             with zipfile.ZipFile(self.archive) as archive, archive.open(MEMBER) as member:
                 rows = as_json(io.TextIOWrapper(member, "utf-8", newline=""))
@@ -161,19 +161,19 @@ class Flights:
 
 @dataclass(frozen=True, slots=True)
 class OwnLines:
-    """The user's own entries, one a line."""
+    """Entries of the user, one a line."""
 
     lines: Lines
     total_entries: int | None = None
 
     @property
     def title(self) -> str:
-        """Where they come from."""
+        """Name of the source for people."""
         return "standard input" if self.lines.path == STDIN else self.lines.path
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, in characters that any shell leaves alone."""
+        """The name of the file without its ending, in characters without a meaning for shells."""
         stem = "" if self.lines.path == STDIN else Path(self.lines.path).name.split(".")[0]
         return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "lines"
 
@@ -188,8 +188,8 @@ class OwnLines:
 
 
 Dataset = Flights | OwnLines
-"""Entries in batches. `title` is for people, `name` for a topic with these entries; `total_entries` is None when nobody
-knows how many there are; `skipped` are the empty lines that were left out so far, which are no entries.
+"""Entries in batches. `title` is for people, `name` for a topic with these entries; `total_entries` is None if unknown;
+`skipped` counts the empty lines so far, which are no entries.
 """
 
 
@@ -229,7 +229,7 @@ def as_json(text: Iterable[str]) -> Iterator[bytes]:
 
 
 def value(name: str, cell: str) -> str | int | float | None:
-    """Return what a cell means."""
+    """Return the value of a cell."""
     if cell in ("NA", ""):
         return None
     if name in TEXT_COLUMNS:

@@ -1,4 +1,4 @@
-"""Makes the directory that a server keeps its data in, and proves that it can be written, in one clear line if not."""
+"""Data directories of servers: created and checked for writing, with one clear error; private files in them."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from offloaderd.core.errors import Denied, InvalidConfig, NoSpace, OffloaderError
 
 FREE_BYTES_MIN = 64 * 1024 * 1024
-"""With less room than this a server would only start to fail."""
+"""With less free space a server would start and then fail."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -34,7 +34,7 @@ def prepare_directory(directory: Path, free_bytes_min: int = FREE_BYTES_MIN) -> 
 
 
 def directory_error(error: OSError, directory: Path) -> OffloaderError:
-    """Turn what the system said about `directory` into our error, with the next step."""
+    """Return an error of the system about `directory` as ours, with a hint."""
     if error.errno in _FULL:
         return NoSpace(f"the disk at {directory} is full", hint="free some space, or choose another directory")
     if error.errno in _DENIED:

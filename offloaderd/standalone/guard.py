@@ -1,4 +1,4 @@
-"""Runs as the child's first program: ties its life to the parent's, then becomes the server.
+"""First program of a child process: it ends the child with its parent, then becomes the server.
 
 Called by path as `guard.py PARENT-PID PROGRAM ARGUMENT...`, with nothing but the standard library. A `preexec_fn`
 would do the same, but forks a process that may hold gRPC's and ZooKeeper's threads, where only exec is safe.
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 def main(arguments: list[str]) -> None:
     """Ask the kernel for SIGKILL when the parent dies, make sure that it has not died before, and exec.
 
-    SIGKILL and not SIGTERM: both servers survive it without loss, and whoever restarts at once finds the ports free.
+    SIGKILL and not SIGTERM: both servers survive it without loss, and the ports are free at once for a restart.
     """
     parent, program = int(arguments[0]), arguments[1:]
     if sys.platform == "linux":

@@ -68,7 +68,7 @@ _ANSWER_BYTES_MAX = 64 * 1024
 
 
 async def ask(port: int, question: bytes, within_s: float = ANSWER_WITHIN_S) -> bytes:
-    """Send `question` and return what is answered until the server closes; b"" when nobody answers."""
+    """Send `question` and return the answer until the server closes; b"" without an answer."""
     try:
         async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_connection(LOOPBACK, port)
@@ -82,7 +82,7 @@ async def ask(port: int, question: bytes, within_s: float = ANSWER_WITHIN_S) -> 
 
 
 async def http_get(port: int, path: str, within_s: float = ANSWER_WITHIN_S) -> tuple[int, bytes]:
-    """GET a path; returns status and body, (0, b"") when nobody answers."""
+    """GET a path; returns status and body, (0, b"") without an answer."""
     answer = await ask(port, f"GET {path} HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\n\r\n".encode(), within_s)
     head, _, body = answer.partition(b"\r\n\r\n")
     words = head.split(None, 2)

@@ -1,9 +1,9 @@
 """Supervision of one child process: start, wait until it is ready, notice its death, stop.
 
-Rules: a child never outlives its parent (the kernel sees to it on Linux); it is in a session of its own, so that
-Ctrl-C in a terminal reaches only the parent, which drains first and stops its servers last; what it says goes to a
-log file, and the end of that file goes into the error when it fails. Start it from the main thread: the kernel counts
-the end of the thread that started it as the parent's death.
+Rules: a child never outlives its parent (the kernel ensures it on Linux). It has its own session, so that Ctrl-C in a
+terminal reaches only the parent, which drains first and stops its servers last. Its output goes to a log file, and
+the end of that file into the error when it fails. Start it from the main thread: the kernel takes the end of the thread
+that started it for the death of the parent.
 
 No loop is bound: the same child may be started under one event loop and stopped under another.
 """
@@ -53,7 +53,7 @@ class Command:
 
     @property
     def log(self) -> Path:
-        """File that takes everything the process says; the one of the run before is kept as `.log.1`."""
+        """File of all output of the process; that of the previous run stays as `.log.1`."""
         return self.directory / f"{self.name.lower()}.log"
 
 
@@ -101,7 +101,7 @@ class ChildProcess:
             raise directory_error(error, command.directory) from error
 
     async def ready(self, check: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
-        """Ask `check` again and again until it says yes.
+        """Poll `check` until it returns true.
 
         Raises ServerDied when the process ends first or `deadline_s` seconds pass (NoSpace, InvalidConfig when its log
         says that the disk is full or the port taken). The process is left as it is: stop it.
@@ -130,7 +130,7 @@ class ChildProcess:
             raise self.death(code)
 
     async def stop(self) -> None:
-        """Ask it to end, and after the command's `stop_grace_s` seconds make it; repeating is harmless.
+        """Send SIGTERM, and after the `stop_grace_s` seconds of the command SIGKILL; repeating is harmless.
 
         Cancelled, it is killed at once.
         """
@@ -147,7 +147,7 @@ class ChildProcess:
             self._process.wait()
 
     def death(self, code: int) -> OffloaderError:
-        """Say why it ended, as far as its log tells."""
+        """Return why it ended, as far as its log shows."""
         log, words = "\n".join(self.tail(lines=1000)), self._last_words()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if _DISK_FULL.search(log):
@@ -157,7 +157,7 @@ class ChildProcess:
         return ServerDied(f"{self.name} {how}", hint=words)
 
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
-        """Return the last lines of the log that say something: no blank ones, and of Java's traces only the heads."""
+        """Return the last lines of the log without blank lines, and of traces of Java only the heads."""
         try:
             with self._command.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -167,8 +167,8 @@ class ChildProcess:
         return [line.strip() for line in text.splitlines() if not _SILENT.match(line)][-lines:]
 
     def _last_words(self) -> str:
-        """The end of the log as one line, with where to read the rest."""
-        return f"{' | '.join(self.tail()) or 'it said nothing'}; log: {self._command.log}"
+        """Return the end of the log as one line, with the path of the log."""
+        return f"{' | '.join(self.tail()) or 'it wrote nothing'}; log: {self._command.log}"
 
     def _poll(self) -> int | None:
         if self._process is None:
@@ -176,7 +176,7 @@ class ChildProcess:
         return self._process.poll()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all that it started; nothing happens once it has been reaped."""
+        """Send a signal to the process and all that it started; does nothing once it has been reaped."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

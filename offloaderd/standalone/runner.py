@@ -1,7 +1,7 @@
 """One standalone from start to stop: servers, daemon, and perhaps a walkthrough, in one process tree.
 
-The first SIGINT or SIGTERM drains the daemon and then stops the servers; during the start it stops what is there.
-The second cuts everything short. A server that dies takes the whole down, with the reason.
+The first SIGINT or SIGTERM drains the daemon and then stops the servers; during the start it stops what runs already.
+The second ends everything at once. A server that dies ends all, with the reason.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from offloaderd.core.errors import OffloaderError, first_of
 from offloaderd.daemon.daemon import Addresses, Daemon
 from offloaderd.standalone.stack import Stack, StackOptions, stack
 
-Provisional = Callable[[Stack], Awaitable[None]]
-"""What is done while the daemon serves; the standalone stops when it returns."""
+Work = Callable[[Stack], Awaitable[None]]
+"""Runs while the daemon serves; the standalone stops when it returns."""
 
 
 class Interrupted(OffloaderError):
@@ -25,23 +25,23 @@ class Interrupted(OffloaderError):
 
 
 class Stopper:
-    """The wish to stop, from signals: the first sets `asked`, and cancels what was not ready to be asked."""
+    """Requests to stop, from signals: the first sets `requested`, and cancels the task unless it drains by itself."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.polite = False
+        self.requested = asyncio.Event()
+        self.drains = False
         self._main = asyncio.current_task()
 
     def stop(self) -> None:
-        """Ask to stop; whoever asks again, or too early to be heard, cancels."""
-        early = not self.polite or self.asked.is_set()
-        self.asked.set()
+        """Request the stop; a second request, or one during the start, cancels."""
+        early = not self.drains or self.requested.is_set()
+        self.requested.set()
         if early and self._main is not None:
             self._main.cancel()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Listen to SIGINT and SIGTERM."""
+        """Handle SIGINT and SIGTERM."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
@@ -60,22 +60,22 @@ async def run(
     *,
     starting: Callable[[Stack], None],
     ready: Callable[[Stack], None],
-    provisional: Provisional | None = None,
+    work: Work | None = None,
     keep: bool = False,
 ) -> int:
-    """Run until told to stop, or until the guest is done (unless `keep`); returns the daemon's exit code.
+    """Run until a signal, or until `work` is done (unless `keep`); returns the exit code of the daemon.
 
     `starting` is called when the servers run, `ready` when the daemon serves. Raises Interrupted when a signal came
-    before that, or before the guest was done; what the guest raised, after the drain; and what stack() raises.
+    before that, or before the work was done; what the work raised, after the drain; and what stack() raises.
     """
     stopper = Stopper()
     with stopper.signals():
         try:
             async with stack(options, environ, clock) as running:
                 starting(running)
-                return await _serve(running, clock, stopper, ready, provisional, keep=keep)
+                return await _serve(running, clock, stopper, ready, work, keep=keep)
         except asyncio.CancelledError:
-            if stopper.asked.is_set():
+            if stopper.requested.is_set():
                 raise Interrupted("interrupted") from None
             raise
 
@@ -85,7 +85,7 @@ async def _serve(
     clock: Clock,
     stopper: Stopper,
     ready: Callable[[Stack], None],
-    provisional: Provisional | None,
+    work: Work | None,
     *,
     keep: bool,
 ) -> int:
@@ -100,12 +100,12 @@ async def _serve(
         async with Group() as group:
             watchers = [group.create_task(child.watch(), name=f"watch {child.name}") for child in running.children]
             life = group.create_task(daemon.run(), name="daemon")
-            stopper.polite = True
-            await race(serving.wait(), stopper.asked.wait(), finished(life))
-            if serving.is_set() and not stopper.asked.is_set():
+            stopper.drains = True
+            await race(serving.wait(), stopper.requested.wait(), finished(life))
+            if serving.is_set() and not stopper.requested.is_set():
                 ready(running)
-                failure = await _entertain(group, running, provisional, stopper, life, keep=keep)
-            elif provisional is not None and stopper.asked.is_set():
+                failure = await _run_work(group, running, work, stopper, life, keep=keep)
+            elif work is not None and stopper.requested.is_set():
                 failure = Interrupted("interrupted before the daemon was ready")
             daemon.stop("told to stop")
             await finished(life)
@@ -118,21 +118,21 @@ async def _serve(
     return daemon.exit_code
 
 
-async def _entertain(
+async def _run_work(
     group: asyncio.TaskGroup,
     running: Stack,
-    provisional: Provisional | None,
+    work: Work | None,
     stopper: Stopper,
     life: asyncio.Task[None],
     *,
     keep: bool,
 ) -> OffloaderError | None:
-    """Wait until it is time to stop; returns what made the guest fail."""
+    """Run the work and wait for the time to stop; returns the error of the work."""
     failure: list[OffloaderError] = []
 
-    async def run(provisional: Provisional) -> None:
+    async def run(work: Work) -> None:
         try:
-            await provisional(running)
+            await work(running)
         except OffloaderError as error:
             failure.append(error)
         except BaseExceptionGroup as errors:
@@ -141,14 +141,14 @@ async def _entertain(
                 raise
             failure.append(worst)
 
-    if provisional is not None:
-        task = group.create_task(run(provisional), name="guest")
-        await race(finished(task), stopper.asked.wait(), finished(life))
+    if work is not None:
+        task = group.create_task(run(work), name="guest")
+        await race(finished(task), stopper.requested.wait(), finished(life))
         if not task.done():
             task.cancel()
             await finished(task)
             return Interrupted("interrupted before the walkthrough was done")
         if failure or not keep:
             return failure[0] if failure else None
-    await race(stopper.asked.wait(), finished(life))
+    await race(stopper.requested.wait(), finished(life))
     return None

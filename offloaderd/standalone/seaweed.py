@@ -1,7 +1,7 @@
 """A real S3 server, SeaweedFS from its wheel, on loopback, over a directory that outlives it.
 
-Its telemetry is on by default and is switched off here. Buckets are never made by a mere write, so that a mistyped
-name is an error as it is on S3.
+Its telemetry is on by default and is switched off here. A write never creates a bucket, so that a mistyped name is an
+error as on S3.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from offloaderd.standalone.process import ChildProcess, Command
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 1.0
-"""Asked to stop, it waits for its own parts to hang up on each other, far longer than it needs for its data."""
+"""After SIGTERM it waits for connections between its parts to close, far longer than it needs for its data."""
 
 PORT_COUNT = 4
 _SOCKET_PATH_BYTES_MAX = 100
@@ -31,7 +31,7 @@ _ACTIONS = ["Admin", "Read", "Write", "List", "Tagging"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeaweedUser:
-    """Somebody who may do what an IAM policy, a JSON document, allows, and nothing else."""
+    """A user with the rights of an IAM policy, a JSON document."""
 
     access_key: str
     secret_key: str
@@ -40,9 +40,9 @@ class SeaweedUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeaweedOptions:
-    """Where it keeps its data, its four ports (master, volume, filer, S3; see `ports.free_ports`), who may use it.
+    """Directory, four ports (master, volume, filer, S3; see `ports.free_ports`), and users.
 
-    The keys are those of its owner, who may do everything.
+    The keys are those of the owner, who has all rights.
     """
 
     directory: Path
@@ -92,14 +92,14 @@ async def seaweed(options: SeaweedOptions, clock: Clock) -> AsyncIterator[Seawee
 
 
 def _remove_sockets(options: SeaweedOptions) -> None:
-    """Remove the sockets that it makes where no option reaches, and leaves behind."""
+    """Remove the sockets that it creates in a fixed folder and leaves behind."""
     for name, port in zip(("master", "volume", "filer", "s3"), options.ports, strict=True):
         with contextlib.suppress(OSError):
             Path(f"{_SOCKET_FOLDER}/seaweedfs-{name}-grpc-{port + GRPC_OFFSET}.sock").unlink()
 
 
 async def _assigns(master_port: int) -> bool:
-    """Tell whether the master hands out places to write to: then a volume has registered."""
+    """Return whether the master assigns places for writes: then a volume has registered."""
     status, body = await http_get(master_port, "/dir/assign")
     try:
         return status == 200 and "fid" in json.loads(body)
@@ -108,7 +108,7 @@ async def _assigns(master_port: int) -> bool:
 
 
 def _command(options: SeaweedOptions) -> Command:
-    """Check everything that can be checked before the start, and write the credentials file."""
+    """Check the preconditions of the start, write the credentials file, and return the command."""
     weed = find_weed()
     directory = options.directory.absolute()
     prepare_directory(directory)
@@ -158,7 +158,7 @@ def _arguments(options: SeaweedOptions, directory: Path, credentials: Path) -> t
 
 
 def _sockets(directory: Path) -> tuple[str, ...]:
-    """Keep its local sockets among its own files; a path too long for a socket leaves them where it likes them."""
+    """Return the options for local sockets in its directory; none if the path is too long for a socket."""
     sockets = {name: directory / f"{name}.sock" for name in ("filer", "s3")}
     if max(len(str(path).encode()) for path in sockets.values()) > _SOCKET_PATH_BYTES_MAX:
         return ()

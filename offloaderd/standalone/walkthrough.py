@@ -1,7 +1,7 @@
-"""The main job, from the outside: append a data set, watch it reach S3, read it back and compare.
+"""The walkthrough: append a data set, follow its offload to S3, read it back and compare.
 
-Everything goes over the daemon's public gRPC API, as a user's program would; what it shows goes to a Screen, so this
-module knows neither terminal nor table. It fails unless every entry came back from the bucket, bit for bit.
+It uses the public gRPC API of the daemon, as a program of a user would. Its output goes to a Screen, so this module
+knows neither terminal nor table. It fails unless every entry is read back from the bucket, bit for bit.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ NAMESPACE = "public/default"
 
 
 class WalkthroughFailed(OffloaderError):
-    """What came back is not what went in."""
+    """The entries that were read differ from the appended ones."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One moment of the flow, counted from its start; bytes are payload bytes except `uploaded_bytes`."""
+    """The state of the walkthrough at a time, counted from its start; bytes are payload bytes."""
 
     seconds: float = 0.0
     total_entries: int | None = None
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What went in beside what came back; `tiers` counts the entries by who served them."""
+    """Digests of the appended and the read entries; `tiers` counts the read entries by tier."""
 
     sent: Digest
     received: Digest
@@ -95,31 +95,25 @@ class Comparison:
 
 
 class Screen(Protocol):
-    """Where the walkthrough shows what happens."""
+    """Output of the walkthrough."""
 
     def appending(self, title: str, topic: TopicName) -> None:
-        """Entries are going to be appended."""
-        ...
+        """Show that entries are going to be appended."""
 
     def progress(self, now: Progress) -> None:
-        """Show how far the flow is; called several times a second."""
-        ...
+        """Show the progress; called several times a second."""
 
     def offloading(self, skipped: int) -> None:
-        """Everything but so many empty lines is appended; the open segment is sealed by hand."""
-        ...
+        """Show that everything but so many empty lines is appended, and the manual offload begins."""
 
     def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
-        """Everything is committed: show what is where."""
-        ...
+        """Show the committed segments."""
 
     def reading(self, entries: int, total: int) -> None:
-        """Show how far the reading back is; called several times a second."""
-        ...
+        """Show the progress of the read; called several times a second."""
 
     def compared(self, comparison: Comparison) -> None:
-        """Show the result, good or bad."""
-        ...
+        """Show the comparison."""
 
 
 class Walkthrough:
@@ -135,7 +129,7 @@ class Walkthrough:
         self._now = Progress(total_entries=dataset.total_entries)
 
     async def run(self) -> TopicName:
-        """Do it all; returns the topic. Raises WalkthroughFailed when anything differs, and what the client raises."""
+        """Run all steps; returns the topic. Raises WalkthroughFailed for a difference, and what the client raises."""
         topic = await self._new_topic()
         await self._client.enable(topic, segment_bytes_max=SEGMENT_BYTES_MAX)
         self._screen.appending(self._dataset.title, topic)
@@ -158,7 +152,7 @@ class Walkthrough:
         return topic
 
     async def _new_topic(self) -> TopicName:
-        """Return a topic that nobody has used: the data set's name, with a number from the second run on."""
+        """Return a new topic: the name of the data set, with a number from the second run on."""
         taken = {topic.topic for topic in await self._client.topics(NAMESPACE)}
         number = 1
         while True:
@@ -169,20 +163,20 @@ class Walkthrough:
             number += 1
 
     async def _watched(self, topic: TopicName, work: Awaitable[None]) -> None:
-        """Do the work while another task shows the progress; the last thing shown is the end."""
+        """Do the work while another task shows the progress; the final state is shown last."""
         async with Group() as group:
             watcher = group.create_task(self._watch(topic), name="walkthrough progress")
             await work
             watcher.cancel()
-        await self._look(topic)
+        await self._show_progress(topic)
 
     async def _watch(self, topic: TopicName) -> None:
         while True:
-            await self._look(topic)
+            await self._show_progress(topic)
             await self._clock.sleep(POLL_S)
 
-    async def _look(self, topic: TopicName) -> None:
-        """Ask the daemon and show the answer; a topic that is not known yet is at zero."""
+    async def _show_progress(self, topic: TopicName) -> None:
+        """Show the status of the topic; nothing while the daemon does not know it."""
         try:
             status = (await self._client.status(topic)).topics[0]
             segments = await self._client.segments(topic)

@@ -44,7 +44,7 @@ _JVM_FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperOptions:
-    """Where it keeps its data and listens. `tick_ms` bounds sessions: they last at least two ticks.
+    """Directory, port and limits. `tick_ms` bounds sessions: they last at least two ticks.
 
     `settings` are further lines of zoo.cfg, for TLS and users.
     """
@@ -96,7 +96,7 @@ async def zookeeper(options: ZooKeeperOptions, clock: Clock) -> AsyncIterator[Zo
 
 
 def _command(options: ZooKeeperOptions) -> Command:
-    """Check everything that can be checked before the start, and write zoo.cfg."""
+    """Check the preconditions of the start, write zoo.cfg, and return the command."""
     jars = zookeeper_jars()
     java = find_java()
     directory = options.directory.absolute()

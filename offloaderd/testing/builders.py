@@ -1,4 +1,4 @@
-"""Entries for tests: their bytes say which entry they are, so a mix-up cannot go unseen."""
+"""Entries for tests: their bytes depend on their position, so that a mix-up is detected."""
 
 import json
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it; ids and jitter come from a seed.
+"""A clock that a test advances; ids and jitter come from a seed.
 
 `advance` wakes sleepers in the order of their deadlines, each at its own time, and lets them run until they sleep
 again: a loop that sleeps 1 s ten times runs ten times in `advance(10)`. What waits for other things (a thread, a
@@ -13,11 +13,11 @@ from itertools import count
 
 START_MS = 1_700_000_000_000
 TURNS = 50
-"""Turns that the loop gets for each sleeper that was woken: what one of them sets in motion without sleeping."""
+"""Turns of the loop for each sleeper that wakes: enough for the work that it starts without a sleep."""
 
 
 class FakeClock:
-    """A Clock whose time is the test's. Sleeping 0 s or less only gives the loop a turn."""
+    """A Clock that a test controls. A sleep of 0 s or less gives the loop one turn."""
 
     def __init__(self, *, start_ms: int = START_MS, seed: int = 0) -> None:
         self._start_ms = start_ms
@@ -82,7 +82,7 @@ class FakeClock:
         await self.settle()
 
     async def settle(self) -> None:
-        """Give everybody who can run the time to do so, without moving the clock."""
+        """Let all ready tasks run, without advancing the clock."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
 

@@ -71,14 +71,14 @@ def standalone(
     from offloaderd.standalone.stack import StackOptions  # noqa: PLC0415
 
     screen = TerminalScreen(data)
-    provisional = None
+    work = None
     if walkthrough:
         chosen = dataset.choose(source)
 
         async def walkthrough_of(running: Stack) -> None:
             await walk(running, chosen, screen)
 
-        provisional = walkthrough_of
+        work = walkthrough_of
     with ExitStack() as exits:
         options = StackOptions(directory=data, config=config, new_ports=new_ports)
         screen.starting()
@@ -90,7 +90,7 @@ def standalone(
                     SystemClock(),
                     starting=lambda running: start_log(running, exits, to_file=walkthrough),
                     ready=screen.ready,
-                    provisional=provisional,
+                    work=work,
                     keep=keep,
                 )
             )
