@@ -1,11 +1,11 @@
 """What a topic does while the store cannot take its entries, and what is not protected until all of them are stored.
 
-An outage begins when a request to the store keeps failing (see segment/failures.py) and ends when whatever had come
-until the store worked again is committed. Under `block` nothing is taken meanwhile; under `source`, the default, the
-ledger source keeps what memory cannot, and who pushes to a topic without one waits once memory is full; under `spill`
-what is pushed to a topic without a source overflows to disk.
+An outage begins when a request to the store keeps failing (see segment/failures.py). It ends when all entries that had
+arrived before the store recovered are committed. Under `block` no entries are taken meanwhile. Under `source`, the
+default, the ledger source keeps what memory cannot, and pushers to a topic without one wait once memory is full. Under
+`spill` entries pushed to a topic without a source overflow to disk.
 
-Only requests that are being tried again close the gate of `block`, as only these end by themselves.
+Only requests that are retried close the gate of `block`, since only these end by themselves.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,14 +22,14 @@ from offloaderd.topic.mailbox import Requests
 from offloaderd.topic.spill import Spill
 
 WAIT_S = 2.0
-"""What waits for the end of an outage does what is to be done meanwhile this often."""
+"""Pause between calls of `meanwhile` during an outage."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Unprotected:
-    """What an outage has kept from being durable so far; `since_ms` 0: nothing."""
+    """Entries that are not durable because of an outage; `since_ms` 0: none."""
 
     entries: int = 0
     payload_bytes: int = 0
@@ -59,7 +59,7 @@ class Outage:
         failure_tracker: FailureTracker,
         changed: Signal,
     ) -> None:
-        """`changed` wakes whoever waits for the topic to go on."""
+        """`changed` is notified of changes of the topic."""
         self._topic = topic
         self._buffer = buffer
         self._requests = requests
@@ -71,7 +71,7 @@ class Outage:
         self._begun: _Begun | None = None
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
         self.spill: Spill | None = None
-        """Overflow of a topic that may need one; works for as long as its `run` does."""
+        """Overflow of a topic that may need one; works while its `run` does."""
         if context.outage.area is not None and self._push_only:
             area = context.outage.area
             self.spill = Spill(area, buffer, context.pool, clock=self._clock, metrics=self._metrics)
@@ -83,18 +83,18 @@ class Outage:
 
     @property
     def policy(self) -> OutagePolicy:
-        """What holds; `spill` only where it can be done, else `source`."""
+        """The policy in force; `source` instead of `spill` where there is no spill."""
         wanted = self._wanted or self._default
         return OutagePolicy.SOURCE if wanted is OutagePolicy.SPILL and self.spill is None else wanted
 
     def follow(self, wanted: OutagePolicy | None) -> None:
-        """Take over the topic's own policy, None for the daemon's."""
+        """Take the topic's own policy, None for the daemon's."""
         self._wanted = wanted
         self._changed.notify()
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing is to be taken at the moment: an outage, or a pause of what exists nowhere else."""
+        """Whether no entries may be taken: in an outage, or while a topic without a source is paused."""
         if self._push_only and self._requests.policy.paused is not None:
             return True
         return self.policy is OutagePolicy.BLOCK and self._failure_tracker.outage is not None
@@ -107,7 +107,7 @@ class Outage:
                 await meanwhile()
 
     async def overflow(self, batch: EntryBatch) -> OfferResult | None:
-        """Have what finds no room in memory kept on disk; None where that is not done."""
+        """Write a batch without room in memory to disk; None without a spill."""
         if self.spill is None or self.policy is not OutagePolicy.SPILL:
             return None
         result = await self.spill.accept(batch)
@@ -119,7 +119,7 @@ class Outage:
     def look(
         self, entries: int, payload_bytes: int, *, newest: Position | None, offloaded: Position | None
     ) -> Unprotected:
-        """Compare with what was, given what is not committed now; tells when an outage begins and when it is over."""
+        """Return what is unprotected, given what is not committed; logs the begin and the end of an outage."""
         failure = self._failure_tracker.outage
         if self._begun is None:
             if failure is None:

@@ -34,7 +34,7 @@ from offloaderd.topic.status import Described, lag_of
 
 
 class AskedTopic(Described, Protocol):
-    """A topic of whose owner something is asked by hand."""
+    """A topic that manual requests are made to."""
 
     closed_ledgers: dict[int, LedgerInfo]
 
@@ -44,19 +44,19 @@ class AskedTopic(Described, Protocol):
         ...
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
-        """Ask for everything confirmed so far, or up to a position, to be committed soon."""
+        """See TopicOffloader."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is asked for: everything, up to and with the entry at `to`, or all but the newest `keep_bytes`."""
+    """What is requested: everything, up to and with the entry at `to`, or all but the newest `keep_bytes`."""
 
     to: Position | None = None
     keep_bytes: int | None = None
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Return the request as text."""
         if self.to is not None:
             return f"everything up to {self.to}"
         if self.keep_bytes is not None:
@@ -64,7 +64,7 @@ class Wanted:
         return "everything"
 
     def checked(self) -> "Wanted":
-        """Return itself if it can be meant. Raises InvalidInput."""
+        """Return itself if it is valid. Raises InvalidInput."""
         if self.to is not None and self.keep_bytes is not None:
             raise InvalidInput("a position and a size threshold exclude each other", hint="give one of them")
         if self.keep_bytes is not None and self.keep_bytes < 0:
@@ -75,7 +75,7 @@ class Wanted:
 
 
 class Why(StrEnum):
-    """Why there is nothing to do, or less than was asked for."""
+    """Why there is nothing to do, or less than was requested."""
 
     EMPTY = "the topic has no entries"
     OFFLOADED = "all of it is offloaded already"
@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def reason(self) -> str:
-        """`why` in words; empty for none."""
+        """`why` as text; empty for none."""
         return str(self.why or "")
 
 
@@ -163,7 +163,7 @@ async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted
 
 
 def beyond(infos: Sequence[LedgerInfo], keep_bytes: int) -> Position | None:
-    """Return the newest entry that goes when at most `keep_bytes` are to stay in the ledgers; None for none."""
+    """Return the newest entry to offload if at most `keep_bytes` stay in the ledgers, None for none."""
     kept = 0
     for index in reversed(range(len(infos))):
         kept += infos[index].size_bytes
@@ -174,7 +174,7 @@ def beyond(infos: Sequence[LedgerInfo], keep_bytes: int) -> Position | None:
 
 
 def reached(topic_map: TopicMap, target: Position) -> bool:
-    """Say whether everything up to `target` is offloaded, or known to be lost."""
+    """Return whether everything up to `target` is offloaded or recorded as lost."""
     standing, plan = topic_map.standing, topic_map.unfinished
     if standing is None or standing < target or topic_map.awaits(target):
         return False
@@ -224,7 +224,7 @@ async def _infos(topic: AskedTopic, source: LedgerSource) -> list[LedgerInfo]:
 
 
 def _runs(topic: AskedTopic, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
-    """Yield what the source's ledgers hold behind what is offloaded, up to `target`."""
+    """Yield the source's ledgers and runs behind the offloaded position, up to `target`."""
     after = topic.map.standing or START
     for info in topic.record.chain.ledgers.values():
         first = after.entry_id + 1 if info.ledger_id == after.ledger_id else 0
@@ -255,7 +255,7 @@ async def _takes(topic: AskedTopic, source: LedgerSource, target: Position) -> t
 
 
 async def _length(topic: AskedTopic, source: LedgerSource, position: Position) -> int:
-    """Return a ledger's payload bytes up to and with an entry; 0 for a ledger that has vanished."""
+    """Return a ledger's payload bytes up to and with an entry; 0 for a deleted ledger."""
     try:
         return await source.length_at(topic.topic, *position)
     except NotFound:
@@ -265,7 +265,7 @@ async def _length(topic: AskedTopic, source: LedgerSource, position: Position) -
 log = structlog.get_logger(__name__)
 
 WRITE_TRIES = 5
-"""Somebody else may ask at the same moment."""
+"""Tries to write the record while others write it too."""
 
 
 class Outcome(StrEnum):
@@ -286,7 +286,7 @@ class Fate(NamedTuple):
 
 
 async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
-    """Return what was last asked, None for nothing. Raises CorruptData, Transient."""
+    """Return the last request, None for none. Raises CorruptData, Transient."""
     return await nodes.record(store, paths.asked(topic), asked_record.decode)
 
 
@@ -350,7 +350,7 @@ def fate_of(
 
 
 class ByHand:
-    """What can be asked of one topic's owner."""
+    """Manual requests to one topic's owner."""
 
     def __init__(self, topic: AskedTopic, context: OffloadContext) -> None:
         self._topic = topic
@@ -411,7 +411,7 @@ class ByHand:
 
 
 async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
-    """Go on with what was asked of an earlier owner, or before a method that takes nothing."""
+    """Resume the request to an earlier owner, and after a method that takes nothing."""
     topic, clock = offloader.topic, context.upload_context.clock
     while True:
         try:
@@ -425,7 +425,7 @@ async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
 
 
 async def _resume(offloader: AskedTopic, target: Position) -> None:
-    """Ask for a position again; not under a method that takes nothing, nor for what the source has no more."""
+    """Request a position again; dropped if the source does not have it any more."""
     try:
         await offloader.failure_tracker.until_answered(lambda: offloader.request_roll(target), "source")
     except InvalidInput as error:

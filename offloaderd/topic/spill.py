@@ -47,7 +47,7 @@ MAGIC, VERSION = b"OSPL", 1
 HINT = "make room or raise spill.bytes_max; pushers are held back until then, and nothing is lost"
 DAMAGED = "the disk below spill.directory returns other bytes than it was given; the entries are pushed again"
 FILE_BYTES = 64 * 1024 * 1024
-"""A file is deleted once all of it was taken back, so this is what may be held although it is no longer needed."""
+"""Size of a file, which is deleted once all of it was read back."""
 LOCK = "offloaderd-spill.lock"
 SUFFIX = ".spill"
 
@@ -87,7 +87,7 @@ def decode(data: bytes, at: int, *, where: str, offset: int) -> tuple[EntryBatch
 
 @dataclass(slots=True)
 class _File:
-    """One file: what is written of it, and what was taken back."""
+    """One file, with the bytes written and those read back."""
 
     path: Path
     file: BinaryIO
@@ -105,19 +105,19 @@ class SpillArea:
         self.used_bytes = 0
         self.freed = Signal()
         self.refused = ""
-        """Why the last batch found no room here; empty: it did."""
+        """Why the last batch was refused; empty: it was not."""
         self._count = 0
         self._lock: BinaryIO | None = None
 
     async def __aenter__(self) -> Self:
-        """Lock the directory and throw away what an earlier daemon left. Raises InvalidConfig."""
+        """Lock the directory and delete the files of an earlier daemon. Raises InvalidConfig."""
         left = await asyncio.to_thread(self._open)
         if left:
             log.info("spill.discarded", directory=str(self.directory), files=left)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Throw away what is left, and give the directory back."""
+        """Delete the files and unlock the directory."""
         await asyncio.to_thread(self._close)
 
     def _open(self) -> int:
@@ -156,13 +156,13 @@ class SpillArea:
         return True
 
     def note(self, refused: str) -> None:
-        """Note why a batch found no room, or (empty) that one did; logged when that begins."""
+        """Note why a batch was refused, or (empty) that one was not; the first refusal is logged."""
         if refused and not self.refused:
             log.warning("spill.refused", directory=str(self.directory), error=refused, hint=HINT)
         self.refused = refused
 
     def give_back(self, held: int) -> None:
-        """Return booked bytes."""
+        """Free booked bytes."""
         self.used_bytes -= held
         self.freed.notify()
 
@@ -178,14 +178,14 @@ class SpillQueue:
     def __init__(self, area: SpillArea) -> None:
         self._area = area
         self._files: deque[_File] = deque()
-        self._threads = threading.Lock()  # a cancelled call leaves its thread at work
+        self._threads = threading.Lock()  # a cancelled call leaves its thread running
         self._dropped = False
         self._booked_bytes = 0
         self.unread = 0
-        """Batches that were appended and not taken."""
+        """Batches that were appended and not read back."""
 
     async def append(self, batch: EntryBatch) -> bool:
-        """Write a batch; False when the limit or the disk has no room for it, or the disk fails."""
+        """Write a batch; False if the limit is reached, or the disk is full or fails."""
         size = HEADER.size + 4 * len(batch.payloads) + batch.payload_bytes()
         if not self._area.take(size):
             self._area.note(f"spill.bytes_max ({words.size(self._area.bytes_max)}) is used up")
@@ -214,7 +214,7 @@ class SpillQueue:
             record, done = memoryview(encode(batch)), 0
             while done < len(record):
                 done += os.pwrite(last.file.fileno(), record[done:], last.written + done)
-            last.written += len(record)  # not before all of it is there: what a failure left is written over
+            last.written += len(record)  # after all of it is written: a failed record is overwritten
             return True
 
     async def take(self, bytes_max: int) -> Sequence[EntryBatch]:
@@ -247,7 +247,7 @@ class SpillQueue:
             return batches, freed
 
     def _records(self, file: _File, bytes_max: int) -> tuple[list[EntryBatch], int]:
-        """Read the whole records among the next bytes; returns them and where they end."""
+        """Read the complete records in the next bytes; returns them and their end."""
         data = os.pread(file.file.fileno(), min(bytes_max, file.written - file.taken), file.taken)
         batches, at = [], 0
         while (found := decode(data, at, where=str(file.path), offset=file.taken)) is not None:
@@ -276,7 +276,7 @@ class SpillQueue:
             self._area.give_back(held)
 
     async def drop(self) -> None:
-        """Throw everything away; nothing is written or read afterwards."""
+        """Delete all files; nothing is written or read afterwards."""
         self.unread = 0
         await asyncio.to_thread(self._drop)
         self._give_back(self._booked_bytes)
@@ -290,10 +290,10 @@ class SpillQueue:
 
 
 CHUNK_BYTES = 1 << 20
-"""Read back at a time."""
+"""Size of one read."""
 
 LOOK_S = 1.0
-"""What waits for room looks again this often: a disk does not tell when it has some."""
+"""Pause before an offer that waits for disk space is tried again."""
 
 
 class _Offer(NamedTuple):
@@ -328,13 +328,13 @@ class Spill:
 
     @property
     def holds_back(self) -> bool:
-        """Whether somebody who pushes waits for room."""
+        """Whether a pusher waits for room."""
         return bool(self._offers)
 
     async def accept(self, batch: EntryBatch) -> OfferResult:
-        """Take a batch for which memory has no room; returns once it is on disk, or why it cannot be taken.
+        """Write a batch for which memory has no room to disk, waiting for room there; never FULL.
 
-        Never FULL: it waits for room. When cancelled, the batch may be taken all the same, which `last_offered` tells.
+        If cancelled, the batch may be written all the same, which `last_offered` shows.
         """
         if self._over or self._buffer.refusing:
             return OfferResult.CLOSED
@@ -345,7 +345,7 @@ class Spill:
         return await offer.answer
 
     async def run(self) -> None:
-        """Write what is offered and bring it back as there is room, until cancelled. Raises CorruptData."""
+        """Write offers to disk and read them back as there is room, until cancelled. Raises CorruptData."""
         try:
             while True:
                 if not await self._step():
@@ -365,7 +365,7 @@ class Spill:
             self._account(-self.entries, -self.payload_bytes)
 
     async def _step(self) -> bool:
-        """Do what can be done next; False when all of it waits for room."""
+        """Do the next step; False if all of them wait for room."""
         wrote = await self._write() if self._offers else False
         if not self._back and self._queue.unread:
             self._back.extend(await self._queue.take(CHUNK_BYTES))
@@ -404,7 +404,7 @@ class Spill:
         return None if result is OfferResult.FULL else result
 
     def _fill(self) -> bool:
-        """Move what was read back into the buffer as far as there is room; says whether any was."""
+        """Move batches that were read back into the buffer; returns whether any had room."""
         moved = False
         while self._back and self._edge is not None and self._buffer.fill(self._back[0], self._edge):
             batch = self._back.popleft()
