@@ -1,1 +1,1 @@
-"""What every package may use: limits and retries; knows errors and time, and nothing else of ours."""
+"""The base of all packages: errors, values, time, tasks, limits, retries and metrics; it imports no other package."""

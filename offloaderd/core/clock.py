@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """All that the daemon knows of time and chance."""
+    """The daemon's only source of time and randomness."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch; may jump, so it is only stored and shown, never subtracted."""

@@ -54,9 +54,9 @@ def decode_entries(
 ) -> list[bytes]:
     """Return the payloads of the entries that begin at `data[start]`, of which the first is `first_entry_id`.
 
-    With a `count`, reads exactly that many, and looks at nothing after them unless `end` says where the last one has to
-    end; without, reads up to the padding or the end of `data`, and what is not an entry has to be padding. `key` and
-    `at`, the offset of `data[0]` in the object, are for the error. Raises CorruptData.
+    With a `count`, exactly that many are read. Bytes after them are not checked, unless `end` gives the end of the last
+    one. Without a `count`, entries are read up to the padding or the end of `data`; all other bytes must be padding.
+    `key` and `at`, the offset of `data[0]` in the object, are for the error. Raises CorruptData.
     """
     data = bytes(data)  # no copy if it is bytes already; slicing bytes is twice as fast as slicing a view
     exact = end is not None

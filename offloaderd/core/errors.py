@@ -3,8 +3,8 @@
 Every error says what was wrong and, where an operator can act, carries a `hint` with the next step. Adapters turn
 the exceptions of their libraries into these in one place; nothing else crosses a port.
 
-Readers act on two of them in opposite ways: what was deleted is skipped, and what nobody can tell is waited for. So
-EntriesDeleted is said only of what was deleted on purpose and on record.
+Readers skip deleted entries, and wait for entries whose state is unknown. So EntriesDeleted is raised only for entries
+whose deletion was decided and is on record.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class Denied(OffloaderError):
 
 
 class Unauthenticated(Denied):
-    """Nobody knows who is calling: no certificate or token, or one that is not accepted."""
+    """The caller has no identity: no certificate or token, or one that is not accepted."""
 
 
 class Expired(Denied):
@@ -69,7 +69,7 @@ class Fenced(Conflict):
 
 
 class LedgerUnknown(Conflict):
-    """Entries were pushed of which the daemon's ledger source knows nothing: it would never be sure of them."""
+    """Entries were pushed of a ledger that the daemon's ledger source does not know, so they could not be verified."""
 
 
 class InvalidInput(OffloaderError):
@@ -77,7 +77,7 @@ class InvalidInput(OffloaderError):
 
 
 class DomainNotCovered(InvalidInput):
-    """A topic of a domain of Pulsar's that this release does not take: it is there, and nothing of it is stored."""
+    """The topic exists in a domain of Pulsar's that this release does not offload: none of its entries are stored."""
 
 
 class InvalidConfig(OffloaderError):

@@ -1,7 +1,7 @@
-"""Entries that stay as they lie in a block, head and payload in turn (FORMAT.md, section 1), until somebody wants them.
+"""Entries as they are stored in a block, head and payload in turn (FORMAT.md, section 1), decoded on demand.
 
-To pass a block on takes no look at its entries: where its frames begin and end is known from its manifest. Whoever
-cuts between entries looks at heads, from the nearest place that is known on; whoever wants payloads looks at all.
+A block is passed on without reading its entries: its manifest has the begin and end of its frames. A cut between
+entries reads heads from the nearest known place on; payloads need all entries to be read.
 """
 
 from bisect import bisect_right
@@ -21,8 +21,8 @@ class FramedEntries:
     """Consecutive entries of one ledger, `count` of them from `first_entry_id` on: the frames `data[start:end]`.
 
     `data` begins at byte `at` of the object `key`, which is for errors. `places` are ascending pairs (number, start):
-    the frame of entry `first_entry_id + number` begins at `data[start]`. Nobody may have looked at the frames yet, so
-    whatever does raises CorruptData for one that is not right.
+    the frame of entry `first_entry_id + number` begins at `data[start]`. Frames are checked when they are first read,
+    so each method that reads them raises CorruptData.
     """
 
     ledger_id: int

@@ -1,4 +1,4 @@
-"""What the daemon says of its own state: to /readyz, to gRPC health and to `offloadctl status`. No I/O here.
+"""The daemon's own state, as /readyz, gRPC health and `offloadctl status` report it. No I/O here.
 
 The three states follow each other once and never go back: starting, serving, draining. A dependency that is down
 does not make the daemon unready: the other tiers still answer and nothing is lost while it waits; it is shown
@@ -46,7 +46,7 @@ class HealthView:
 
     @property
     def ready(self) -> bool:
-        """Whether calls are welcome."""
+        """Whether calls are accepted."""
         return self.state is HealthState.SERVING
 
     @property
@@ -81,23 +81,23 @@ class Health:
         listener(self.view)
 
     def starting(self, why: str) -> None:
-        """Say what the start is waiting for. Raises Closed once serving has begun."""
+        """Report what the start is waiting for. Raises Closed once serving has begun."""
         self._go(HealthState.STARTING, why)
 
     def serving(self) -> None:
-        """Say that calls are welcome. Raises Closed once draining has begun."""
+        """Report that calls are accepted. Raises Closed once draining has begun."""
         self._go(HealthState.SERVING, "")
 
     def draining(self, why: str) -> None:
-        """Say that the daemon is going, and why (a signal, a crashed task)."""
+        """Report that the daemon stops, and why (a signal, a crashed task)."""
         self._go(HealthState.DRAINING, why)
 
     def up(self, name: str) -> None:
-        """Say that a dependency answers."""
+        """Report that a dependency answers."""
         self._set(Dependency(name, up=True))
 
     def down(self, name: str, message: str) -> None:
-        """Say that a dependency does not answer, and what it said."""
+        """Report that a dependency does not answer, with its error."""
         known = self._dependencies.get(name)
         since_ms = known.since_ms if known is not None and not known.up else self._wall_ms()
         self._set(Dependency(name, up=False, message=message, since_ms=since_ms))

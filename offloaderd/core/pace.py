@@ -1,10 +1,9 @@
-"""How many parts the daemon has on their way to the store at a time: additive increase, multiplicative decrease.
+"""The number of parts in flight to the store: additive increase, multiplicative decrease.
 
-A store that asks for fewer requests gets half as many parts at once, and one more after as many have worked as may be
-on their way; lost answers count as being asked, since a store or a line that is overrun often answers nothing. One
-burst of refusals halves once: what was sent before the last cut says nothing about the pace since. Places are given
-in the order of asking and held for one request only, never for the pause before the next try, so that a topic whose
-requests fail leaves them to the others.
+A refusal of the store (503, 429) halves the limit; a window of successes raises it by one. A lost answer counts as a
+refusal, since an overloaded store or line often does not answer. A burst of refusals halves once: requests that were
+sent before the last cut do not count. Slots are given in the order of the calls and held for one request only, never
+for the pause before the next try, so a topic whose requests fail leaves them to the others.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +17,7 @@ CEILING = 16
 
 
 class Pace(Admission):
-    """The places for parts on their way, of all topics; `changed` hears of each new limit."""
+    """The slots for parts in flight, of all topics; `changed` is called with each new limit."""
 
     def __init__(self, ceiling: int = CEILING, *, changed: Callable[[int], None] | None = None) -> None:
         super().__init__(ceiling)
@@ -30,17 +29,17 @@ class Pace(Admission):
 
     @property
     def in_flight(self) -> int:
-        """How many places are held."""
+        """Number of the slots that are held."""
         return self.used
 
     @asynccontextmanager
     async def one_part(self) -> AsyncIterator[None]:
-        """Hold a place for the request inside, waiting for one's turn."""
+        """Hold a slot for the request inside; wait until there is one."""
         async with self.held():
             yield
 
     def follow(self, limit: int) -> None:
-        """Go on under another ceiling; a higher one is reached step by step, as after a refusal."""
+        """Change the ceiling; a higher one is reached step by step, as after a refusal."""
         self.ceiling = limit
         if self.limit > limit:
             self.limit = limit

@@ -72,10 +72,9 @@ What may pass soon is tried again soon. Expired credentials are mostly replaced 
 
 
 class Turn:
-    """One holder's turn at something that only so many do at once.
+    """One holder's permit of a semaphore, which is released while the holder sleeps and acquired again afterwards.
 
-    Who sleeps meanwhile has no turn: what one waits for may never come, and others do not need it. It goes on when it
-    is its turn again.
+    A holder that waits may wait for ever, so it does not block the others meanwhile.
     """
 
     def __init__(self, turns: asyncio.Semaphore, clock: Clock) -> None:
@@ -133,7 +132,7 @@ class Backoff:
         await self._pace.sleep(self.pause_s(error))
 
     def reset(self) -> None:
-        """Something worked: the next failure starts from the beginning."""
+        """Reset the pauses after a success."""
         self._tries.clear()
 
 

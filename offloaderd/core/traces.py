@@ -40,7 +40,7 @@ class Traces(Protocol):
 
 
 class NoTrace:
-    """Tells nobody."""
+    """Traces that record nothing."""
 
     def __enter__(self) -> Self:
         """Do nothing."""

@@ -1,8 +1,8 @@
-"""Chunks of a block, which are checked by themselves: one entry can be read without the rest of its block.
+"""Chunks of a block with a checksum each, so that one entry can be read without the rest of its block.
 
-FORMAT.md, section 4.5. A block is cut every `chunk_bytes` from its first byte on, whatever lies there, so a chunk may
-begin in the middle of an entry. Where the first entry of a chunk begins is told by the block's sparse positions, so two
-neighbouring ones say between which bytes an entry lies.
+FORMAT.md, section 4.5. A block is cut every `chunk_bytes` from its first byte on, so a chunk may begin in the middle of
+an entry. The block's sparse positions have the first entry that begins in each chunk; two neighbouring ones enclose the
+bytes of the entries between them.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The head of a topic and the marker of a place: what the bucket says by itself of who works there, and how far.
+"""The head of a topic and the marker of a place: the deployment and the progress, as the bucket itself records them.
 
 Each is a small object beside the segments: a header (magic, version, checksum) and a protobuf message.
 """

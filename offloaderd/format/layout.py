@@ -1,4 +1,4 @@
-"""What decides the bytes of a data object beside its entries: how they are cut into blocks and parts."""
+"""Layouts of data objects: the values that, beside the entries, decide their bytes."""
 
 from dataclasses import dataclass
 
@@ -37,5 +37,5 @@ class LedgerLayout:
 
     @property
     def preamble_bytes(self) -> int:
-        """There are none."""
+        """No pad bytes."""
         return 0

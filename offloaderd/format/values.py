@@ -1,6 +1,6 @@
-"""What a manifest is made of, as values: blocks, what a segment holds of each ledger, what lay before, and all of it.
+"""Values of a manifest: blocks, ledger parts, totals of the entries before the segment, and the manifest itself.
 
-Who reads and writes the bytes of these knows this module; it knows none of them.
+The modules that read and write their bytes import this one; it imports none of them.
 """
 
 from bisect import bisect_right

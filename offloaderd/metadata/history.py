@@ -1,7 +1,7 @@
 """A topic's planned history as it is stored: the ranges over their nodes, and the steps that change one.
 
-Who writes them fences himself: the owner by its epoch, a job by its lease in the plan, whose version each of its
-transactions checks.
+Writers are fenced: the owner by its epoch, a job by its lease in the plan. Each of their transactions checks the
+version of that node.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,7 @@
-"""What is refused of a topic because its metadata, bucket or source may be of another history, as it is stored.
+"""Stored refusals of a topic whose metadata, bucket or source may be of another history.
 
-Whoever deletes anything of a topic, or permits its deletion, asks `deletion_refused` first, in whatever process.
-Reads of what is offloaded never ask; who would give a reader something of the source asks `source_refused`.
+Every process that deletes anything of a topic, or permits its deletion, calls `deletion_refused` first. Reads from the
+source check `source_refused`; reads of offloaded entries check nothing.
 """
 
 from collections.abc import Iterable
@@ -32,16 +32,16 @@ async def load(store: MetadataStore, topic: TopicName) -> Stored:
 
 
 async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
-    """Say why nothing of a topic may be deleted, nor its deletion be granted; empty: it may. Read fresh each time.
+    """Return why no data of a topic may be deleted, nor its deletion be granted; empty: it may. Reads the node anew.
 
-    Raises CorruptData and Transient: who does not know does not delete.
+    Raises CorruptData and Transient; the caller then deletes nothing.
     """
     refusals = (await load(store, topic)).record.refusals
     return "; ".join(f"{one} ({one.hint})" for one in refusals)
 
 
 def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
-    """Return why a topic's source may have entries of another history, as a reader is told; None: it has not."""
+    """Return the error for readers of a source that may have entries of another history; None without a refusal."""
     found = [one for one in refusals if one.kind in identity_record.OF_SOURCE]
     if not found:
         return None
@@ -52,14 +52,14 @@ def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
 
 
 async def deployment(store: MetadataStore) -> Deployment | None:
-    """Read which deployment the metadata are of; None before one was made. Raises CorruptData, Transient."""
+    """Read the deployment of the metadata; None before there is one. Raises CorruptData, Transient."""
     return await nodes.record(store, paths.IDENTITY, identity_record.decode_deployment)
 
 
 async def ensure_deployment(store: MetadataStore, made: Deployment) -> Deployment:
-    """Make the deployment what is said unless there is one; returns the one that there is then.
+    """Record a deployment unless there is one, and return the recorded one.
 
-    Of several that are made at a time one wins. Raises CorruptData, Transient.
+    One of several concurrent calls wins. Raises CorruptData, Transient.
     """
     while (found := await deployment(store)) is None:
         try:

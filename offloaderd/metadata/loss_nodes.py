@@ -1,8 +1,8 @@
-"""Under which names a topic's lost ranges are recorded.
+"""Names of the nodes of a topic's lost ranges.
 
-Nearly every loss ends where a ledger begins, and is named by that ledger; so did older releases with all. A ledger may
-have several: behind each other, or of history and of what is live. Those that come later have a longer name. Who reads
-losses does not look at names, and who deletes one needs that under which it was found.
+Nearly every loss ends at the begin of a ledger and is named by that ledger; older releases named all so. A ledger may
+have several losses: one after the other, or one of history and one of live entries. Later ones have a longer name.
+Readers of losses ignore the names; a deletion needs the name that was read.
 """
 
 from collections.abc import Collection, Iterable, Mapping

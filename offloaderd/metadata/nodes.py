@@ -1,6 +1,6 @@
-"""The nodes that a topic's map is made of, read as they are: one pass each, without a promise about what lies between.
+"""Reads of the nodes of a topic's map: one pass each, without consistency between the nodes.
 
-A node that vanishes during a pass is left out: the caller passes again until nothing changes.
+A node that is deleted during a pass is left out: the caller repeats the pass until nothing changes.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from offloaderd.metadata.records.context import Piece
 T = TypeVar("T")
 
 PIECES_TRIES = 10
-"""How often one context is read while somebody changes it."""
+"""Number of times that a context is read while it changes."""
 
 
 async def contexts(

@@ -1,6 +1,7 @@
-"""What every adapter checks before it asks its store, so that all refuse the same things in the same words.
+"""Checks of arguments that all adapters of metadata stores share.
 
-A store that is asked anyway answers oddly: ZooKeeper drops the connection over a request that is too large.
+They come before the request, since the store's own answer is not clear: ZooKeeper drops the connection after a request
+that is too large.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Looks at the objects of a ledger that a broker has offloaded (PIP-17, V1): whether they are what they should be."""
+"""Checks of the objects of a ledger that a broker has offloaded itself (PIP-17, V1)."""
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import LedgerInfo
@@ -20,12 +20,12 @@ async def verified_index(
     info: LedgerInfo | None = None,
     named: bool = False,
 ) -> tuple[LedgerObjectIndex, int]:
-    """Return the index of a ledger's objects, and the length of the data, after looking at both.
+    """Return the index of a ledger's objects and the length of the data object, after a check of both.
 
-    `info` is what a broker says of the ledger, None when nobody is there to ask. Objects of Pulsar before 2.2 name no
-    topic: they are any topic's that Pulsar's list gives them to, and nobody's for a caller alone (`named`).
-    Reads the last block. Raises NotFound for a missing object, CorruptData for one that is not of this format, of this
-    ledger or as long as it should be, Transient and Denied.
+    `info` is the broker's record of the ledger, None when no broker can be asked. Objects of Pulsar before 2.2 name no
+    topic: Pulsar's list of ledgers is enough for them, unless `named` asks for objects that name theirs. Reads the last
+    block. Raises NotFound for a missing object, CorruptData for one of another format, ledger or length, Transient and
+    Denied.
     """
     data = await objects.head(where.data)
     _check_metadata(await objects.head(where.index), managed_ledger)

@@ -1,4 +1,4 @@
-"""The object store that the settings name: made here for the daemon, for commands and for jobs. Nothing waits here."""
+"""The object store by its settings, for the daemon, for commands and for jobs."""
 
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +20,6 @@ def bucket_store(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics
 
 
 async def check_places(objects: ObjectsSettings, store: BucketStore) -> None:
-    """See whether every place is there and ours to use. Raises BucketMissing, Denied, NoSpace, Transient."""
+    """Check that every place exists and is accessible. Raises BucketMissing, Denied, NoSpace, Transient."""
     for place in objects.all_places:
         await store.at(place.bucket).check()

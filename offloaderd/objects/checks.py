@@ -1,4 +1,4 @@
-"""What every adapter refuses in the same words before it does anything."""
+"""Checks of arguments that all adapters of object stores share."""
 
 import hashlib
 import re
@@ -31,7 +31,7 @@ def check_range(key: str, first: int, length: int | None) -> None:
 
 
 def check_whole(key: str, size_bytes: int, first: int, length: int | None) -> None:
-    """Refuse to take all of an object that is none of ours, before it fills the memory. Raises CorruptData."""
+    """Refuse to read an object whole that is too large to be an index or a manifest. Raises CorruptData."""
     if first == 0 and length is None and size_bytes > WHOLE_BYTES_MAX:
         raise CorruptData(
             key=key, offset=0, expected=f"an index or a manifest of at most {WHOLE_BYTES_MAX} bytes", found=size_bytes

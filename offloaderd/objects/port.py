@@ -1,7 +1,6 @@
 """The ports to an object store, cut by what a consumer may do: read, write, upload in parts.
 
-A store is one bucket; those that were opened together with it are had by `at`.
-
+A store is one bucket; `at` returns the others that were opened with it.
 A reader is handed an ObjectReader and cannot delete. Keys are plain strings made by `keys.py` only. Every method may
 raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says how it treats its own cases.
 """

@@ -1,8 +1,7 @@
-"""Reading objects again where that may help: what passes a bounded number of times, what seems damaged once.
+"""A reader of objects that retries: transient errors a bounded number of times, damaged bytes once.
 
-Who reads for nobody in particular does so slowly, and within somebody else's memory: what a look costs is paid
-afterwards. Whoever has read many bytes waits before the next request, so that all who share a rate stay below it
-together, whatever the sizes of what they read.
+Background readers share a rate and a memory budget. The bytes of a request are charged after it, and the next request
+waits until they are paid for, so all readers of one rate stay below it together, whatever the sizes of their objects.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 
 class RetryingReader:
-    """Asks the store, again after Transient, and counts what it read. Raises what the store raises in the end."""
+    """Reads a store, retries after Transient, and counts the bytes. Raises the store's last error."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class RetryingReader:
         budget: Admission | None = None,
         read: Callable[[int], None] | None = None,
     ) -> None:
-        """Read `objects`; `read` hears of every byte."""
+        """Read `objects`; `read` is called with the number of bytes of each read."""
         self.read_bytes = 0
         self._objects = objects
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The same asked for many things side by side, under a limit."""
+"""One call for each of many items, concurrently and within a limit."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -13,7 +13,10 @@ IN_FLIGHT_MAX = 32
 
 
 async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_flight_max: int = IN_FLIGHT_MAX) -> list[B]:
-    """Return `ask`'s answer for every item, in order; the first error ends all. So many at a time at most."""
+    """Return the result of `ask` for every item, in order; the first error cancels the rest and is raised.
+
+    At most `in_flight_max` calls run at a time.
+    """
     answers: dict[int, B] = {}
     todo = iter(enumerate(items))
 

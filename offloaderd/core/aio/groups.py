@@ -1,11 +1,12 @@
 """A task group whose own task can always be cancelled.
 
 In Python 3.11 a group that is cancelled from outside while its tasks fail raises their errors and forgets the
-cancellation (`asyncio/taskgroups.py`; mended in 3.13): whoever goes on after such an error never ends, and who waits
-for its end waits for ever. It also leaves the task counted as being cancelled when a task of the group failed late.
+cancellation (`asyncio/taskgroups.py`; fixed in 3.13). A task that continues after such an error never ends, and a task
+that waits for its end waits for ever. The group also leaves its own task counted as being cancelled when one of its
+tasks failed late.
 
-And what it raises keeps the frame that raised it, which keeps what it raises (mended in 3.14): all that the tasks of a
-group held lies about until the collector of cycles comes by, which in a calm daemon may take hours.
+The exception group that it raises refers to the frame that raised it, and that frame to the exception group (fixed in
+3.14). So all that the tasks held stays in memory until the collector of cycles runs, hours later in an idle daemon.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ if sys.version_info >= (3, 13):
 else:
 
     class Group(asyncio.TaskGroup):
-        """A TaskGroup that forgets no cancellation from outside: it comes at the next await behind its errors.
+        """A TaskGroup that keeps a cancellation from outside: it is raised at the next await after the group's errors.
 
-        A loop whose only awaits are such groups ends as well: what was put off once is not put off again.
+        A loop whose only awaits are such groups ends as well: a cancellation is postponed once only.
         """
 
         async def __aenter__(self) -> Self:
-            """Note how often the task is being cancelled already, and whether it has still to hear of that."""
+            """Note how often the task is being cancelled already, and whether that is still to be raised in it."""
             self._task = asyncio.current_task()
             self._pending = bool(getattr(self._task, "_must_cancel", False))
             self._before = self._task.cancelling() - self._pending if self._task is not None else 0
@@ -33,7 +34,7 @@ else:
         async def __aexit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None:
-            """End as a TaskGroup does, with the count of cancellations put right."""
+            """End as a TaskGroup does, and correct the count of cancellations."""
             asked = self._asked
             try:
                 await super().__aexit__(kind, error, trace)
@@ -58,5 +59,5 @@ else:
 
         @property
         def _asked(self) -> bool:
-            """Whether the group has cancelled its own task, to have it wake up."""
+            """Whether the group has cancelled its own task to wake it."""
             return bool(vars(self)["_parent_cancel_requested"])

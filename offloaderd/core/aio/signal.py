@@ -16,8 +16,8 @@ from offloaderd.core.errors import first_of
 class Event:
     """A flag to wait for; all calls are made on the event loop.
 
-    asyncio's holds a queue for those who wait from its beginning, 760 bytes; this one, of which every topic has
-    several, takes nothing for them until somebody waits, and a tenth of that then.
+    asyncio's Event has a queue for waiters from the beginning, 760 bytes. Every topic has several of these; they take
+    memory for waiters only while there are some, and then a tenth of that.
     """
 
     __slots__ = ("_set", "_waiters")
@@ -31,14 +31,14 @@ class Event:
         return self._set
 
     def set(self) -> None:
-        """Wake all who wait; who comes later does not wait, until it is cleared."""
+        """Wake all waiters; `wait` returns at once until the flag is cleared."""
         self._set = True
         for waiter in self._waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 
     def clear(self) -> None:
-        """Have those wait who come from now on."""
+        """Make `wait` wait again."""
         self._set = False
 
     async def wait(self) -> None:
@@ -59,7 +59,7 @@ class Event:
 
 
 class Signal:
-    """Wakes everybody who is waiting; holds no state of its own."""
+    """A notification to all present waiters, without a state of its own."""
 
     def __init__(self) -> None:
         self._event = Event()

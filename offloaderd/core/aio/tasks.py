@@ -1,7 +1,7 @@
-"""An owner for work that goes on beside its callers: what runs ahead, watches and polls.
+"""Background tasks of a component, with one owner: reading ahead, watches and polls.
 
-Rules: what is started must not raise one of our errors (it would end everything beside it): it keeps them for whoever
-waits. A task that nobody needs any more is cancelled by whoever started it; the end of the owner cancels the rest.
+Rules: a task does not raise an OffloaderError, which would cancel its siblings: it keeps the error for its waiters. The
+caller that started a task cancels it when it is not needed any more; the end of the owner cancels the rest.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Tasks:
     """The tasks of one component, entered once by its owner. Leaving it cancels them all.
 
-    `what` is what is said to be closed when work comes before or after that.
+    `what` names the component in the error for work that is started before or after that.
     """
 
     def __init__(self, what: str) -> None:
@@ -40,7 +40,7 @@ class Tasks:
         await self._group.__aexit__(None, None, None)
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
-        """Run `work` until it ends or is cancelled. Raises Closed."""
+        """Start a task that runs `work`. Raises Closed."""
         if not self._open:
             work.close()
             raise Closed(f"{self._what} is closed", hint="the daemon is stopping; ask another one")

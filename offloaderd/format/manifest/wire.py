@@ -1,7 +1,7 @@
 """A manifest's message taken apart block by block, so that what it takes in memory is bounded whoever wrote it.
 
-A parser of protobuf makes an object of every field before anybody can look at one, and an empty block is two bytes: a
-manifest of nothing else takes 85 times its size. Here each block is looked at before the next is made.
+A protobuf parser makes an object of every field before one can be checked, and an empty block is two bytes: a manifest
+of empty blocks takes 85 times its size. Here each block is checked before the next is made.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Entries of a V1 block from its bytes as they come, piece by piece, by what the index alone says of the block.
+"""Entries of a V1 block that is read piece by piece, with the index as the only description of the block.
 
-For objects that a broker wrote: nothing has checksums, so header, entry ids, lengths and padding are all there is to
-check. A block may be 64 MiB and more; what is held of it is a piece and the begin of an entry.
+For objects that a broker wrote: they have no checksums, so header, entry ids, lengths and padding are checked. A block
+may have 64 MiB and more; only a piece and the begin of an entry are held in memory.
 """
 
 from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD

@@ -1,4 +1,4 @@
-"""What the nodes hold, one module a kind: a frozen value, `encode(value)` and `decode(data, path=...)`.
+"""Records of the nodes, one module a kind: a frozen value, `encode(value)` and `decode(data, path=...)`.
 
-Decoding anything that is not such a record raises CorruptData with the node's path as its key.
+`decode` raises CorruptData with the node's path as its key for bytes that are not such a record.
 """

@@ -106,7 +106,6 @@ class Attempt:
     proven: bool = field(default=False, compare=False)
     """Whether its objects were found finished and read: not recorded, for who reads the record looks for itself."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
     @property
     def ledger_id(self) -> int | None:

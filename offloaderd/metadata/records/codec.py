@@ -1,8 +1,8 @@
-"""What all records share: parsing a message, checking its fields, and telling how it is broken.
+"""Parsing, checks and errors that all records share.
 
-Two releases work on the same records during an upgrade. What a later one adds in a new field is kept by this one when
-it rewrites a record (`unknown`, `written`). If that would not be right, the later one sets `format` to a number that
-this one does not know, and this one refuses to touch the record.
+Two releases work on the same records during an upgrade. This release keeps the fields that a later one has added when
+it rewrites a record (`unknown`, `written`). Where that would be wrong, the later one sets `format` to a number that
+this one does not know, and this one refuses the record.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(kind: type[V], message: Message, /, **other: object) -> V:
 
 
 def unless_newer(decode: Callable[..., object], data: bytes, path: str) -> None:
-    """Let a record be replaced whatever it says, or is: unless a later release wrote it. Raises NewerRecord."""
+    """Allow a record to be replaced, even a damaged one, unless a later release wrote it. Raises NewerRecord."""
     try:
         decode(data, path=path)
     except NewerRecord:

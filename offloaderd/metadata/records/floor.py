@@ -26,7 +26,6 @@ class Floor:
     object_bytes: int
     reason: str
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
 
 def encode(value: Floor) -> bytes:

@@ -87,7 +87,6 @@ class Grant:
     damaged: bool = False
     """Revoked because the copy was found damaged."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
     @property
     def in_force(self) -> bool:

@@ -73,7 +73,6 @@ class HistoryPlan:
     holder_until_ms: int = 0
     method: OffloadMethod = OffloadMethod.STREAMING
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
     @property
     def live_begin(self) -> Position:
@@ -106,7 +105,6 @@ class HistoryRange:
     tries: int = 0
     last_error: str = ""
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
 
 def encode(value: HistoryPlan) -> bytes:

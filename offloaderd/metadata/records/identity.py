@@ -104,7 +104,6 @@ class Deployment:
     source: SourceIdentity | None = None
     accepted: tuple[Acceptance, ...] = ()
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,6 @@ class TopicIdentityRecord:
     refusals: tuple[Refusal, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
     def accepts(self, kind: str, evidence: str) -> bool:
         """Whether an operator has accepted this piece of evidence."""

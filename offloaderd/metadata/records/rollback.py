@@ -1,7 +1,7 @@
-"""`rollback/order`: that a topic's streaming segments are to be rewritten as whole ledgers, and what came of it.
+"""`rollback/order`: the order to rewrite a topic's streaming segments as whole ledgers, and its failures.
 
-How far that is follows from the topic's map; the order says what it is about, so that the next owner goes on with it,
-and which ledgers could not be rewritten, so that nobody tries them again and again.
+The progress follows from the topic's map. The order has the limit, so that the next owner continues it, and the ledgers
+that could not be rewritten, so that they are not tried again and again.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FAILURES_MAX = 1000
 class RollbackOrder:
     """Rewrite the ledgers up to `to_ledger_id`. `failures` are those that could not be, with the reason.
 
-    `ended_ms` is 0 while it is being carried out; `stopped` says that somebody took it back.
+    `ended_ms` is 0 while it is being carried out; `stopped` says that it was withdrawn.
     """
 
     to_ledger_id: int
@@ -28,7 +28,6 @@ class RollbackOrder:
     stopped: bool = False
     failures: Mapping[int, str] = field(default_factory=dict)
     unknown: bytes = field(default=b"", repr=False, compare=False)
-    """What a later release has added to the record."""
 
     @property
     def active(self) -> bool:

@@ -1,4 +1,4 @@
-"""`trash/<uuid>`: a segment whose objects are to be deleted, recorded before the first of them goes."""
+"""`trash/<uuid>`: a segment whose objects are to be deleted, recorded before the first deletion."""
 
 from dataclasses import dataclass
 from uuid import UUID

@@ -1,8 +1,8 @@
-"""Whether a segment that is to be deleted holds entries that are nowhere else.
+"""Check whether a segment that is to be deleted holds the last copy of entries.
 
-No deletion of a finished segment is decided on the word of the metadata alone, whoever decided it: a map that was lost,
-wiped or brought back from an old backup would have the last copy deleted. What a readable manifest says of a segment
-is compared with the map, and what the map says is there with the bucket.
+The metadata alone never decide the deletion of a finished segment: after a map was lost, wiped or restored from an old
+backup, they would delete the last copy. So a readable manifest of the segment is compared with the map, and the map's
+segments with the bucket.
 """
 
 from collections.abc import Collection
@@ -20,9 +20,9 @@ from offloaderd.objects.whole import read_apart, read_sure
 
 
 async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, where: SegmentKeys) -> str:
-    """Say what a segment that is not in the map holds that nothing else does; empty: nothing.
+    """Describe the entries that only a segment outside the map holds; empty if there are none.
 
-    A segment without a readable manifest, or without data, was never finished or is being deleted: it holds nothing.
+    A segment without a readable manifest, or without data, was never finished or is being deleted: it has none.
     Raises BucketMissing, Transient, Denied.
     """
     store = objects.at(bucket)

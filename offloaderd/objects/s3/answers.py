@@ -1,4 +1,4 @@
-"""Small truths about what an S3 server answers."""
+"""Answers of S3 servers as values of the port."""
 
 from __future__ import annotations
 

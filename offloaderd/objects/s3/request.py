@@ -1,4 +1,4 @@
-"""What surrounds one S3 request: its body, its deadline, its entry in the metrics."""
+"""One S3 request: its body, deadline, condition and metrics."""
 
 from __future__ import annotations
 
