@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import quote_plus, unquote_plus
 from uuid import UUID
 
@@ -318,21 +318,26 @@ class RollReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class HistoryOrder(StrEnum):
+class PolicyValue(StrEnum):
+    """A value of a policy out of a fixed set."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a policy value. Raises InvalidInput."""
+        try:
+            return cls(text)
+        except ValueError:
+            what = re.sub("(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
+            raise InvalidInput(f"unknown {what} {text!r}", hint=f"one of {', '.join(cls)}") from None
+
+
+class HistoryOrder(PolicyValue):
     """When the live edge is offloaded of a topic that has entries from before it was enabled."""
 
     HISTORY_FIRST = "history-first"
     """After all of them, as PIP-76 has it."""
     ALONGSIDE = "alongside"
     """At once, beside them."""
-
-    @classmethod
-    def parse(cls, text: str) -> "HistoryOrder":
-        """Read a policy value. Raises InvalidInput."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidInput(f"unknown history order {text!r}", hint=f"one of {', '.join(cls)}") from None
 
 
 class TierRetention(StrEnum):
@@ -346,7 +351,7 @@ class TierRetention(StrEnum):
     """Up to an age or a size, and never less than the source has."""
 
 
-class OutagePolicy(StrEnum):
+class OutagePolicy(PolicyValue):
     """What becomes of new entries of a topic while the object store is away for long."""
 
     BLOCK = "block"
@@ -356,16 +361,8 @@ class OutagePolicy(StrEnum):
     SPILL = "spill"
     """Who has no source writes them to a local disk; a topic with a source leaves them there."""
 
-    @classmethod
-    def parse(cls, text: str) -> "OutagePolicy":
-        """Read a policy value. Raises InvalidInput."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidInput(f"unknown outage policy {text!r}", hint=f"one of {', '.join(cls)}") from None
 
-
-class OffloadMethod(StrEnum):
+class OffloadMethod(PolicyValue):
     """How entries reach the bucket: as they come (PIP-76), by closed ledgers (PIP-17), or not at all."""
 
     STREAMING = "streaming"
@@ -373,11 +370,6 @@ class OffloadMethod(StrEnum):
     NONE = "none"
 
     @classmethod
-    def parse(cls, text: str) -> "OffloadMethod":
+    def parse(cls, text: str) -> Self:
         """Read a policy value, also `streaming-based` as Pulsar's unmerged setting had it. Raises InvalidInput."""
-        if text == "streaming-based":
-            return cls.STREAMING
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidInput(f"unknown offload method {text!r}", hint=f"one of {', '.join(cls)}") from None
+        return super().parse("streaming" if text == "streaming-based" else text)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import PolicyValue
 
 DISORDER_MS = 2_000
 """Where no manifest says between which times entries lie, no entry may be written this long, or longer, before another
@@ -12,21 +14,16 @@ one that has an earlier time: several times what clocks that are kept right diff
 GOAL_MAX = 2**64 - 1
 
 
-class ReadPriority(StrEnum):
+class ReadPriority(PolicyValue):
     """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
 
     TIERED_STORAGE_FIRST = "tiered-storage-first"
     BOOKKEEPER_FIRST = "bookkeeper-first"
 
     @classmethod
-    def parse(cls, text: str) -> "ReadPriority":
+    def parse(cls, text: str) -> Self:
         """Read a policy value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
-        if text == "tiered-first":
-            return cls.TIERED_STORAGE_FIRST
-        try:
-            return cls(text)
-        except ValueError:
-            raise InvalidInput(f"unknown read priority {text!r}", hint=f"one of {', '.join(cls)}") from None
+        return super().parse("tiered-storage-first" if text == "tiered-first" else text)
 
 
 class Tier(StrEnum):

@@ -1,10 +1,10 @@
-"""Indexes and manifests, which are read whole: what is long is read one at a time, so that many do not fill the memory,
-and taken apart in a thread, so that the daemon's other work goes on, whoever wrote it.
+"""Indexes and manifests, which are read whole: long ones are read one at a time, which bounds the memory, and decoded
+in a thread, which keeps the event loop free.
 
-Nearly all are below `AT_ONCE_BYTES`, and need one request as ever. One that is not is asked for again, as a whole, when
-it has its turn, and keeps it for as long as its bytes are looked at. Turns are those of an event loop: all readers of a
-daemon share them. Who has a turn may take apart what it read, and waits for no other turn; nor for a store that does
-not answer: whoever tries again gives the turn back in between (`get` asks once).
+Nearly all are below `AT_ONCE_BYTES` and need one request. A longer one is read again as a whole under a lock, which is
+held until its bytes are decoded. The locks belong to the event loop, so all readers of a daemon share them. The holder
+waits for no other reader, and not for a store that does not answer: `get` tries once, and retries are made without the
+lock.
 """
 
 import asyncio
