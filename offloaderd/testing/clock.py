@@ -24,7 +24,7 @@ class FakeClock:
         self._now = 0.0
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._order = count()
-        self._idle_topics: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch: the start plus what has been advanced and jumped."""
@@ -40,7 +40,7 @@ class FakeClock:
             await asyncio.sleep(0)
             return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._idle_topics, (self._now + seconds, next(self._order), woken))
+        heapq.heappush(self._waiting, (self._now + seconds, next(self._order), woken))
         await woken
 
     def uuid(self) -> uuid.UUID:
@@ -58,13 +58,13 @@ class FakeClock:
     @property
     def sleep_count(self) -> int:
         """How many are asleep."""
-        return sum(not woken.done() for _, _, woken in self._idle_topics)
+        return sum(not woken.done() for _, _, woken in self._waiting)
 
     @property
     def next_wake_s(self) -> float | None:
         """Seconds until the first sleeper wakes, None when nobody sleeps."""
         self._forget_cancelled()
-        return self._idle_topics[0][0] - self._now if self._idle_topics else None
+        return self._waiting[0][0] - self._now if self._waiting else None
 
     async def advance(self, seconds: float) -> None:
         """Move the time on, waking sleepers on the way; returns when the last of them has had its turns."""
@@ -72,9 +72,9 @@ class FakeClock:
         await self.settle()
         while True:
             self._forget_cancelled()
-            if not self._idle_topics or self._idle_topics[0][0] > end:
+            if not self._waiting or self._waiting[0][0] > end:
                 break
-            deadline, _, woken = heapq.heappop(self._idle_topics)
+            deadline, _, woken = heapq.heappop(self._waiting)
             self._now = max(self._now, deadline)
             woken.set_result(None)
             await self.settle()
@@ -87,5 +87,5 @@ class FakeClock:
             await asyncio.sleep(0)
 
     def _forget_cancelled(self) -> None:
-        while self._idle_topics and self._idle_topics[0][2].done():
-            heapq.heappop(self._idle_topics)
+        while self._waiting and self._waiting[0][2].done():
+            heapq.heappop(self._waiting)

@@ -278,8 +278,9 @@ async def test_what_the_source_does_not_know_is_refused_with_the_reason(
         assert topic.buffer.span() in {None, ((0, 0), (0, 0))}
 
 
-async def test_a_ledger_that_its_list_does_not_show_yet_is_waited_for() -> None:
-    """A broker pushes in the moment in which it made the ledger; what tells is the source's next change."""
+async def test_a_ledger_that_its_list_does_not_show_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker pushes in the moment in which it made the ledger; the source's next change announces it."""
+    monkeypatch.setattr(handle, "APPEARS_S", 600.0)
     rig = small()
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine() as engine, serving(rig, engine) as stub:
