@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.daemon.doctor.finding import Reading, Verdict
-from offloaderd.daemon.doctor.machine import classifier
+from offloaderd.daemon.doctor.machine import clock_finding
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from offloaderd.daemon.doctor.machine import classifier
 )
 def test_bounds(told_ms: int, verdict: Verdict, words: str) -> None:
     """Two seconds are well, five minutes are too much, in both directions, to the millisecond."""
-    finding = classifier("S3", Reading(told_ms, 10_000, 10_050))
+    finding = clock_finding("S3", Reading(told_ms, 10_000, 10_050))
     assert (finding.verdict, words in finding.found) == (verdict, True), finding
     assert bool(finding.what_to_do) == (verdict is not Verdict.OK)
 
