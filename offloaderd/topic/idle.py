@@ -1,21 +1,19 @@
-"""Topics that nothing happens to: their owner keeps the claim and lets go of everything else until something does.
+"""Idle topics: their owner keeps the claim, and frees everything else until there is work again.
 
-Most topics of a cluster are quiet at any time, and what works on one (its map, chain, buffer, and a task for each
-duty) is many times what has to be known of it meanwhile. So a topic that has been quiet for a while is put down as if
-it had been released, but for the claim: what is left of it is a `IdleTopic`. It is taken up again exactly as one that
-was just claimed, from what is stored, without a new claim.
+Most topics of a cluster are idle at any time. The objects that serve an active one (map, chain, buffer, a task for each
+duty) are many times as large as the state that an idle one needs. So an idle topic is released but for its claim, and
+an `IdleTopic` remains. To wake it is to load it from the stores like a topic just claimed, under the same claim.
 
-It may sleep when nothing has happened to it for `after_s`, or since it was taken up if that was to look at it only (a
-daemon that starts has its quiet topics awake a few at a time): all that was confirmed is committed, nobody pushes or
-asks, and every duty is at rest. Each says so itself, and when it has to go on (`duties.py`): one that says nothing
-keeps the topic awake, so a new duty is safe before anybody thought of it. What falls between the decision and the end
-of the tasks is cut off as by a crash, and is there when the topic wakes: nothing that was accepted and is nowhere else
-is among it, for nobody finds the topic's buffer from that decision on.
+A topic is suspended after `after_s` without a change, or at once if it was loaded for inspection only (a daemon that
+starts loads its idle topics a few at a time). All confirmed entries must be committed, no push or request may be open,
+and each duty must have reported that it rests, and until when (`duties.py`); a duty without a report keeps the topic
+active, so a new duty is safe. Work between the decision and the end of the tasks is cut off as by a crash, and done
+after the wake. No entry is lost: nobody finds the topic's buffer from that decision on.
 
-It wakes when the source is not as it was (asked at each of its changes and heartbeats, as the tailer does; bells ring
-for a ledger that grows), when a duty is due, when somebody uses it or its policy changes, when the session is lost, it
-is handed over or the daemon stops; and at the latest after `again_s`, for what nobody tells: a job that has left
-something on its trash list, a ledger's list that could not be watched.
+A topic wakes when its source changes (compared at each change and heartbeat, as the tailer does; long polls notify of a
+growing ledger), when a duty is due, on use, a change of its policy, a lost session, a hand-over or the daemon's stop;
+and at the latest after `again_s`, for changes without a notification: a job's additions to its trash list, or a list of
+ledgers that could not be watched.
 """
 
 import asyncio
@@ -46,24 +44,24 @@ from offloaderd.topic.status import OFFLOADING, TopicStatus
 from offloaderd.topic.tailer import SourceSnapshot
 
 LEVEL = 1
-"""Of compression: topics fall asleep by the thousand, and the higher ones save a tenth."""
+"""Compression level: topics are suspended by the thousand, and higher levels save only a tenth."""
 
 
 class KeptMap:
-    """A topic's map, packed; some tens of microseconds a segment to make and to look at."""
+    """A topic's map, packed; packing and unpacking take some tens of microseconds a segment."""
 
     __slots__ = ("_packed",)
 
     def __init__(self, topic_map: TopicMap) -> None:
         packed = io.BytesIO()
         pickler = pickle.Pickler(packed, pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = {MappingProxyType: _reduced}  # which pickle does not take by itself
+        pickler.dispatch_table = {MappingProxyType: _reduced}  # pickle does not support it by itself
         pickler.dump(topic_map)
         self._packed = zlib.compress(packed.getbuffer(), LEVEL)
 
     @property
     def packed_bytes(self) -> int:
-        """How much it takes."""
+        """Bytes in memory."""
         return len(self._packed)
 
     def map(self) -> TopicMap:
@@ -84,23 +82,23 @@ def _reduced(view: Mapping[object, object]) -> tuple[Callable[..., Any], tuple[A
 log = structlog.get_logger(__name__)
 
 PASS_S = 1.0
-"""Pause between two looks at which topics may sleep, and which are due; shorter where they may sleep sooner."""
+"""Pause between two checks for topics to suspend and to wake; a fourth of `after_s` where that is shorter."""
 LOOKED_AT_S, LOOKED_AT_MAX_S = 0.1, 10.0
-"""Pause between two looks at topics that were taken up just to be looked at, and for how long there are such looks."""
+"""Pause between two checks of topics that were loaded for inspection only, and for how long these checks continue."""
 WORTH = 10
-"""A topic sleeps if no duty is due before so many times what it has to be quiet for: taking it up has a price."""
+"""A topic is suspended only if no duty is due within so many times `after_s`: loading it again has a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleOptions:
-    """How long a topic has to be quiet before it sleeps (0: none does), and how long it sleeps at most; seconds."""
+    """Seconds without a change before a topic is suspended (0: never), and the longest time that it stays so."""
 
     after_s: float = 0.0
     again_s: float = 3600.0
 
 
 class Cause(StrEnum):
-    """What woke a topic."""
+    """Why a topic wakes."""
 
     SOURCE = "source"
     DUE = "due"
@@ -111,7 +109,7 @@ class Cause(StrEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IdleTopic:
-    """What is kept of a topic that sleeps: where it stands, how its source was, when it is due (monotonic)."""
+    """A suspended topic: its status, its source when it was suspended, and when it wakes by itself (monotonic)."""
 
     record: TopicStatus
     session: Session
@@ -122,25 +120,25 @@ class IdleTopic:
     cause: Cause | None = None
 
     def wake(self, cause: Cause) -> None:
-        """Have it taken up again; what woke it first is the cause."""
+        """Have the topic loaded again; only the first cause counts."""
         if self.cause is None:
             self.cause = cause
             self.woken.set()
 
     def status(self, now_s: float) -> TopicStatus:
-        """Describe it as its owner would, who has nothing to do."""
+        """Return the topic's status, as its owner reports it while nothing changes."""
         return self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.looked_s)
 
 
 def is_quiet(topic: TopicOffloader) -> bool:
-    """Say whether nothing is under way: all that is known to exist is committed and nobody brings anything."""
+    """Return whether no work is under way: all entries known to exist are committed, and no push is open."""
     tailer = topic.tailer
     if topic.pushers or topic.stopping or topic.attempt is not None or topic.feed.first() is not None:
         return False
     if tailer is not None and not tailer.resting:
         return False
     if tailer is None and topic.closed_ledgers.keys() - topic.map.ends.keys():
-        return False  # only whoever was told knows how they ended
+        return False  # only the tasks that were notified know how they ended
     if topic.record.end_is_a_change() or topic.record.trash_due or topic.adoption.due() is not None:
         return False
     now = topic.status()
@@ -149,7 +147,7 @@ def is_quiet(topic: TopicOffloader) -> bool:
 
 
 class State(NamedTuple):
-    """What of a topic changes when something happens to it."""
+    """Values that change whenever something happens to a topic."""
 
     taken: Position
     offloaded: Position | None
@@ -158,36 +156,36 @@ class State(NamedTuple):
 
 
 class Supervised(Protocol):
-    """One topic of this daemon, awake, asleep or being claimed."""
+    """One topic of this daemon: active, idle or being claimed."""
 
     topic: TopicName
     session: Session
-    """That of the claim, once there is one."""
+    """The session of the claim, once there is one."""
     used: int
-    """How often somebody wanted the offloader."""
+    """How many callers have requested the offloader."""
     offloader: TopicOffloader | None
     idle_topic: IdleTopic | None
-    """What is kept of the topic while there is no offloader; until there is one again."""
+    """The suspended topic; None from the moment that it has an offloader again."""
     untouched: State | None
-    """How the topic was when it was taken up, if nobody wanted that for more than to look at it."""
+    """The state in which the topic was loaded, if it was loaded for inspection only."""
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether the topic was requested to stop."""
         ...
 
     def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
-        """Let go of all but the claim, and of what readers need; from this moment on nobody finds the offloader."""
+        """Free all but the claim and what readers need; from this moment on nobody finds the offloader."""
         ...
 
 
 def state_of(supervisor: Supervised, topic: TopicOffloader) -> State:
-    """Return how a topic is now."""
+    """Return a topic's present state."""
     return State(topic.taken, topic.offloaded, topic.policy, supervisor.used)
 
 
 async def snapshot_of(source: LedgerSource, topic: TopicName) -> SourceSnapshot | None:
-    """Look at the source as the tailer does; None when it does not say all."""
+    """Read the source's state as the tailer does; None when the source does not answer in full."""
     try:
         infos = tuple(await source.ledgers(topic))
         is_open = bool(infos) and not infos[-1].closed
@@ -199,7 +197,7 @@ async def snapshot_of(source: LedgerSource, topic: TopicName) -> SourceSnapshot 
 
 
 class IdleTopics:
-    """Puts the quiet topics of a daemon to sleep, and wakes them."""
+    """Suspends the idle topics of a daemon, and wakes them."""
 
     def __init__(
         self,
@@ -209,7 +207,7 @@ class IdleTopics:
         *,
         report: Callable[[TopicStatus], None],
     ) -> None:
-        """Take the topics that are here; `report` hears of each as it was when it fell asleep."""
+        """Take the daemon's topics; `report` gets the status of each as it is suspended."""
         self.options = options
         self._report = report
         self._context = context
@@ -218,14 +216,14 @@ class IdleTopics:
         self._metrics = context.upload_context.metrics
         self._group = Group()
         self._quiet: dict[Supervised, tuple[State, float]] = {}
-        """Since when a topic has been quiet, and how it was then."""
+        """Since when a topic has been quiet (monotonic), and its state then."""
         self._untouched: dict[Supervised, float] = {}
-        """Until when a topic that was taken up to be looked at is expected to prove quiet."""
+        """Until when a topic loaded for inspection is expected to prove quiet (monotonic)."""
         self._listening: dict[Supervised, tuple[IdleTopic, asyncio.Task[None]]] = {}
         self._sessions: set[str] = set()
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Check all topics at intervals until cancelled."""
         async with self._group:
             while True:
                 after_s = self.options.after_s
@@ -237,7 +235,7 @@ class IdleTopics:
                 self.look()
 
     def taken_up(self, supervisor: Supervised) -> None:
-        """A topic was taken up to be looked at: it sleeps as soon as there turns out to be nothing to do."""
+        """Expect a topic loaded for inspection only to be suspended as soon as it proves to have no work."""
         if self.options.after_s:
             self._untouched[supervisor] = self._clock.monotonic() + LOOKED_AT_MAX_S
 
@@ -252,7 +250,7 @@ class IdleTopics:
                 self._suspend(supervisor, topic, now_s)
 
     def look(self) -> None:
-        """Have those sleep that may, and those wake that are due. Decides without a pause."""
+        """Suspend the topics that have been quiet for long enough, and wake those that are due; contains no await."""
         now_s, after_s = self._clock.monotonic(), self.options.after_s
         quiet, self._quiet = self._quiet, {}
         for supervisor in list(self._supervised.values()):
@@ -277,7 +275,7 @@ class IdleTopics:
         return due_s is not None and due_s > now_s + WORTH * self.options.after_s and is_quiet(topic)
 
     def _suspend(self, supervisor: Supervised, topic: TopicOffloader, now_s: float) -> None:
-        """Have a topic sleep from this moment on: nobody finds its offloader any more."""
+        """Suspend a topic: from this moment on nobody finds its offloader."""
         again_s, tailer, now = self.options.again_s, topic.tailer, topic.status()
         self._report(now)
         idle_topic = IdleTopic(
@@ -307,9 +305,9 @@ class IdleTopics:
                 idle_topic.wake(Cause.LEAVING)
 
     async def _listen(self, source: LedgerSource, topic: TopicName, idle_topic: IdleTopic) -> None:
-        """Wake a topic once its source is not as it was.
+        """Wake a topic once its source has changed.
 
-        The source is watched on until the tailer does so as well: it would begin anew without any watcher.
+        The watch continues until the tailer watches as well: without any watcher the source would begin anew.
         """
         try:
             async with aclosing(source.watch(topic)) as changes:

@@ -1,4 +1,4 @@
-"""Where a topic stands, as values for status, metrics and logs; and the task that sets its gauges every few seconds."""
+"""The status of a topic, as values for calls, metrics and logs; and the task that sets its gauges every few seconds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ from offloaderd.topic.outage import Outage
 from offloaderd.topic.tailer import Tailer
 
 OFFLOADING = "offloading"
-"""State of a topic to which is done what its policy says, be it awake or asleep (`idle.py`)."""
+"""State of a topic that is offloaded as its policy demands, be it active or idle (`idle.py`)."""
 
 
 class Described(OwnedTopic, Protocol):
-    """What a topic's status is made of: beside what is committed, what is on its way and what hinders it."""
+    """The parts of a topic that its status is made from: committed segments, work under way, and failures."""
 
     buffer: TailingBuffer
     damaged_ledgers: tuple[int, ...]
@@ -35,34 +35,34 @@ class Described(OwnedTopic, Protocol):
 
     @property
     def progress(self) -> SegmentProgress | None:
-        """How far the open segment is."""
+        """Progress of the open segment."""
         ...
 
     @property
     def taken(self) -> Position:
-        """Newest entry that is in the open segment or committed; START when there is none."""
+        """Newest entry that is committed or in the open segment; START when there is none."""
         ...
 
     @property
     def newest(self) -> Position | None:
-        """Newest entry that is known to exist and be readable."""
+        """Newest entry that is known to exist and to be readable."""
         ...
 
     @property
     def moved(self) -> tuple[int, int]:
-        """How many entries, and bytes of payload, went into segments since the claim; history apart."""
+        """Entries and payload bytes that went into segments since the claim, without history."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """One topic of this daemon; sizes in payload bytes, ages in seconds.
+    """Status of one topic of this daemon; sizes in payload bytes, ages in seconds.
 
-    `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` what is stored beyond it, and
-    `looked_age_s` how long ago the source last told. The lag is None where nobody has looked or
-    can tell, which is not 0, and has what is left of `history` in it. `segments` are the
-    committed ones, `segments_committed` their number: of a topic that sleeps only that is known. `segment_age_max_s` is
-    None where segments are not sealed by age. `taken` is what went into segments since the claim, history apart.
+    `edge` is how the source knows the newest entry (model.Edge), `hidden_entries` the number of entries stored beyond
+    it, `looked_age_s` the time since the source last answered. The lag includes the rest of `history`; it is None,
+    which is not 0, while it is unknown. `segments` are the committed ones and `segments_committed` their number; an
+    idle topic has the number alone. `segment_age_max_s` is None where segments are not sealed by age. The `taken_`
+    fields count what went into segments since the claim, without history.
     """
 
     topic: TopicName
@@ -112,9 +112,9 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryStatus:
-    """What is left of a topic's planned history, who offloads it, and whether live segments wait for it.
+    """The rest of a topic's planned history: its size, who offloads it, and whether live segments wait for it.
 
-    `ranges` are how many it was split into, by state, as far as they were looked up.
+    `ranges` counts the ranges of the history by state, as far as they were read.
     """
 
     boundary: Position
@@ -127,7 +127,7 @@ class HistoryStatus:
 
 
 def history_status(topic: Described) -> HistoryStatus | None:
-    """Describe a history that is not done, None when there is none."""
+    """Return the status of a history that is not done, None when there is none."""
     plan, left, error = topic.map.unfinished, history.left_of(topic.map), topic.record.history_error
     if plan is None:
         return None
@@ -143,7 +143,7 @@ def history_status(topic: Described) -> HistoryStatus | None:
 
 
 def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -> TopicStatus:
-    """Describe an offloader at a monotonic time, which is also a wall time."""
+    """Return the status of an offloader. `now_s` (monotonic) and `wall_ms` are the same moment."""
     progress = topic.progress
     paused = topic.policy.paused
     entries, size = lag_of(topic)
@@ -198,7 +198,7 @@ def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -
 
 
 def bare(last: TopicStatus) -> TopicStatus:
-    """Return what of a topic's status still holds when it is not owned any more."""
+    """Return the part of a status that still holds when the topic is not owned any more."""
     return TopicStatus(
         topic=last.topic,
         state="",
@@ -217,9 +217,9 @@ def idle(
     refusals: tuple[Refusal, ...] = (),
     now_s: float = 0.0,
 ) -> TopicStatus:
-    """Describe a topic that this daemon does not own, or stopped working on because of an error.
+    """Return the status of a topic that this daemon does not own, or that an error has stopped.
 
-    `last` is how it was when its session was lost, if it was owned.
+    `last` is its status when its session was lost, if it was owned.
     """
     if error is None:
         return replace(last, state="claiming", refusals=refusals)
@@ -235,9 +235,9 @@ def idle(
 
 
 def out_of_reach(topic: Described, entries: int) -> Failure | None:
-    """Return why nothing of a topic that has something to be stored moves, before its own requests have given up.
+    """Return why a topic with entries to store makes no progress, before its own requests have given up.
 
-    What waits in the source of a topic that is paused, or of one that is not offloaded, is not to be stored.
+    Entries of a topic that is paused or not offloaded stay in the source, and do not count.
     """
     known, policy = topic.reach.failure, topic.policy
     nothing = not entries and topic.attempt is None
@@ -247,13 +247,13 @@ def out_of_reach(topic: Described, entries: int) -> Failure | None:
 
 
 def is_known(topic: Described, entries: int) -> bool:
-    """Say whether so many entries are a lag: none is one only if the source told all at the last look."""
+    """Return whether `entries` is the lag; 0 is, only if the source answered in full at the last refresh."""
     tailer = topic.tailer
     return tailer is None or tailer.snapshot is not None or (entries > 0 and tailer.looked_s is not None)
 
 
 def lag_of(topic: Described) -> tuple[int, int]:
-    """Entries and payload bytes that are known to be confirmed and not yet offloaded."""
+    """Return the entries and payload bytes that are known to be confirmed and not yet offloaded."""
     if topic.tailer is None:
         progress = topic.progress
         pending = topic.buffer.pending_after(topic.taken)
@@ -277,7 +277,7 @@ def lag_of(topic: Described) -> tuple[int, int]:
 
 
 def offloaded_bytes(topic: Described, ledger_id: int) -> int:
-    """Payload bytes of the newest offloaded ledger that are committed."""
+    """Return the committed payload bytes of the newest offloaded ledger."""
     size = 0
     for segment in reversed(topic.map.segments):
         if segment.end.ledger_id < ledger_id:
@@ -291,7 +291,7 @@ REPORT_S = 5.0
 
 
 class Reporter:
-    """Turns statuses into gauges."""
+    """Sets the gauges of all topics from their statuses."""
 
     def __init__(self, context: TopicContext, statuses: Callable[[], Sequence[TopicStatus]]) -> None:
         self._context = context
@@ -344,7 +344,7 @@ class Reporter:
             self._metrics.stalled.labels(topic=topic, reason=status.stalled_class).set(1)
 
     def _report_lag(self, topic: str, status: TopicStatus) -> None:
-        """Show how far the topic is behind; what is not known has no series, so that nobody takes it for 0."""
+        """Set the lag's gauges; an unknown lag has no series, so that it is not read as 0."""
         metrics = self._metrics
         metrics.lag_unknown.labels(topic=topic).set(1 if status.lag_seconds is None else 0)
         for gauge, value in (
@@ -358,10 +358,10 @@ class Reporter:
                 gauge.labels(topic=topic).set(value)
 
     def _report_stored(self, status: TopicStatus) -> None:
-        """Show what is committed, summed up anew only when it changed, and what the lag is measured against."""
+        """Set the gauges of committed segments (sums are made only after a change), and of the age that seals one."""
         metrics, topic = self._metrics, str(status.topic)
         if status.asleep:
-            self._summed.pop(status.topic, None)  # all is as it was; nothing of it is kept
+            self._summed.pop(status.topic, None)  # its gauges stay; only the sums' source is freed
         elif self._summed.get(status.topic) is not status.segments:
             self._summed[status.topic] = status.segments
             metrics.remote_segments.labels(topic=topic).set(len(status.segments))
@@ -372,7 +372,7 @@ class Reporter:
             metrics.segment_age_max_seconds.remove(topic)
 
     def _report_history(self, topic: str, history: HistoryStatus | None) -> None:
-        """Show what is left of a topic's history; nothing when there is none, or it is done."""
+        """Set the gauges of a topic's remaining history; 0 when there is none, or it is done."""
         metrics = self._metrics
         metrics.history_remaining_entries.labels(topic=topic).set(history.left_entries if history is not None else 0)
         metrics.history_remaining_bytes.labels(topic=topic).set(history.left_bytes if history is not None else 0)

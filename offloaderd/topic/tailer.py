@@ -1,8 +1,8 @@
-"""Follows a topic in its ledger source and keeps the tailing buffer filled up to the last confirmed entry.
+"""The tailer: follows a topic in its ledger source and fills the tailing buffer up to the last confirmed entry.
 
-It also reads what the buffer declined or evicted and the open segment still needs. It never reads above what the
-source confirms, and while a broker pushes it leaves the live edge to the broker for a moment. What the source deleted
-before it was offloaded is reported, and the stream goes on behind it.
+It also reads entries that the buffer declined or evicted and the open segment still needs. It never reads above the
+last confirmed entry. While a broker pushes, it leaves the newest entries to the broker for a moment. Entries that the
+source deleted before they were offloaded are reported as a loss, and reading continues behind them.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -31,7 +31,7 @@ from offloaderd.topic.lag import LagTracker, OldestEntry
 
 
 class SourceReader:
-    """One topic's source; see LedgerSource. Without `check` its list is believed, without `adoption` it is all."""
+    """One topic's ledger source. Without `check` its list is trusted, without `adoption` it is complete."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class SourceReader:
         self._adoption = adoption
 
     async def ledgers(self) -> Sequence[LedgerInfo]:
-        """Return the source's ledgers. Raises IdentityRefused for those of another history."""
+        """Return the source's ledgers. Raises IdentityRefused for ledgers of another history."""
         if self._check is not None:
             return await self._check.ledgers(self._source)
         return await self._source.ledgers(self._topic)
 
     async def with_copies(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
-        """Return the source's ledgers, which are given, with those that only brokers' copies have."""
+        """Return the source's ledgers `infos`, and those of which only brokers' copies exist."""
         return await self._adoption.look(infos) if self._adoption is not None else list(infos)
 
     async def confirmed(self, ledger_id: int) -> Confirmed:
-        """Return how the end of a ledger is known."""
+        """Return the confirmed end of a ledger."""
         return await self._source.confirmed(self._topic, ledger_id)
 
     def read(self, ledger_id: int, first: int, last: int, *, batch_bytes: int) -> AsyncGenerator[EntryBatch, None]:
-        """Read entries from whoever has them."""
+        """Read entries from BookKeeper, or from a broker's copy."""
         if self._adoption is not None:
             return self._adoption.read(ledger_id, first, last, batch_bytes=batch_bytes)
         return self._source.read(self._topic, ledger_id, first, last, batch_bytes=batch_bytes)
@@ -74,40 +74,40 @@ class SourceReader:
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 1 << 20
-"""Most that is read at once; less under a small budget, so that reads fit in beside each other."""
+"""Most bytes of one read; less under a small budget, so that several reads fit in."""
 PUSH_PATIENCE_S = 1.0
-"""How long confirmed entries may be missing before they are read although a broker is pushing."""
+"""How long a reader waits for a pushing broker to deliver confirmed entries before it reads them itself."""
 LOOK_S = 2.0
-"""How often the source's end is looked at while there is no room to read it."""
+"""Pause between two refreshes of the source's end while no entries can be taken."""
 SETTLE_S = 2.5
-"""How long a request waits for entries that are stored and not confirmed yet: the source asks a topic's broker for them
-when its writer has been silent for a second, unless it was told to wait for longer."""
+"""How long a request waits for entries that are stored and not confirmed yet: the source queries a topic's broker for
+them when its writer has been silent for a second, unless the settings make that longer."""
 SETTLE_PAUSE_S = 0.1
 HELD_BACK_S = 60.0
-"""How often to look at least whether what is held back is due: age makes it so, and the wall clock may jump."""
+"""Longest pause between checks whether held-back entries are due: age decides, and the wall clock may jump."""
 
 
 class SourceSnapshot(NamedTuple):
-    """How a topic's source was at one look: its ledgers as it listed them, and the end of the open one."""
+    """A topic's source at one refresh: its ledgers as listed, and the end of the open one."""
 
     infos: tuple[LedgerInfo, ...]
     edge: Confirmed | None
 
 
 class EntriesMissing(OffloaderError):
-    """Entries are gone from the middle of a ledger: the topic stops, loudly, where they would follow."""
+    """Entries in the middle of a ledger are missing: the topic stops before them with an error."""
 
 
 class Gate(Protocol):
-    """Whether anything is to be taken now."""
+    """Decides whether entries may be taken now."""
 
     async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Return when entries may be taken; `meanwhile` is called now and then until then."""
+        """Return when entries may be taken; until then `meanwhile` is called at intervals."""
         ...
 
 
 class TailedTopic(Protocol):
-    """The topic that is tailed. `pushers` are how many push to it, who may bring what is still to be read."""
+    """The topic that is tailed. `pushers` is the number of open pushes, which may bring the next entries."""
 
     topic: TopicName
     buffer: TailingBuffer
@@ -117,35 +117,35 @@ class TailedTopic(Protocol):
 
     @property
     def oldest(self) -> OldestEntry | None:
-        """What its oldest entry tells of its age, if anybody asks."""
+        """The age of its oldest entry, if that is used."""
         ...
 
     @property
     def taken(self) -> Position:
-        """Newest entry that is in the open segment or committed: what follows is needed."""
+        """Newest entry that is committed or in the open segment; the entries behind it are needed."""
         ...
 
     @property
     def view(self) -> TopicView:
-        """The topic as it is now."""
+        """The topic's present state."""
         ...
 
     @property
     def outage(self) -> Gate:
-        """What may stop the reading."""
+        """The gate that may stop reading."""
         ...
 
     def looked(self) -> None:
-        """What is known of the source is as of now."""
+        """Take note that the source was refreshed just now."""
         ...
 
     async def record_loss(self, loss: Loss) -> None:
-        """Record what the source deleted before it was offloaded."""
+        """Record a range that the source deleted before it was offloaded."""
         ...
 
 
 class Tailer:
-    """One topic's reader of its ledger source."""
+    """Reads one topic from its ledger source."""
 
     def __init__(
         self,
@@ -173,20 +173,20 @@ class Tailer:
         self._held_back: Run | Loss | None = None
         self.chain = chain
         self.edge: Confirmed | None = None
-        """How the newest ledger's end is known; None while there is none."""
+        """End of the newest ledger; None while there is no ledger."""
         self.looked_s: float | None = None
-        """When the end of the newest ledger was last asked for with success (monotonic)."""
+        """When the end of the newest ledger was last read with success (monotonic)."""
         self.snapshot: SourceSnapshot | None = None
-        """How the source was then; None when it did not say all."""
+        """The source then; None when it did not answer in full."""
         self._rests = False
 
     @property
     def resting(self) -> bool:
-        """Whether all that is known of the source has been dealt with, and nobody asked for more."""
+        """Whether all known changes of the source are dealt with, and no request is open."""
         return self._rests and not self._dirty and self.snapshot is not None
 
     def nudge(self) -> None:
-        """The segment may need something that only the source has: look again."""
+        """Refresh the source: the segment may need entries that only the source has."""
         self._dirty = True
         self._wake.notify()
 
@@ -228,14 +228,14 @@ class Tailer:
                 self.nudge()
 
     async def refresh(self) -> Position | None:
-        """Look at the source's ledgers; returns the newest confirmed position, None when there is no entry."""
+        """Refresh the source's ledgers; return the newest confirmed position, None when there is no entry."""
         failure = await self._look()
         if failure is not None:
             raise failure
         return self._newest()
 
     async def settled(self) -> None:
-        """Look at the source until it hides no entries, as it does of a writer that fell silent; SETTLE_S at most.
+        """Refresh the source until it hides no entries, as it does after a writer fell silent; SETTLE_S at most.
 
         Raises Transient.
         """
@@ -247,7 +247,7 @@ class Tailer:
             await self._clock.sleep(SETTLE_PAUSE_S)
 
     async def _look(self) -> Transient | None:
-        """Take in the list of ledgers; returns why the end of an open one is not known now, if it is not."""
+        """Refresh the list of ledgers; return why the end of an open one is not known now, if it is not."""
         failure: Transient | None = None
         snapshot: SourceSnapshot | None = None
         try:
@@ -288,14 +288,14 @@ class Tailer:
         return failure
 
     async def _look_meanwhile(self) -> None:
-        """Look how far the source is while nothing can be taken: what lags has to be known above all then."""
+        """Refresh the source while no entries can be taken: above all then the lag has to be known."""
         if self.looked_s is None or self._clock.monotonic() - self.looked_s >= LOOK_S:
             with suppress(Transient):
                 await self._look()
             await self._date_oldest()
 
     async def _date_oldest(self) -> None:
-        """Read when the oldest entry was written that is not offloaded, if nothing in memory says so."""
+        """Read the time of the oldest entry that is not offloaded, if no entry in memory has it."""
         oldest = self._tailed.oldest
         position = oldest.undated if oldest is not None else None
         if oldest is None or position is None:
@@ -341,7 +341,7 @@ class Tailer:
             raise failure
 
     async def _report(self, loss: Loss, gap: Missing) -> None:
-        """Tell of a loss and go on behind it; what was pushed behind it may be the first entry there is."""
+        """Record a loss and continue behind it; entries pushed behind it may be the first that exist."""
         if gap.before is not None and gap.before < loss.before:
             if gap.before.entry_id:
                 self._metrics.source_gaps.inc()
@@ -355,10 +355,10 @@ class Tailer:
             self._buffer.connect(gap)
 
     async def _came_too_late(self, gap: Missing, pushed: Position) -> None:
-        """Deal with what was pushed before where the source goes on, as a loss there had been recorded already.
+        """Deal with entries pushed before the source continues, where a loss was already recorded.
 
-        A whole ledger is stored and makes the loss smaller. A rest of one is part of the loss, since no segment can
-        have a hole within a ledger: it would be in the way of all that follows for ever.
+        A whole ledger is stored and makes the loss smaller. The rest of one is added to the loss, since no segment can
+        have a gap within a ledger: it would block all later entries for ever.
         """
         if pushed.entry_id == 0:
             await self._report(Loss(gap.after, pushed, 0), gap)
@@ -377,7 +377,7 @@ class Tailer:
         )
 
     def _leave_to_pusher(self, edge: Position) -> bool:
-        """Say whether a pushing broker should still get the chance to deliver what follows `edge`."""
+        """Return whether a pushing broker still has time to deliver the entries behind `edge`."""
         now = self._clock.monotonic()
         if not self._tailed.pushers:
             self._waiting_at = None
@@ -387,7 +387,7 @@ class Tailer:
         return now - self._waiting_at[1] < PUSH_PATIENCE_S
 
     async def _fill(self, run: Run, gap: Missing) -> bool:
-        """Read a run into the buffer up to the gap's end; False when its ledger has vanished meanwhile.
+        """Read a run into the buffer up to the gap's end; return False if its ledger was deleted meanwhile.
 
         It stops early when the buffer's need has changed.
         """
