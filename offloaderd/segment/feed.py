@@ -187,7 +187,11 @@ class ReadAheadFeed:
 
     def restart(self, at: Position) -> None:
         """See EntryFeed."""
-        self._at, self._found, self._ended = at, None, False
+        self._at = at
+        self._forget()
+
+    def _forget(self) -> None:
+        self._found, self._ended = None, False
         if self._reading is not None:
             self._left.append(self._reading)
             self._reading = None
@@ -201,7 +205,7 @@ class ReadAheadFeed:
     async def close(self) -> None:
         """See EntryFeed."""
         self._reservation.release()
-        self.restart(self._at)
+        self._forget()
         while self._left:
             await self._left.pop().aclose()
 
@@ -226,7 +230,10 @@ class EntryHash:
 
 
 class HashingFeed(ReadAheadFeed):
-    """A feed that hashes its entries, of which the first is at `begin`. All that it answers counts as taken."""
+    """A feed that hashes its entries, of which the first is at `begin`. All that it answers counts as taken.
+
+    The hash outlives `close`: it is compared once the new object is complete.
+    """
 
     def __init__(
         self, batches: Batches, budget: ByteBudget, *, begin: Position, reserve_bytes: int, holder: Hashable

@@ -16,6 +16,7 @@ from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.format.manifest import document as manifest
 from offloaderd.format.v1 import blocks as v1
+from offloaderd.history.rewriting.stored_feed import BucketReader
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.segment.builders.builder import SegmentBuilder
@@ -30,6 +31,9 @@ from tests.unit.rigs.rolling import map_of, read_all, rolling, shape, streamed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.history.rewriting.stored_feed import Volume
+    from offloaderd.metadata.committed import LedgerSlice
+    from offloaderd.segment.feed import EntryHash
     from tests.unit.rigs.rolling import Rolling
 
 WHOLE = ["V1 0:0-9", "V1 1:0-9", "V1 2:0-9", "V1 3:0-9", "4:0-4"]
@@ -208,6 +212,24 @@ async def test_an_object_that_reads_back_differently_is_given_up(monkeypatch: py
         assert "does not hold the entries of 0:0..0:9" in done.order.failures[0]
         assert rig.metrics.rollback_failures.labels(reason="upload")._value.get() == 1
     assert shape(await map_of(rig)) == ["0:0-9 1:0-4"]
+    await all_is_well(rig, written)
+
+
+async def test_old_objects_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what was stored is read back to be compared: the old entries were hashed on their way."""
+    rig, written = await streamed(15)
+    real, read_back = BucketReader.hashed, []
+
+    async def counted(self: BucketReader, volumes: Sequence[Volume], slices: Sequence[LedgerSlice]) -> EntryHash:
+        read_back.append([one.manifest.method for one in volumes])
+        return await real(self, volumes, slices)
+
+    monkeypatch.setattr(BucketReader, "hashed", counted)
+    async with rolling(rig) as work:
+        await work.order()
+        await work.ended()
+    assert shape(await map_of(rig)) == ["V1 0:0-9", "1:0-4"]
+    assert read_back == [[OffloadMethod.LEDGER_BASED]]
     await all_is_well(rig, written)
 
 

@@ -197,6 +197,16 @@ class TestReadAhead(LossCases):
             await drained(feed, Position(1, 0))
             assert feed.digest(Position(3, 4)) is None
 
+    async def test_the_hash_of_a_closed_feed_is_still_known(self) -> None:
+        """The writer closes the feed before the new object is compared with what was read."""
+        feed = HashingFeed(self.batches(), self.budget, begin=Position(1, 0), reserve_bytes=600, holder="segment")
+        feed.restart(Position(1, -1))
+        await drained(feed, Position(1, -1))
+        await feed.close()
+        found = feed.digest(Position(3, 4))
+        assert found is not None
+        assert found.entries == 15
+
 
 async def test_nothing_is_held_while_more_is_asked_for() -> None:
     """Two parts that turn out larger than what was reserved for them do not wait for each other."""
