@@ -1,13 +1,13 @@
-"""Adopts ledgers that a broker has offloaded itself (PIP-17): they become part of a topic's map where they lie.
+"""Adoption: ledgers that a broker has offloaded itself (PIP-17) become part of a topic's map, and their objects stay.
 
 Rules:
-- Only the ledger that comes next is adopted, whole, from entry 0, between two segments and after its objects were
-  looked at: their format version, lengths and index, and the entries of the last block, where Pulsar's writer has cut
-  ledgers short and reported success.
-- What BookKeeper has no more is still there while its objects are: such a ledger counts as one of the topic's.
-- What cannot be adopted is offloaded from BookKeeper like any other. Where BookKeeper has it no more, it is lost if its
-  objects are missing; else the topic stops before it, loudly, until somebody has looked.
-- The objects stay the broker's: nothing here writes or deletes them.
+- Only the next ledger is adopted: whole, from entry 0, between two segments, and after a check of its objects: format
+  version, lengths, index, and the entries of the last block, where Pulsar's writer has cut ledgers short and reported
+  success.
+- A ledger that BookKeeper has deleted still counts as the topic's while its objects exist.
+- A ledger that cannot be adopted is offloaded from BookKeeper like any other. If BookKeeper has deleted it, it is lost
+  where its objects are missing; else the topic stops before it with an error until an operator has acted.
+- The objects belong to the broker: this module neither writes nor deletes them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
@@ -49,7 +49,7 @@ async def read_copy(
 ) -> AsyncGenerator[EntryBatch, None]:
     """Yield the entries `first` to `last`, in order, in batches of about `batch_bytes`.
 
-    Blocks are read from their begin. Raises NotFound, CorruptData, Transient and Denied; what was yielded is right.
+    Blocks are read from their begin. Raises NotFound, CorruptData, Transient and Denied; yielded entries are right.
     """
     assert where.ledger_id is not None  # noqa: S101 - the object of a ledger
     for span in block_spans(index):
@@ -70,11 +70,11 @@ DRIVERS = frozenset({"aws-s3", "s3"})
 DRIVER_DEFAULT = "aws-s3"
 FAILURE = "adoption"
 RETRY_S = 30.0
-"""How soon what could not be adopted, and is nowhere else, is looked at again."""
+"""Pause before another try with a ledger that could not be adopted and that BookKeeper has deleted."""
 
 
 class Adoption:
-    """What brokers have offloaded of one topic, and has not been adopted yet."""
+    """The ledgers of one topic that brokers have offloaded and that are not adopted yet."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Adoption:
         *,
         position: Callable[[], Position],
     ) -> None:
-        """`position` is the newest entry that was taken, or is committed."""
+        """`position` returns the newest entry that was taken or is committed."""
         self._context = context
         self._record = record
         self._topic = record.map.topic
@@ -93,13 +93,13 @@ class Adoption:
         self._clock = context.upload_context.clock
         self._backoff = Backoff(self._clock)
         self._found: dict[int, LedgerInfo] = {}
-        self._copies: dict[int, LedgerInfo] = {}  # of which BookKeeper has nothing
+        self._copies: dict[int, LedgerInfo] = {}  # those that BookKeeper has deleted
         self._readable: set[int] = set()
-        self._left: set[int] = set()  # not adopted, and offloaded from BookKeeper, or lost
-        self._refused: dict[int, float] = {}  # nowhere else either: when to look again (monotonic)
+        self._left: set[int] = set()  # not adopted: offloaded from BookKeeper, or lost
+        self._refused: dict[int, float] = {}  # nowhere else either: when to try again (monotonic)
 
     async def look(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
-        """Take in what brokers say; returns the source's ledgers with those that only tiered storage has.
+        """Refresh the ledgers that brokers have offloaded; return `infos` with those of them that only the tier has.
 
         Raises what the source raises.
         """
@@ -113,19 +113,19 @@ class Adoption:
         new = (info for info in found if info.ledger_id > taken.ledger_id)
         self._found = {info.ledger_id: info for info in new if info.ledger_id not in self._left}
         gone = {info.ledger_id: info for info in found if info.ledger_id not in self._readable | self._left}
-        # The last one that was taken is among them as well: what the list has next to it follows it.
+        # The last one that was taken is kept as well: the ledger after it in the list follows it.
         self._copies = {one: info for one, info in gone.items() if Position(one, info.entries - 1) >= taken}
         return sorted([*infos, *self._copies.values()], key=lambda info: info.ledger_id)
 
     async def read(
         self, ledger_id: int, first_entry_id: int, last_entry_id: int, *, batch_bytes: int
     ) -> AsyncGenerator[EntryBatch, None]:
-        """Yield entries of the source, or of a broker's copy where the source has none; see LedgerSource.
+        """Yield entries from the source, or from a broker's copy where the source has none; see LedgerSource.
 
-        So what is left of a ledger that was offloaded in part is not lost with BookKeeper's copy.
+        So the rest of a ledger that was offloaded in part is not lost with BookKeeper's copy.
         """
         source, topic, info = self._context.source, self._topic, self._copies.get(ledger_id)
-        assert source is not None  # noqa: S101 - else nobody reads it
+        assert source is not None  # noqa: S101 - topics without a source are not read
         if info is None:
             entries = source.read(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes=batch_bytes)
         else:
@@ -148,16 +148,16 @@ class Adoption:
         except BucketMissing as error:
             raise Transient(str(error), hint=error.hint) from error
         except NotFound:
-            self._left.add(info.ledger_id)  # neither tier has it
+            self._left.add(info.ledger_id)  # it is in neither tier
             raise
 
     @property
     def claimed(self) -> Collection[int]:
-        """The ledgers that are to be adopted, so that nobody begins to read them."""
+        """Ledgers to be adopted, which must not be read meanwhile."""
         return self._found.keys()
 
     def due(self) -> LedgerInfo | None:
-        """Return the ledger that is to be adopted now: the next one, with nothing open before it."""
+        """Return the ledger to adopt now: the next one, with no open segment before it."""
         standing = self._record.map.standing
         if not self._found or (standing is not None and standing != self._position()):
             return None
@@ -168,7 +168,7 @@ class Adoption:
         return self._found.get(step.ledger_id) if self._clock.monotonic() >= again_s else None
 
     async def adopt(self, info: LedgerInfo) -> Position | None:
-        """Make a ledger part of the topic, or decide what becomes of it; returns its end if it is part of the topic.
+        """Adopt a ledger, or decide how it is offloaded else; return its end if it is part of the topic now.
 
         Raises Fenced, Conflict.
         """
@@ -194,7 +194,7 @@ class Adoption:
         self._failure_tracker.clear(FAILURE)
 
     async def _refuse(self, info: LedgerInfo, error: OffloaderError) -> None:
-        """Leave a ledger to the other ways there are; without one it is lost, or the topic stops before it."""
+        """Leave a ledger to BookKeeper's copy; without one it is lost, or the topic stops before it."""
         ledger_id = info.ledger_id
         loss = self._loss(info) if isinstance(error, NotFound) and not isinstance(error, BucketMissing) else None
         outcome = "waiting" if loss is None else "lost"
@@ -218,7 +218,7 @@ class Adoption:
         self._left.add(ledger_id)
 
     def _loss(self, info: LedgerInfo) -> Loss | None:
-        """Return what is lost with a ledger that no tier has; None while nothing is known to follow it."""
+        """Return the loss of a ledger that is in no tier; None while no entry is known to follow it."""
         following = self._record.chain.next_after(Position(info.ledger_id, info.entries - 1))
         if following is None:
             return None
@@ -234,11 +234,11 @@ async def adopt_head(
     ledgers: Listing,
     on_error: Callable[[Transient], None] | None = None,
 ) -> TopicMap:
-    """Adopt the ledgers with which a topic begins of which nothing is offloaded yet; returns the map with them.
+    """Adopt the first ledgers of a topic without offloaded entries; return the map with them.
 
-    What a broker has deleted from BookKeeper is in no list of what can be read, so it has to be in the map before
-    anybody plans by such a list. The first ledger that cannot be adopted is left to the owner's own way. Raises Fenced,
-    Conflict, IdentityRefused when `ledgers` are of another history.
+    A ledger that a broker deleted from BookKeeper is in no list of readable ledgers, so it has to be in the map before
+    history is planned by such a list. The first ledger that cannot be adopted ends this. Raises Fenced, Conflict, and
+    IdentityRefused when `ledgers` are of another history.
     """
     offloads, topic = context.offloads, topic_map.topic
     if context.source is None or offloads is None or topic_map.standing is not None or topic_map.losses:
@@ -254,7 +254,7 @@ async def adopt_head(
         return [known[ledger_id] for ledger_id in sorted(known)]
 
     infos = await until_answered(clock, listed, on_error=on_error)
-    for info, following in zip(infos, [*infos[1:], None], strict=False):  # no ledgers yet: nothing follows
+    for info, following in zip(infos, [*infos[1:], None], strict=False):  # no ledgers yet: none follows
         if info.offloaded is None:
             break
         try:
@@ -272,12 +272,12 @@ async def adopt_head(
 
 
 async def verified(context: OffloadContext, topic: TopicName, info: LedgerInfo) -> CommittedSegment:
-    """Return a ledger that a broker has offloaded as a segment, once its objects are what they should be.
+    """Return a broker's offloaded ledger as a segment, after the check of its objects.
 
-    A context of the first releases names no driver: then it is whatever the broker is set to, as for Pulsar itself.
-    Raises InvalidConfig when they lie elsewhere, NotFound, CorruptData, Transient and Denied.
+    A context of the first releases names no driver: it means the broker's own driver, as in Pulsar. Raises
+    InvalidConfig for objects in another place, NotFound, CorruptData, Transient and Denied.
     """
-    assert info.offloaded is not None  # noqa: S101 - nobody asks of others
+    assert info.offloaded is not None  # noqa: S101 - callers pass offloaded ledgers only
     return await located(context, topic, info.ledger_id, info.offloaded, info)
 
 
@@ -290,9 +290,9 @@ async def located(
     *,
     named: bool = False,
 ) -> CommittedSegment:
-    """Return such a ledger by the word of whoever knows where it lies; `info` None: nobody says how long it is.
+    """Return such a ledger by `offload`, which describes its objects; `info` None: its length is not known.
 
-    `named`: it is a caller's word alone, so the objects have to name the topic. Raises what `verified` does.
+    `named`: `offload` is a caller's claim alone, so the objects have to name the topic. Raises what `verified` does.
     """
     driver, places = offload.driver or DRIVER_DEFAULT, context.places
     bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket

@@ -1,12 +1,12 @@
-"""Where the segments of history end (PIP-76: "binary search to decide segment start and end").
+"""The boundaries between segments of history (PIP-76: "binary search to decide segment start and end").
 
-The lengths of closed ledgers are known without asking; inside a ledger a length is a question to the source, and log2
-of its entries of them find one boundary. The boundaries lie at multiples of the size asked for, so each is looked for
-by itself, several at a time, and a segment misses the size by one entry at most.
+The lengths of closed ledgers are known. A length inside a ledger is a query to the source, and a boundary takes log2 of
+the ledger's entries of them. Boundaries are multiples of the requested size, so each is searched for by itself, several
+at a time, and a segment misses the size by one entry at most.
 
-Lengths are not trusted: they may be zero or too small though there are entries (Pulsar #24344). A ledger whose last
-entry's length is not what its info says, or whose lengths fall, is split in the proportion of its entries, and named.
-Whatever the plan is worth, it holds every entry once: a wrong length makes a segment of another size, nothing else.
+Lengths are not trusted: they may be zero or too small although there are entries (Pulsar #24344). A ledger is split in
+proportion to its entries, and named, if its last entry's length is not that of its info, or if its lengths fall. The
+plan holds every entry once in any case: a wrong length only makes a segment of another size.
 """
 
 from bisect import bisect_left
@@ -29,14 +29,14 @@ from offloaderd.segment.builders.builder import LEDGERS_MAX, PART_COUNT_MAX, Seg
 log = structlog.get_logger(__name__)
 
 PROBES_AT_A_TIME = 8
-"""Boundaries that are looked for side by side; each asks one question after the other."""
+"""Boundaries that are searched for at a time; each sends one query after the other."""
 
 GUESSED_BYTES = 1024
-"""What an entry counts where no ledger of the topic has a length."""
+"""Assumed bytes of an entry where no ledger of the topic has a length."""
 
 
 class Doubt(NamedTuple):
-    """A ledger that was split by its entries' number, and why."""
+    """A ledger that was split by its number of entries, and why."""
 
     ledger_id: int
     reason: str
@@ -44,7 +44,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Ranges that ascend, join on to each other and hold all entries; what finding them cost."""
+    """Ranges in order, without gaps, that hold all entries; and the cost of the search."""
 
     ranges: tuple[HistoryRange, ...]
     probes: int = 0
@@ -55,7 +55,7 @@ class Split:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The entries of one ledger that are to be split, and what is known of their lengths."""
+    """The entries of one ledger to split, and their known lengths."""
 
     ledger_id: int
     first: int
@@ -70,11 +70,11 @@ class _Ledger:
         return self.last - self.first + 1
 
     def question(self, reason: str) -> None:
-        """Note why the lengths cannot be right; the first reason stays."""
+        """Note why the lengths cannot be right; the first reason is kept."""
         self.doubt = self.doubt or reason
 
     def by_count(self, wanted_bytes: int) -> int:
-        """Return the entry at a share of the ledger, as if all were of one size."""
+        """Return the entry at a share of the ledger, as if all entries had one size."""
         return self.first + min(self.entries - 1, -(-wanted_bytes * self.entries // max(1, self.size_bytes)) - 1)
 
 
@@ -98,7 +98,7 @@ class Splitter:
         self._probes = 0
 
     async def split(self, infos: Sequence[LedgerInfo], first: Position, last: Position) -> Split:
-        """Split all entries from `first` to `last`, both inclusive; `infos` has the ledgers between, all closed.
+        """Split the entries from `first` to `last`, both inclusive; `infos` are the ledgers there, all closed.
 
         Raises Transient when the source does not answer.
         """
@@ -116,7 +116,7 @@ class Splitter:
         searches = [(index, target - sums[index]) for index, inside in asked.items() for target in inside]
         found = await each(searches, lambda one: self._search(ledgers[one[0]], one[1]), in_flight_max=PROBES_AT_A_TIME)
         for (index, wanted), entry_id in zip(searches, found, strict=True):
-            one = ledgers[index]  # a ledger that came into doubt at a later question is split by count as a whole
+            one = ledgers[index]  # doubts that a later query raised have the whole ledger split by count
             cuts.add((index, one.by_count(wanted) if one.doubt else entry_id))
         doubts = tuple(Doubt(one.ledger_id, one.doubt) for one in ledgers if one.doubt)
         if self._metrics is not None:
@@ -133,7 +133,7 @@ class Splitter:
         )
 
     async def _know_size(self, one: _Ledger, infos: Sequence[LedgerInfo]) -> None:
-        """Find out how many bytes a ledger's entries have if its info does not say it, or only for the whole of it."""
+        """Query the size of a ledger's entries if its info lacks it, or has it for the whole ledger alone."""
         whole = next(info for info in infos if info.ledger_id == one.ledger_id)
         if one.first:
             one.before_bytes = await self._length(one, one.first - 1)
@@ -147,7 +147,7 @@ class Splitter:
             one.size_bytes = 0
 
     async def _search(self, one: _Ledger, wanted_bytes: int) -> int:
-        """Return the first entry with which the ledger's entries are so many bytes, if lengths can be trusted."""
+        """Return the first entry up to which the ledger has that many bytes, if its lengths can be trusted."""
         if not one.doubt and await self._length(one, one.last) != one.before_bytes + one.size_bytes:
             stored = one.lengths.get(one.last, 0) - one.before_bytes
             one.question(f"{one.size_bytes} bytes as listed, {stored} as stored")
@@ -165,7 +165,7 @@ class Splitter:
         return low
 
     async def _length(self, one: _Ledger, entry_id: int) -> int:
-        """Ask the source, once for each entry; 0 when it cannot tell: the ledger is in doubt then. Raises Transient."""
+        """Query a length, once for each entry; 0 and a doubt if the source has none. Raises Transient."""
         if entry_id not in one.lengths:
             self._probes += 1
             started = self._clock.monotonic()
@@ -183,9 +183,9 @@ class Splitter:
 
 
 def segment_bytes_for(segment_bytes_max: int, layout: SegmentLayout) -> int:
-    """Return the payload that a segment of history is to have: what is asked for, and as much as its parts can hold.
+    """Return the payload bytes of a segment of history: the maximum, but at most what half of the parts can hold.
 
-    Half of them are left for framing and padding; a segment of very small entries is cut by its writer all the same.
+    The other half is for framing and padding; a segment of very small entries is cut by its writer all the same.
     """
     return max(1, min(segment_bytes_max, (PART_COUNT_MAX // 2) * layout.part_bytes))
 
@@ -201,7 +201,7 @@ def _within(info: LedgerInfo, first: Position, last: Position) -> _Ledger:
 
 
 def _estimate_unknown(ledgers: Sequence[_Ledger]) -> None:
-    """Give ledgers of unknown size that of as many entries of the others."""
+    """Give ledgers of unknown size the size of as many entries of the other ledgers."""
     known = [one for one in ledgers if one.size_bytes > 0]
     entries, size = sum(one.entries for one in known), sum(one.size_bytes for one in known)
     for one in ledgers:
@@ -213,13 +213,13 @@ def _estimate_unknown(ledgers: Sequence[_Ledger]) -> None:
 def _ranges(
     ledgers: Sequence[_Ledger], sums: Sequence[int], cuts: Sequence[tuple[int, int]]
 ) -> tuple[HistoryRange, ...]:
-    """Return the ranges that end at the cuts, each an index into the ledgers and an entry, and at the end of all."""
+    """Return the ranges that end at the cuts (index into the ledgers, entry), and at the last entry."""
     if not ledgers:
         return ()
     ends: list[tuple[int, int]] = []
     for cut in [*cuts, (len(ledgers) - 1, ledgers[-1].last)]:
         begin = _following(ledgers, *ends[-1])[0] if ends and ends[-1] < cut else 0
-        while cut[0] - begin >= LEDGERS_MAX - 1:  # a segment with all that are allowed counts as full
+        while cut[0] - begin >= LEDGERS_MAX - 1:  # a segment with the most ledgers allowed is full
             begin += LEDGERS_MAX - 1
             ends.append((begin - 1, ledgers[begin - 1].last))
         if not ends or cut > ends[-1]:
@@ -247,7 +247,7 @@ def _following(ledgers: Sequence[_Ledger], index: int, entry_id: int) -> tuple[i
 
 
 def _bytes_to(ledgers: Sequence[_Ledger], sums: Sequence[int], index: int, entry_id: int) -> int:
-    """Return the payload bytes of all entries up to one at which something was cut, as far as lengths are known."""
+    """Return the payload bytes of all entries up to a cut, as far as lengths are known."""
     one = ledgers[index]
     if entry_id == one.last:
         return sums[index + 1]

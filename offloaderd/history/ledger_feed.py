@@ -1,7 +1,7 @@
-"""Batches of a topic's ledgers for a ReadAheadFeed: the feed of history in a daemon or an executor.
+"""The batches of a topic's ledgers for a ReadAheadFeed: the feed of history in a daemon or an executor.
 
 Entries are read as fast as they can be stored, without the tailing buffer. Transient errors are retried here. A loss is
-answered as a Gap; the reading continues behind it once the chain has accepted it.
+yielded as a Gap; reading continues behind it once the chain has accepted it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReading:
-    """How one topic's ledgers are read. `chain` has the known ledgers, `refresh` reads the source's list again.
+    """The way to read one topic's ledgers: `chain` has the known ones, `refresh` reads the source's list again.
 
     `failing` gets each failure, and None when it ends; `pace` times the pauses before a retry.
     """

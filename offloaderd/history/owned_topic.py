@@ -31,12 +31,12 @@ class OwnedTopic(Protocol):
 
     @property
     def map(self) -> TopicMap:
-        """What is committed."""
+        """The committed segments, and what else is recorded of the topic."""
         ...
 
     @property
     def policy(self) -> RollPolicy:
-        """How to offload."""
+        """The policy in force."""
         ...
 
     @property

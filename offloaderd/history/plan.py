@@ -1,10 +1,10 @@
-"""Entries from before a topic was enabled (PIP-76, historical ledgers): who offloads them, when live segments begin.
+"""The plan of a topic's history (PIP-76, historical ledgers): who offloads it, and when live segments begin.
 
-Small history under `history-first` needs nothing of this: the engine streams a topic from its first entry on, so what
-is old comes first by itself. A plan is recorded where that is not the way: `alongside`, or more than the daemon should
-do. Its boundary is entry 0 of the newest ledger, so no ledger is split between two writers. Live segments begin there,
-at once or, under `history-first`, when history is done; what lies before is written by the daemon beside them
-(`writer.py`) or left to a job.
+Small history under `history-first` needs no plan: the engine streams a topic from its first entry on, so old entries
+come first by themselves. A plan is recorded under `alongside`, or for more history than the daemon may offload. Its
+boundary is entry 0 of the newest ledger, so no ledger is split between two writers. Live segments begin there, at once
+or, under `history-first`, after history. The entries before it are written by the daemon beside them (`writer.py`) or
+left to a job.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ from offloaderd.segment.source_check import Listing
 log = structlog.get_logger(__name__)
 
 RANGES_AT_A_TIME = 1
-"""Ranges that a daemon writes side by side, of all its topics: live segments need the memory and the line as well."""
+"""Ranges that a daemon writes at a time, of all its topics: live segments need memory and bandwidth as well."""
 
 _WAITS = "run the backfill job, raise history.daemon_bytes_max, or set the topic's history order to alongside"
 
 
 class Replanned(Closed):
-    """The topic is to be claimed anew, since what is history has to be decided first."""
+    """The topic has to be claimed again, since its history has to be decided first."""
 
 
 class Left(NamedTuple):
-    """What of a topic's history is not offloaded yet, by its plan."""
+    """The part of a topic's planned history that is not offloaded yet."""
 
     entries: int = 0
     payload_bytes: int = 0
@@ -57,37 +57,34 @@ class Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The closed ledgers before a boundary that have entries."""
+    """The closed ledgers with entries before a boundary."""
 
     boundary: int
     infos: Sequence[LedgerInfo]
 
     @property
     def begin(self) -> Position:
-        """The first entry."""
+        """First entry."""
         return Position(self.infos[0].ledger_id, 0)
 
     @property
     def last(self) -> Position:
-        """The last entry."""
+        """Last entry."""
         return Position(self.infos[-1].ledger_id, self.infos[-1].entries - 1)
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """Number of entries."""
         return sum(info.entries for info in self.infos)
 
     @property
     def payload_bytes(self) -> int:
-        """How large they are, as far as the source says."""
+        """Their payload bytes, estimated where the source has no size."""
         return sum(max(info.size_bytes, 0) or info.entries * GUESSED_BYTES for info in self.infos)
 
 
 def extent_of(infos: Sequence[LedgerInfo], boundary: int | None = None, *, after: int = -1) -> Extent | None:
-    """Return what is history behind ledger `after` and before a boundary; None when there is nothing.
-
-    The boundary is by default the newest ledger.
-    """
+    """Return the history behind ledger `after` and before a boundary, by default the newest ledger; None for none."""
     if not infos:
         return None
     boundary = infos[-1].ledger_id if boundary is None else boundary
@@ -96,7 +93,7 @@ def extent_of(infos: Sequence[LedgerInfo], boundary: int | None = None, *, after
 
 
 def waits(topic_map: TopicMap, policy: RollPolicy) -> bool:
-    """Say whether live segments are not to begin yet: PIP-76 has history offloaded first."""
+    """Return whether live segments have to wait for history, as in PIP-76."""
     plan = topic_map.unfinished
     if plan is None or policy.history_order is not HistoryOrder.HISTORY_FIRST:
         return False
@@ -104,7 +101,7 @@ def waits(topic_map: TopicMap, policy: RollPolicy) -> bool:
 
 
 def left_of(topic_map: TopicMap) -> Left:
-    """Return what of history is neither offloaded nor recorded as lost; as exact as what the source said of it."""
+    """Return the part of history that is neither offloaded nor lost; as exact as the source's sizes."""
     plan = topic_map.unfinished
     if plan is None:
         return Left()
@@ -123,11 +120,11 @@ async def prepare(
     daemon_id: str,
     ledgers: Listing,
 ) -> TopicMap:
-    """Plan a topic's history if it has one that does not go by itself; returns the map with the plan.
+    """Plan a topic's history, unless it needs no plan or has one; return the map with the plan.
 
-    A topic that was offloaded from a later ledger on than its source has (its map was rebuilt without what lay before)
-    has its older ledgers planned as well. Where brokers have offloaded some of them and they were not adopted, there
-    is no plan: they are dealt with one by one. Raises Fenced, Transient when the source of a new topic is away, and
+    If a topic's map begins with a later ledger than the source (it was rebuilt without the earlier segments), the older
+    ledgers are planned as well. There is no plan where brokers have offloaded some of them and these are not adopted:
+    each ledger is then handled by itself. Raises Fenced, Transient when the source of a new topic is away, and
     IdentityRefused when `ledgers` are of another history.
     """
     limit = context.history_bytes_max
@@ -172,13 +169,13 @@ async def prepare(
 
 
 def _is_small_and_idle(plan: HistoryPlan, limit: int, now_ms: int) -> bool:
-    """Say whether a daemon may take back from a job what it would offload by itself; no driver works on it."""
+    """Return whether a daemon may take the plan back from a job: it is small, and no driver works on it."""
     untouched = plan.worker is Worker.JOB and not plan.ranges and plan.holder_until_ms < now_ms
     return untouched and plan.method is OffloadMethod.STREAMING and plan.payload_bytes <= limit
 
 
 async def brokers_have(context: OffloadContext, topic_map: TopicMap, extent: Extent, after: int) -> bool:
-    """Say whether brokers have offloaded some of what would be planned, or what lies before it. Raises Transient."""
+    """Return whether brokers have offloaded ledgers that would be planned, or earlier ones. Raises Transient."""
     if context.offloads is None:
         return False
     try:
@@ -189,7 +186,7 @@ async def brokers_have(context: OffloadContext, topic_map: TopicMap, extent: Ext
 
 
 async def _ledgers(ledgers: Listing, topic_map: TopicMap) -> Sequence[LedgerInfo]:
-    """Return the source's ledgers; of a topic that is offloaded already none if it does not answer."""
+    """Return the source's ledgers; none if the source does not answer and the topic has segments already."""
     try:
         return await ledgers()
     except NotFound:
@@ -201,7 +198,7 @@ async def _ledgers(ledgers: Listing, topic_map: TopicMap) -> Sequence[LedgerInfo
 
 
 async def _record(context: OffloadContext, attempts: AttemptLog, topic_map: TopicMap, plan: HistoryPlan) -> TopicMap:
-    """Write the plan, in place of the one that there is. Raises Fenced, Conflict."""
+    """Write the plan, over an earlier one. Raises Fenced, Conflict."""
     store, topic = attempts.fence.store, topic_map.topic
     path, value = paths.history_plan(topic), history_record.encode(plan)
     known = topic_map.history is not None
@@ -234,7 +231,7 @@ async def _record(context: OffloadContext, attempts: AttemptLog, topic_map: Topi
 
 
 class History:
-    """The duty towards each topic: have its history offloaded, or follow the job that does it."""
+    """The duty for each topic to offload its history, or to follow the job that does."""
 
     def __init__(self, context: OffloadContext, daemon_id: Callable[[], str]) -> None:
         self._context = context
@@ -243,7 +240,7 @@ class History:
         self._turns = asyncio.Semaphore(RANGES_AT_A_TIME)
 
     async def run(self, offloader: OwnedTopic) -> None:
-        """Work until history is done. Raises Fenced; anything else that fails is told and tried again."""
+        """Work until history is done. Raises Fenced; other errors are logged, and the work is tried again."""
         backoff = Backoff(self._clock)
         while (plan := offloader.map.unfinished) is not None:
             try:
@@ -267,10 +264,10 @@ class History:
         await self._until_replanned(offloader)
 
     async def _until_replanned(self, offloader: OwnedTopic) -> None:
-        """Raise Replanned once what is history is to be decided anew.
+        """Raise Replanned once the topic's history has to be decided again.
 
-        A topic begins to stream that has not offloaded anything by another method; or it does not stream, and a job
-        has planned to offload what its closed ledgers hold.
+        This is so when a topic that has offloaded nothing by another method begins to stream, or when a job has planned
+        to offload the closed ledgers of a topic that does not stream.
         """
 
         def streams() -> bool:
@@ -284,7 +281,7 @@ class History:
             raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
 
     async def _planned_by_job(self, offloader: OwnedTopic) -> None:
-        """Raise Replanned when a job has planned history; it has ended the claim of whoever owned the topic."""
+        """Raise Replanned when a job has planned history; the job has ended the topic's claim."""
         path = paths.history_plan(offloader.topic)
         async with aclosing(self._context.metadata.watch(path)) as changes:
             async for _ in changes:
@@ -295,7 +292,7 @@ class History:
                     raise Replanned(f"a job offloads what {offloader.topic} holds before {plan.live_begin}")
 
     async def _follow(self, offloader: OwnedTopic) -> None:
-        """Take in what a job commits until history is done, or another's; it changes the plan with each commit."""
+        """Refresh the map at each commit of a job, which changes the plan, until no history is left to a job."""
         path = paths.history_plan(offloader.topic)
         async with aclosing(self._context.metadata.watch(path)) as changes:
             async for _ in changes:

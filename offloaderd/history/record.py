@@ -1,7 +1,7 @@
 """The record of a topic's history: the source's ledgers before the boundary, and the ranges.
 
-In its chain the boundary is a ledger without entries, so that a loss at the end of history ends there, whatever happens
-to live ledgers. A list of ledgers counts only if it reaches the boundary: trimming deletes from the front.
+In its chain the boundary is a ledger without entries, so that a loss at the end of history ends there, independent of
+live ledgers. A list of ledgers counts only if it reaches the boundary, since trimming deletes from the front.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class HistoryRecord:
     def plan(self) -> HistoryPlan:
         """The recorded plan."""
         plan = self._record.map.history
-        assert plan is not None  # noqa: S101 - else nobody works on it
+        assert plan is not None  # noqa: S101 - there is work on a plan only
         return plan
 
     @property
@@ -70,7 +70,7 @@ class HistoryRecord:
         return self._record.map.history_end or START
 
     async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
-        """Take in what the source has of history; returns it. Raises Transient, HistoryGap, and as `ledgers` does."""
+        """Refresh and return the source's ledgers of history. Raises Transient, HistoryGap, and as `ledgers` does."""
         old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
         self.chain.update([*old, edge_at(self._boundary)])
         return old
@@ -86,11 +86,11 @@ class HistoryRecord:
         return known_ends(self.chain, self._record.map.history_end, parts, infos)
 
     def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
-        """Return what was lost up to the end of the next segment; see TopicRecord."""
+        """Return the losses up to the end of the next segment; see TopicRecord."""
         return losses_before(self._record.map, self._record.map.history_end, parts)
 
     async def lost(self, loss: Loss) -> None:
-        """Record that the source deleted a part of history before it was offloaded. Raises Fenced."""
+        """Record a part of history that the source deleted before it was offloaded. Raises Fenced."""
         await self._record.lost(loss)
         self.chain.accept(loss)
 
@@ -182,7 +182,7 @@ class HistoryRecord:
         self.ranges = after
 
     async def finish(self, now_ms: int) -> None:
-        """Record that all of history is offloaded, or known to be lost. Raises Fenced, Conflict, HistoryGap."""
+        """Record that all of history is offloaded or lost. Raises Fenced, Conflict, HistoryGap."""
         topic_map, plan = self._record.map, self.plan
         end = topic_map.history_end
         ended = topic_map.ends.get(plan.last.ledger_id)
@@ -212,10 +212,10 @@ class HistoryRecord:
 
 
 async def ledgers_of(ledgers: Ledgers, topic: TopicName, last: Position, boundary: int) -> list[LedgerInfo]:
-    """Return the ledgers before the boundary that the source has; `last` is where history ends.
+    """Return the source's ledgers before the boundary; `last` is the last entry of history.
 
-    Raises Transient for a list that does not go on to the boundary, HistoryGap when the last ledger has changed, and
-    as `ledgers` does.
+    Raises Transient for a list that does not reach the boundary, HistoryGap when the last ledger has changed, and as
+    `ledgers` does.
     """
     try:
         infos = list(await ledgers())

@@ -43,7 +43,7 @@ class MapCommitter:
         self._claim = attempts.fence.claim
 
     async def begin(self, attempt: Attempt) -> None:
-        """See Committer; its range of history is claimed with it."""
+        """See Committer; the attempt's range of history is claimed too."""
         await self._record.begin(attempt)
         self._metrics.segments.labels(state="assigned").inc()
 
@@ -56,7 +56,7 @@ class MapCommitter:
         await self._attempts.check_head(self._record.map, attempt.segment_id)
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """Accept it: it replaces nothing."""
+        """Accept any manifest: the segment replaces nothing."""
 
     async def commit(self, segment: VerifiedSegment) -> None:
         """See Committer. Raises Conflict, HistoryGap."""
@@ -77,7 +77,7 @@ class MapCommitter:
         )
 
     async def give_up(self, attempt: Attempt, why: str) -> None:
-        """See Committer; its range of history is planned again."""
+        """See Committer; the attempt's range of history is planned again."""
         topic, segment_id = str(self._claim.topic), str(attempt.segment_id)
         log.error(self.events[1], topic=topic, segment_id=segment_id, state=state_of(attempt), error=why)
         self._metrics.segments.labels(state="failed").inc()
@@ -116,9 +116,9 @@ async def layout_in_history(
     *,
     count: bool,
 ) -> LedgerLayout | SegmentLayout:
-    """Return the layout of a segment of history by the method of the plan; `info` describes its ledger.
+    """Return the layout of a segment of history by the plan's method; `info` describes its ledger.
 
-    A ledger that the source has deleted streams, if at all. Raises Transient, InvalidInput.
+    A ledger that the source has deleted streams, if it can be read. Raises Transient, InvalidInput.
     """
     if context.ledgers is None or info is None or not plan.goes_whole(begin):
         return context.layout

@@ -68,14 +68,14 @@ class HistoryWriter:
         )
 
     async def run(self) -> None:
-        """Write until all of history is committed, or known to be lost.
+        """Write until all of history is committed or lost.
 
-        Raises Fenced, and what should not be: HistoryGap, CorruptData, Conflict. Beginning anew is safe then.
+        Raises Fenced; and HistoryGap, CorruptData and Conflict, after which a new run is safe.
         """
         record = self._offloader.record
         left = await recovery.take_over(self._attempts, record.map.history_end, self._context)
         plan = record.map.history
-        assert plan is not None  # noqa: S101 - else nobody runs it
+        assert plan is not None  # noqa: S101 - called with a plan only
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
         committer = MapCommitter(self._history, self._attempts, clock=self._clock, metrics=self._metrics)
         self._writer = SegmentWriter(
@@ -104,7 +104,7 @@ class HistoryWriter:
         log.info("history.finished", topic=str(self._topic), end=str(plan.last))
 
     async def _as_finished(self, left: Attempt | None) -> Attempt | None:
-        """Compare what an earlier owner left with the bucket, and return it. Raises IdentityRefused, Fenced."""
+        """Compare an earlier owner's attempt with the bucket, and return it. Raises IdentityRefused, Fenced."""
         topic = self._offloader
         if left is None:
             return None
@@ -121,7 +121,7 @@ class HistoryWriter:
             await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
 
     async def _look(self) -> list[LedgerInfo]:
-        """Take in what the source has, as soon as it answers. Raises HistoryGap, IdentityRefused."""
+        """Refresh the source's ledgers, as soon as it answers. Raises HistoryGap, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
         infos = await until_answered(self._turn, lambda: self._history.look(checked), on_error=self._failing)
         self._failing(None)

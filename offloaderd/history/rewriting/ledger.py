@@ -34,7 +34,7 @@ class Stopped(SegmentFailed):
 class ExchangeCommitter:
     """Replaces old objects by new ones in the owner's map; see Committer.
 
-    `ready` is asked before what takes long, and may raise SegmentFailed.
+    `ready` is called before long steps, and may raise SegmentFailed.
     """
 
     manifest = ObjectKind.MANIFEST
@@ -139,7 +139,7 @@ class LedgerRewrite:
         self._writer = SegmentWriter(self._context, self._attempts, committer, failure_tracker=self.failure_tracker)
         work = old.assignment(attempt, resumed=left is not None, notes={"rollback": True})
         written = await self._writer.run(work, feed, old.stop(), RewriteFacts(old, lambda: topic.map))
-        assert written is not None  # noqa: S101 - nothing that is rewritten is left to the next owner unfinished
+        assert written is not None  # noqa: S101 - no rewriting is left unfinished to the next owner
         return written.committed
 
     def _ready(self) -> None:

@@ -65,7 +65,7 @@ class OrderDesk:
         self._fence = fence
         self._version: int | None = None
         self._known = False
-        self._writing = asyncio.Lock()  # who writes the node has to know its version
+        self._writing = asyncio.Lock()  # a writer of the node has to know its version
         self._requests: list[_Request] = []
         self._asked = Signal()
 
@@ -139,7 +139,7 @@ class OrderDesk:
             node = await nodes.node(self._fence.store, path)
             return node is not None and node.value == value
 
-        self._known = False  # until the outcome is known
+        self._known = False  # unknown until the outcome is read
         if version is None:
             try:
                 await self._fence.store.create(paths.rollback(self._topic), b"")

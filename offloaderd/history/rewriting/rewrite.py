@@ -1,9 +1,9 @@
-"""Rewriting of stored entries: slices into a whole ledger, or many segments into one.
+"""The rewriting of stored entries: slices into a whole ledger, or many segments into one.
 
 The segment writer writes the new object. It may replace the only copy, so it is read back through its stored index, and
 the hash of its entries has to equal that of the old objects. Only then is the manifest put, which names the replaced
-segments and which a rebuild believes, and the new object exchanged for the old ones
-(`metadata/topic_map/conversion.py`, `metadata/topic_map/merging.py`).
+segments and which a rebuild trusts, and the new object exchanged for the old ones (`metadata/topic_map/conversion.py`,
+`metadata/topic_map/merging.py`).
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from offloaderd.segment.stop import ExactStop
 from offloaderd.segment.upload import SegmentFailed
 
 BLOCK_BYTES = 64 << 20
-"""Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), where no setting says another."""
+"""Pulsar's default size of a block (`managedLedgerOffloadMaxBlockSizeInBytes`), for daemons without a setting."""
 
 EXCHANGES_MAX = 5
 """Tries of the exchange while other processes change the map."""
@@ -90,7 +90,7 @@ class OldObjects:
         return Assignment(attempt=attempt, after=after, resumed=resumed, opened_s=now_s, notes=notes)
 
     def feed(self, attempt: Attempt) -> HashingFeed:
-        """Return the feed of the entries; it reserves a part and one piece, which is fetched before it is cut."""
+        """Return the feed of the entries; it reserves a part and one piece, which is fetched before the part is cut."""
         part_bytes = (attempt.layout or self.context.layout).part_bytes
         return HashingFeed(
             partial(self.reader.run, self.volumes, self.goal.slices),
@@ -210,7 +210,7 @@ def cut_of(context: OffloadContext) -> LedgerCut:
 
 
 async def _described(context: OffloadContext, topic: TopicName, info: LedgerInfo) -> bytes:
-    """Return BookKeeper's metadata of a ledger, or metadata made of what is known if the source has none."""
+    """Return BookKeeper's metadata of a ledger, or metadata made from known values if the source has none."""
     if context.ledgers is None:
         return plain_metadata(info)
     try:

@@ -1,13 +1,12 @@
-"""Going back to a stock broker: the owner rewrites a topic's streaming segments as whole ledgers, on request.
+"""Rollback to a stock broker: on request the owner rewrites a topic's streaming segments as whole ledgers.
 
-PIP-76's text gives the data of its streaming segments up when a team goes back. Here nothing is thrown away: ledger by
-ledger, from the oldest on, each closed ledger that is offloaded to its end gets an object as Pulsar's own offloader
-writes it (`ledger.py`), which takes the place of its slices (`metadata/topic_map/conversion.py`). The order is
-recorded, so the next owner goes on with it. One ledger at a time a daemon, beside all else that goes on with the
-topic: what is offloaded later, deleted by retention or read meanwhile follows the map as it is at each moment. A
-ledger that cannot be read, or stored, stays as it is, is told, and is not tried again before it is ordered again.
+By PIP-76's text, a team that rolls back gives up the data of its streaming segments. This rollback keeps it: from the
+oldest on, each closed ledger that is offloaded to its end gets an object as Pulsar's offloader writes it (`ledger.py`),
+which replaces its slices (`metadata/topic_map/conversion.py`). The order is recorded, so the next owner continues it. A
+daemon rewrites one ledger at a time, and the topic's offloading, retention and reads continue by the map of each
+moment. A ledger that cannot be read or stored stays as it is, is reported, and is tried again only under a new order.
 
-The brokers' own metadata is theirs: nothing here writes below `/managed-ledgers`.
+This module writes nothing below `/managed-ledgers`, which belongs to the brokers.
 """
 
 import asyncio
@@ -42,36 +41,36 @@ from offloaderd.segment.upload import SegmentFailed
 log = structlog.get_logger(__name__)
 
 LEDGERS_AT_A_TIME = 1
-"""Of all topics of a daemon: live segments need the memory and the line as well."""
+"""Of all topics of a daemon: live segments need memory and bandwidth as well."""
 TRIES_MAX = 3
-"""How often an object that could not be stored is begun anew before the ledger is left as it is."""
+"""Tries to store a ledger's object before the ledger is left as it is."""
 GUESSED_BYTES_PER_S = 32 << 20
-"""How fast ledgers are taken to be rewritten before any was."""
+"""Expected speed before the first ledger is rewritten."""
 
 
 @dataclass(slots=True)
 class Speed:
-    """How fast ledgers were rewritten here: payload bytes, and seconds from the first request to the exchange."""
+    """The speed of rewriting: payload bytes, and seconds from the first request to the exchange."""
 
     payload_bytes: int = 0
     seconds: float = 0.0
 
     @property
     def measured(self) -> bool:
-        """Whether anything is known of it."""
+        """Whether a ledger has been rewritten."""
         return self.payload_bytes > 0 and self.seconds > 0
 
     @property
     def bytes_per_s(self) -> float:
-        """What is to be expected of the next ledger."""
+        """The speed to expect of the next ledger."""
         return self.payload_bytes / self.seconds if self.measured else GUESSED_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a topic's order is: counted in ledgers and payload bytes, without those that cannot be rewritten.
+    """The progress of a topic's order in ledgers and payload bytes, without ledgers that cannot be rewritten.
 
-    `ledger_id` is being worked on, None for none; `error` is what hinders it at the moment.
+    `ledger_id` is the ledger in work, None for none; `error` is the present failure.
     """
 
     order: RollbackOrder | None = None
@@ -86,7 +85,7 @@ class Progress:
 
 
 class Rollback:
-    """The duty towards each topic, and where it is asked for."""
+    """The duty for each topic to carry out its orders, and the place to request them."""
 
     def __init__(self, context: OffloadContext) -> None:
         self.speed = Speed()
@@ -105,7 +104,7 @@ class Rollback:
             work.desk.close()
 
     async def order(self, offloader: OwnedTopic, to_ledger_id: int | None) -> RollbackOrder | None:
-        """Order that all ledgers up to one (None: that there are now) are rewritten; None when there is nothing to do.
+        """Order the rewriting of all ledgers up to one (None: all present ones); return None if none is left.
 
         Raises NotFound for a ledger that the topic does not have, Transient while the topic is being taken over.
         """
@@ -122,19 +121,19 @@ class Rollback:
         return await work.desk.ask(extended(max(wanted), self._clock.wall_ms()))
 
     async def stop(self, offloader: OwnedTopic) -> RollbackOrder:
-        """Take the order back: what is being written is given up, what was rewritten stays. Raises NotFound."""
+        """Withdraw the order: the attempt is given up, and rewritten ledgers stay. Raises NotFound."""
         return await self._of(offloader).desk.ask(taken_back(self._clock.wall_ms()))
 
     def progress(self, offloader: OwnedTopic) -> Progress:
-        """Say how far the topic's order is. Raises Transient while the topic is being taken over."""
+        """Return the progress of the topic's order. Raises Transient while the topic is being taken over."""
         return self._of(offloader).progress()
 
     def ledger_states(self, topic_map: TopicMap, to_ledger_id: int | None = None) -> Sequence[LedgerState]:
-        """Say what can become of each ledger of a topic, whoever owns it."""
+        """Return for each ledger of a topic, of any owner, whether it can be rewritten."""
         return conversion.ledger_states(topic_map, buckets=self._context.places.buckets, to=to_ledger_id)
 
     def requests(self, row: LedgerState) -> int:
-        """Estimate how many requests rewriting a ledger takes: its data is read, written and read back."""
+        """Estimate the requests to rewrite a ledger: its data is read, written and read back."""
         layout = self._context.layout
         pieces = -(-row.payload_bytes // min(PIECE_BYTES, layout.part_bytes))
         parts = -(-row.payload_bytes // cut_of(self._context).part_bytes)
@@ -149,7 +148,7 @@ class Rollback:
 
 @dataclass(slots=True)
 class _Tries:
-    """How often ledgers failed under one order, and which are not tried again."""
+    """How often ledgers failed under one order, and the ledgers that are not tried again."""
 
     ordered_ms: int = 0
     counts: Counter[int] = field(default_factory=Counter)
@@ -181,7 +180,7 @@ class _TopicRollback:
         )
 
     async def run(self) -> None:
-        """Take orders and carry them out until cancelled. Raises Fenced."""
+        """Carry out orders until cancelled. Raises Fenced."""
         try:
             async with Group() as group:
                 group.create_task(self.desk.serve(), name=f"orders of {self._topic}")
@@ -220,7 +219,7 @@ class _TopicRollback:
                 self._error = None
 
     async def _turn(self, left: Attempt | None) -> None:
-        """Do what comes next: end what is not wanted, rewrite a ledger, or wait for an order. Raises Fenced."""
+        """Do the next step: give up an unwanted attempt, rewrite a ledger, or wait for an order. Raises Fenced."""
         rows = self._left()
         self._metrics.rollback_remaining_ledgers.labels(topic=str(self._topic)).set(len(rows))
         if left is not None and (reason := self._unwanted(left, rows)):
@@ -237,7 +236,7 @@ class _TopicRollback:
                 await self._one_ledger(row, left)
 
     def _left(self) -> dict[int, LedgerState]:
-        """Return the ledgers that are still to be rewritten by the order, in the order in which they can be."""
+        """Return the ledgers that the order has left to rewrite, in a possible order of rewriting."""
         order = self.desk.order
         if order is None or not order.active:
             return {}
@@ -252,7 +251,7 @@ class _TopicRollback:
         return {one: rows[one] for one in conversion.sequence(self._offloader.map, wanted)}
 
     def _unwanted(self, left: Attempt, rows: dict[int, LedgerState]) -> str:
-        """Say why what an earlier owner left is not gone on with; empty: it is."""
+        """Return why an earlier owner's attempt is not resumed; empty if it is."""
         row = rows.get(left.ledger_id) if left.ledger_id is not None else None
         if row is None:
             return "its ledger is not to be rewritten any more"
@@ -262,14 +261,14 @@ class _TopicRollback:
         return ""
 
     async def _end(self) -> None:
-        """Nothing more is to be done by the order. Raises Fenced."""
+        """Record the end of the order. Raises Fenced."""
         now_ms = max(1, self._clock.wall_ms())
         order = await self.desk.change(lambda known: _ended(known, now_ms))
         log.info("rollback.ended", topic=str(self._topic), to=order.to_ledger_id, failures=len(order.failures))
         self._offloader.changed.notify()
 
     async def _one_ledger(self, row: LedgerState, left: Attempt | None) -> None:
-        """Rewrite a ledger, or leave it as it is and say why. Raises Fenced."""
+        """Rewrite a ledger, or record why it failed. Raises Fenced."""
         started_s = self._clock.monotonic()
         work = LedgerRewrite(self._offloader, self._context, self._attempts, row, lambda: not self.desk.active)
         self._current = work
@@ -328,7 +327,7 @@ class _TopicRollback:
         await self.desk.change(lambda known: _with_failure(known, ledger_id, str(error)))
 
     def progress(self) -> Progress:
-        """Say how far the order is."""
+        """Return the progress of the order."""
         order, current = self.desk.order, self._current
         if order is None:
             return Progress(error=str(self._error) if self._error is not None else "")
@@ -355,10 +354,10 @@ class _TopicRollback:
 
 
 def _ended(known: RollbackOrder | None, now_ms: int) -> RollbackOrder:
-    assert known is not None  # noqa: S101 - only an order that there is ends
+    assert known is not None  # noqa: S101 - only an existing order ends
     return replace(known, ended_ms=now_ms) if known.active else known
 
 
 def _with_failure(known: RollbackOrder | None, ledger_id: int, reason: str) -> RollbackOrder:
-    assert known is not None  # noqa: S101 - only under an order anything fails
+    assert known is not None  # noqa: S101 - ledgers fail under an order only
     return replace(known, failures={**known.failures, ledger_id: reason})

@@ -1,6 +1,6 @@
 """The stored feed: entries from the bucket, for rewriting, within the upload budget.
 
-Manifests are fetched and compared with the map, blocks with the checksums of their manifest. What seems damaged is read
+Manifests are compared with the map, and blocks with the checksums of their manifest. Data that seems damaged is read
 once more, since a bit can flip in transit. Transient errors are retried; damaged or missing objects end the reading
 with an error that names key and byte.
 """
@@ -31,11 +31,11 @@ PIECE_BYTES = 4 << 20
 """Size of one request; a larger block is read alone."""
 
 CONFIRM_S = 2.0
-"""Pause before what seems damaged is read once more."""
+"""Pause before data that seems damaged is read once more."""
 
 
 class Unreadable(SegmentFailed):
-    """The bucket does not hold what was committed, so it cannot be rewritten."""
+    """The bucket lacks committed data, so it cannot be rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class BucketReader:
                 if block.ledger_id == ledger_id and block.last_entry_id >= first_entry_id
             ]
             for piece in runs(blocks, self.piece_bytes):
-                # A caller with a reservation asks for none: it would wait behind others while it holds some.
+                # With a reservation of its own, a caller takes none here: it would wait behind others while it holds
+                # one.
                 async with self._budget.held(piece.length) if reserve else nullcontext():
                     for found in await self._piece(volume, piece):
                         batch = found.between(first_entry_id, found.last_entry_id)
@@ -150,7 +151,7 @@ class BucketReader:
         async with aclosing(self.run(volumes, slices, reserve=True)) as batches:
             async for batch in batches:
                 found.take(batch)
-                # Live segments run between two steps, however fast the bucket is.
+                # Lets live segments work between two batches, however fast the bucket is.
                 await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
         return found
 
