@@ -1,4 +1,4 @@
-"""Limits that are shared: what is held at a time, what happens in a second, what is remembered."""
+"""Shared limits: amounts held at once (`Admission`), rates (`TokenBucket`), remembered entries (`Bounded`)."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 BURST_S = 1.0
 SLACK_S = 1e-6
-"""What sums of durations may lack."""
+"""Tolerance for rounding in sums of durations."""
 
 
 class _Asked(NamedTuple):
@@ -23,10 +23,11 @@ class _Asked(NamedTuple):
 
 
 class Admission:
-    """A limit on what is held at once, given in the order of asking; more than all of it when nothing else is held.
+    """A limit on the amount held at once, granted in the order of the requests; any amount is granted if nothing is
+    held.
 
-    A `holder` that holds something gets more only if as much again is left for others: one whose requests fail, and
-    which gives nothing back, cannot take all.
+    A `holder` that holds something gets more only if the same amount stays free for others. So a holder whose requests
+    fail, and that releases nothing, cannot take all.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,11 +38,11 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held, nor waited for."""
+        """Whether nothing is held."""
         return not self.used
 
     async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
-        """Take `wanted`, waiting for one's turn. Cancellation leaves nothing taken."""
+        """Take `wanted`; waits until it is granted. Cancellation leaves nothing taken."""
         if self.take_now(wanted, holder):
             return
         asked = _Asked(wanted, holder, asyncio.get_running_loop().create_future())
@@ -58,20 +59,20 @@ class Admission:
             raise
 
     def take_now(self, wanted: int = 1, holder: Hashable = None) -> bool:
-        """Take it if the holder may have it at this moment; says whether it did."""
+        """Take `wanted` if that needs no wait. Returns whether it was taken."""
         if self._queue or not self._fits(wanted) or not self._may_have(wanted, holder):
             return False
         self._take(wanted, holder)
         return True
 
     def release(self, held: int = 1, holder: Hashable = None) -> None:
-        """Give back what was taken."""
+        """Release an amount that was taken before."""
         self._take(-held, holder)
         self._grant()
 
     @asynccontextmanager
     async def held(self, wanted: int = 1, holder: Hashable = None) -> AsyncIterator[None]:
-        """Hold `wanted` inside, waiting for one's turn."""
+        """Hold `wanted` within the `async with` block; waits until it is granted."""
         await self.acquire(wanted, holder)
         try:
             yield
@@ -79,7 +80,7 @@ class Admission:
             self.release(wanted, holder)
 
     def follow(self, limit: int) -> None:
-        """Have another limit; what is held beyond a lower one is given back in its time."""
+        """Change the limit. An amount above a lower limit stays held until its holders release it."""
         self.limit = limit
         self._grant()
 
@@ -87,7 +88,7 @@ class Admission:
         return self.used == 0 or self.used + wanted <= self.limit
 
     def _may_have(self, wanted: int, holder: Hashable) -> bool:
-        """Whether it is the holder's turn as soon as there is room; if not, others go first."""
+        """Whether the holder may get more at all; if not, later requests of other holders are granted first."""
         held = self._held[holder] if holder is not None else 0
         return held == 0 or held + 2 * wanted <= self.limit
 
@@ -114,23 +115,23 @@ class Admission:
 
 
 class ByteBudget(Admission):
-    """A limit on bytes held at once, by all topics together."""
+    """A limit on the bytes that all topics together hold at once."""
 
     @property
     def limit_bytes(self) -> int:
-        """What may be held."""
+        """The limit in bytes."""
         return self.limit
 
     @property
     def used_bytes(self) -> int:
-        """What is held."""
+        """Bytes held now."""
         return self.used
 
 
 class TokenBucket:
-    """At most `per_s` in a second, 0 for no limit; `burst_s` of what was not used may go at once.
+    """A rate of at most `per_s` per second, 0 for no limit. The unused share of the last `burst_s` seconds is kept.
 
-    It counts time: `_free_s` is when all that was taken so far will have been paid for.
+    The state is one time: at `_free_s` (monotonic) all amounts taken so far are paid for.
     """
 
     __slots__ = ("_burst_s", "_clock", "_free_s", "per_s")
@@ -143,23 +144,23 @@ class TokenBucket:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until what was taken has been paid for."""
+        """Seconds until all amounts taken so far are paid for."""
         return max(0.0, self._free_s - self._clock.monotonic())
 
     @property
     def full(self) -> bool:
-        """Whether it is as good as a new one."""
+        """Whether the bucket is in the state of a new one."""
         return self._free_s <= self._clock.monotonic() - self._burst_s
 
     def take(self, amount: float) -> float:
-        """Take an amount, or give one back with a negative one; returns what `wait_s` was before."""
+        """Take an amount, or return one if it is negative. Returns `wait_s` as it was before."""
         wait_s = self.wait_s
         if self.per_s:
             self._free_s = max(self._free_s, self._clock.monotonic() - self._burst_s) + amount / self.per_s
         return wait_s
 
     def take_now(self, amount: float) -> bool:
-        """Take an amount if it need not be waited for; says whether it did."""
+        """Take an amount if that needs no wait. Returns whether it was taken."""
         now_s, before_s = self._clock.monotonic(), self._free_s
         self.take(amount)
         if self._free_s <= now_s + SLACK_S:
@@ -168,13 +169,13 @@ class TokenBucket:
         return False
 
     async def ready(self) -> None:
-        """Wait until what was taken has been paid for, by others meanwhile as well."""
+        """Wait until all amounts are paid for, including those that others take during the wait."""
         while wait_s := self.wait_s:
             await self._clock.sleep(wait_s)
 
 
 class Bounded(OrderedDict[K, V]):
-    """At most `most` entries: one more, and that which was set longest ago is forgotten."""
+    """A dictionary of at most `most` entries; one more removes the entry that was set longest ago."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

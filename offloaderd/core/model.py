@@ -1,6 +1,6 @@
 """Value types shared by every layer: topics, positions, ledgers, batches of entries, segment ranges.
 
-All are immutable; all numbers are BookKeeper's (ledger and entry ids are signed 64-bit and >= 0).
+All are immutable. Ledger and entry ids are BookKeeper's: signed 64-bit numbers >= 0.
 """
 
 import re
@@ -16,16 +16,16 @@ from offloaderd.core.errors import InvalidInput
 
 LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024
-"""Pulsar's default `maxMessageSize`; a larger entry is refused at the door."""
+"""Pulsar's default `maxMessageSize`; a larger entry is refused when it is pushed."""
 
 DRIVER = "offloaderd"
-"""The name under which segments are recorded, and under which brokers know our LedgerOffloader."""
+"""The driver name in records of segments; brokers know our LedgerOffloader by the same name."""
 
 _PART = re.compile(r"[-=:.\w]+")
 
 
 class Position(NamedTuple):
-    """A point in a topic: ordered, comparable, written `ledger:entry`."""
+    """Ledger id and entry id of an entry: ordered, written `ledger:entry`."""
 
     ledger_id: int
     entry_id: int
@@ -50,16 +50,16 @@ class Position(NamedTuple):
 
 
 START = Position(-1, -1)
-"""What the very first entry of a topic follows."""
+"""The position before the first entry of a topic."""
 
 
 def encode_local(name: str) -> str:
-    """Return a local name as Java's URLEncoder writes it: a space is `+`, and `*` stays while `~` does not."""
+    """Encode a topic's local name as Java's URLEncoder does: a space becomes `+`, `*` stays, `~` is encoded."""
     return quote_plus(name, safe="*").replace("~", "%7E")
 
 
 def decode_local(encoded: str) -> str:
-    """Return the local name that `encode_local` was given. Raises InvalidInput for bytes that are no text."""
+    """Decode a name that `encode_local` has encoded. Raises InvalidInput if its bytes are not UTF-8."""
     try:
         return unquote_plus(encoded, errors="strict")
     except UnicodeDecodeError:
@@ -67,12 +67,12 @@ def decode_local(encoded: str) -> str:
 
 
 TOPIC_CHARS_MAX = 4096
-"""Far beyond what a broker's HTTP API takes. A name becomes a path, and ZooKeeper hangs up on requests of 1 MiB."""
+"""Longest topic name; brokers take far less. It becomes a path, and ZooKeeper disconnects on requests of 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A non-partitioned topic, or one partition of a partitioned one."""
+    """Name of a non-partitioned topic, or of one partition of a partitioned topic."""
 
     tenant: str
     namespace: str
@@ -115,7 +115,7 @@ class TopicName:
 
     @property
     def managed_ledger(self) -> str:
-        """Name of the managed ledger, as Pulsar's brokers write it (TopicName.getPersistenceNamingEncoding)."""
+        """Name of the managed ledger, as Pulsar's brokers encode it (TopicName.getPersistenceNamingEncoding)."""
         return f"{self.tenant}/{self.namespace}/{self.domain}/{encode_local(self.local)}"
 
     def __str__(self) -> str:
@@ -125,9 +125,9 @@ class TopicName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOffload:
-    """A whole ledger that a broker has offloaded itself (PIP-17), by its own word: what its OffloadContext says.
+    """The OffloadContext of a ledger that a broker itself has offloaded as a whole (PIP-17).
 
-    `driver` and `properties` tell where the objects lie. `source_deleted`: BookKeeper has, or soon will have, no copy.
+    `driver` and `properties` locate the objects. `source_deleted`: BookKeeper has no copy, or will soon have none.
     """
 
     object_id: UUID
@@ -139,12 +139,12 @@ class LedgerOffload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerInfo:
-    """What is known of one ledger of a topic.
+    """Metadata of one ledger of a topic.
 
-    `entries` and `size_bytes` (payload) are the whole ledger's once it is closed, before what is known; `closed_at_ms`
-    is 0 while it is open. `offloaded` is a broker's own copy. None where not known: `previous`, the one directly before
-    it in the keeper's list, readable or not; `created_ms`, by which a number that was given twice shows; `listing`,
-    when the list that it is the last of was made, and how often it was changed since.
+    `entries` and `size_bytes` (payload) are final once the ledger is closed; `closed_at_ms` is 0 while it is open.
+    `offloaded` is a broker's own copy. Others are None if unknown: `previous` is the ledger directly before it in the
+    source's list, readable or not; `created_ms` shows whether an id was given to a second ledger; `listing`, on the
+    list's last ledger alone, is the list's creation time and its number of changes.
     """
 
     ledger_id: int
@@ -159,21 +159,21 @@ class LedgerInfo:
 
 
 class LedgerEnd(NamedTuple):
-    """A closed ledger's number of entries, and the topic's next ledger as far as it is known."""
+    """Number of entries of a closed ledger, and the topic's next ledger (None if unknown)."""
 
     entries: int
     next_ledger_id: int | None
 
     def adds_to(self, known: "LedgerEnd | None") -> bool:
-        """Say whether this tells more than what is known: which ledger comes next is not forgotten again."""
+        """Whether this end adds to the known one. A known next ledger is never replaced by an unknown one."""
         return known is None or (self != known and (self.next_ledger_id is not None or self.entries != known.entries))
 
 
 class Loss(NamedTuple):
-    """Entries that are gone from the source without having been offloaded: between two positions, both kept.
+    """Entries between two existing positions that the source deleted before they were offloaded.
 
-    `entries` is how many are known to have been there; 0 says that nobody can tell whether there were any.
-    `noticed_ms` is when it was found out (wall clock).
+    `entries` is their number as far as known; 0 means that there may have been none. `noticed_ms` (wall clock) is when
+    the loss was found.
     """
 
     after: Position
@@ -183,29 +183,29 @@ class Loss(NamedTuple):
 
     @property
     def certain(self) -> bool:
-        """Whether entries are known to be lost; else they may be."""
+        """Whether entries are known to be lost; if not, a loss is only possible."""
         return self.entries > 0
 
     def holds(self, position: Position) -> bool:
-        """Whether a position lies in the range."""
+        """Whether a position is inside the lost range."""
         return self.after < position < self.before
 
     def without(self, there: "Iterable[SegmentRange]") -> "Loss | None":
-        """Return what remains of it when entries turned up after all (a broker pushed them); None for nothing."""
+        """Return what is left of the loss after entries of it arrived (a broker pushed them), None for nothing."""
         ends = [one.end for one in there if one.begin < self.before and self.after < one.end]
         if not ends:
             return self
         return self._replace(after=max(ends), entries=0) if max(ends) < self.before else None
 
     def __str__(self) -> str:
-        """The range in words."""
+        """The range for messages."""
         return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
 
 
 def lost_up_to(losses: Iterable[Loss], after: Position, limit: Position) -> Position | None:
-    """Return up to where everything behind `after` is recorded as lost, `limit` at most; None where nothing is.
+    """Return the end of the recorded losses that directly follow `after`, at most `limit`; None if there is none.
 
-    Two losses may meet within one another: that of history's end, and that of the begin of what is live.
+    Losses may overlap: one at the end of history, and one at the begin of the live part.
     """
     reached: Position | None = None
     for loss in sorted(losses):
@@ -216,20 +216,20 @@ def lost_up_to(losses: Iterable[Loss], after: Position, limit: Position) -> Posi
 
 
 class Edge(StrEnum):
-    """By what a source knows how far an open ledger is confirmed; the way decides how stale that can be."""
+    """How a source learns the LAC of an open ledger, which decides how stale that can be."""
 
     EXACT = "exact"
-    """The source is the writer, or the ledger is closed: nothing is hidden."""
+    """The source is the writer, or the ledger is closed: no confirmed entry is missing."""
     NEXT_WRITE = "next write"
-    """Only entries carry the LAC: what a quiet writer had in flight shows with its next entry, or at the close."""
+    """Only entries carry the LAC: a quiet writer's last entries show with its next entry, or at the close."""
     EXPLICIT_LAC = "explicit LAC"
-    """The writer tells bookies its LAC at an interval (`bookkeeperExplicitLacIntervalInMills`)."""
+    """The writer sends its LAC to bookies at an interval (`bookkeeperExplicitLacIntervalInMills`)."""
     ADMIN = "admin API"
-    """The broker was asked for the writer's own `lastConfirmedEntry` when the topic went quiet."""
+    """When the topic became quiet, the broker reported the writer's own `lastConfirmedEntry`."""
 
 
 class Confirmed(NamedTuple):
-    """How far a ledger may be read: LAC, -1 for nothing; `hidden` counts what is stored beyond it, confirmed or not."""
+    """LAC of a ledger, -1 for no entry. `hidden` counts the entries stored behind it, confirmed or not."""
 
     last_entry_id: int
     closed: bool
@@ -247,7 +247,7 @@ class EntryBatch:
 
     @property
     def count(self) -> int:
-        """How many entries there are."""
+        """Number of entries."""
         return len(self.payloads)
 
     @property
@@ -270,7 +270,7 @@ class EntryBatch:
         return sum(map(len, self.payloads))
 
     def between(self, first_entry_id: int, last_entry_id: int) -> "EntryBatch":
-        """Return the part of the batch within [first_entry_id, last_entry_id]; may be empty."""
+        """Return the batch cut to the entries in [first_entry_id, last_entry_id]; may be empty."""
         low = max(first_entry_id, self.first_entry_id)
         high = min(last_entry_id, self.last_entry_id)
         if low == self.first_entry_id and high == self.last_entry_id:
@@ -281,7 +281,7 @@ class EntryBatch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRange:
-    """What a segment holds: from `begin` to `end`, both inclusive."""
+    """Range of a segment's entries: `begin` to `end`, both inclusive."""
 
     begin: Position
     end: Position
@@ -301,7 +301,7 @@ class OfferResult(StrEnum):
 
 
 class Retained(NamedTuple):
-    """What a namespace's retention keeps of a topic once it is acknowledged, in seconds and bytes; None: no limit."""
+    """Limits of a namespace's retention on acknowledged entries, in seconds and bytes; None: no limit."""
 
     seconds: float | None = None
     size_bytes: int | None = None
@@ -319,11 +319,11 @@ class RollReason(StrEnum):
 
 
 class PolicyValue(StrEnum):
-    """A value of a policy out of a fixed set."""
+    """A policy value from a fixed set."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a policy value. Raises InvalidInput."""
+        """Read a value. Raises InvalidInput."""
         try:
             return cls(text)
         except ValueError:
@@ -332,38 +332,38 @@ class PolicyValue(StrEnum):
 
 
 class HistoryOrder(PolicyValue):
-    """When the live edge is offloaded of a topic that has entries from before it was enabled."""
+    """Order of history and live entries for a topic that had entries before it was enabled."""
 
     HISTORY_FIRST = "history-first"
-    """After all of them, as PIP-76 has it."""
+    """Live entries after all of history, as in PIP-76."""
     ALONGSIDE = "alongside"
-    """At once, beside them."""
+    """Live entries at once, while history is offloaded."""
 
 
 class TierRetention(StrEnum):
-    """How long the tier keeps what was offloaded."""
+    """How long the tier keeps offloaded entries."""
 
     KEEP = "keep"
-    """For ever: what the broker trims by its retention stays readable here."""
+    """For ever: entries that the broker's retention deletes stay readable here."""
     FOLLOW = "follow"
-    """As long as the source's list has the ledger."""
+    """As long as the ledger is in the source's list."""
     LIMITED = "limited"
-    """Up to an age or a size, and never less than the source has."""
+    """Up to an age or a size, and at least as long as the source has them."""
 
 
 class OutagePolicy(PolicyValue):
-    """What becomes of new entries of a topic while the object store is away for long."""
+    """How a topic treats new entries during a long outage of the object store."""
 
     BLOCK = "block"
-    """Nothing is taken: who pushes is held back, and the source is not read."""
+    """None are accepted: pushes are held back, and the source is not read."""
     SOURCE = "source"
-    """The ledger source keeps them, and they are read there later; a topic without one is blocked."""
+    """The ledger source keeps them, and they are read from there later; a topic without a source is blocked."""
     SPILL = "spill"
-    """Who has no source writes them to a local disk; a topic with a source leaves them there."""
+    """A topic without a source writes them to a local disk; a topic with a source leaves them there."""
 
 
 class OffloadMethod(PolicyValue):
-    """How entries reach the bucket: as they come (PIP-76), by closed ledgers (PIP-17), or not at all."""
+    """How entries are offloaded: as they arrive (PIP-76), by closed ledgers (PIP-17), or not at all."""
 
     STREAMING = "streaming"
     LEDGER_BASED = "ledger-based"
@@ -371,5 +371,5 @@ class OffloadMethod(PolicyValue):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a policy value, also `streaming-based` as Pulsar's unmerged setting had it. Raises InvalidInput."""
+        """Read a value, also `streaming-based` from Pulsar's unmerged setting. Raises InvalidInput."""
         return super().parse("streaming" if text == "streaming-based" else text)

@@ -1,13 +1,13 @@
-"""Names of the nodes, relative to the store's root (`<metadata.root>/<cluster>`); the only place that builds them.
+"""Paths of all nodes, relative to the store's root (`<metadata.root>/<cluster>`); no other module builds them.
 
     /daemons/<id>                                          ephemeral
     /selections/<pattern>
     /policies/
         broker
         namespaces/<tenant>/<namespace>
-    /identity                                              which deployment this is, and whose ledgers it offloads
-    /rebuild                                               while the rest is being rebuilt from the bucket
-    /grants-changed/<topic>                                its owner is to look at its grants now
+    /identity                                              id of this deployment, and of its ledger source
+    /rebuild                                               present during a rebuild from the bucket
+    /grants-changed/<topic>                                notice to the topic's owner: read its grants now
     /topics/<tenant>/<namespace>/<domain>/<local>/
         policy  owner  epoch  attempt  floor  verified  asked  identity
         ledgers/<ledger id>
@@ -17,8 +17,8 @@
         history/plan  attempt  ranges/<number>  driver  holder  attempts/<segment uuid>  writers/<segment uuid>
         rollback/order  attempt
 
-Rules: a topic's names are percent-encoded as nearly all of its managed ledger's, so a topic is found under the name
-an operator knows; what ZooKeeper would refuse as a name (`.`, `..`, characters beyond ASCII) is encoded as well.
+The names of a topic are percent-encoded nearly as in its managed ledger's name, so operators recognise the path. Names
+that ZooKeeper would refuse (`.`, `..`, characters beyond ASCII) are encoded as well.
 """
 
 from collections.abc import Callable
@@ -47,22 +47,22 @@ def daemon(daemon_id: str) -> str:
 
 
 def selection(pattern: str) -> str:
-    """Standing order for the topics that match a pattern."""
+    """Policy for all topics that match a pattern."""
     return f"{SELECTIONS}/{_encoded(pattern)}"
 
 
 def selected_pattern(name: str) -> str:
-    """Return the pattern that `selection` was given, from the name of its node."""
+    """Return the pattern from the name of its `selection` node."""
     return unquote(name)
 
 
 def namespace_policy(tenant: str, namespace: str) -> str:
-    """What holds for the topics of a namespace."""
+    """Policy of the topics of a namespace."""
     return f"{NAMESPACE_POLICIES}/{_encoded(tenant)}/{_encoded(namespace)}"
 
 
 def name_of(node: str) -> str:
-    """Return the tenant or namespace that a node is named by."""
+    """Return the tenant or namespace from the name of its node."""
     return unquote(node)
 
 
@@ -72,7 +72,7 @@ def namespace(name: TopicName) -> str:
 
 
 def topic(name: TopicName) -> str:
-    """Folder of everything that belongs to a topic."""
+    """Folder of a topic."""
     tenant, namespace, domain, local = map(_encoded, (name.tenant, name.namespace, name.domain, name.local))
     return f"{TOPICS}/{tenant}/{namespace}/{domain}/{local}"
 
@@ -90,11 +90,11 @@ def _by_segment(folder: str) -> Callable[[TopicName, UUID], str]:
 
 
 policy = _node("policy")
-"""Topic policy; its presence makes the topic known."""
+"""Topic policy. Its presence registers the topic."""
 owner = _node("owner")
-"""Who works on the topic now (ephemeral)."""
+"""The topic's present owner (ephemeral)."""
 epoch = _node("epoch")
-"""Number of the ownership; the node's version fences commits."""
+"""Number of the present ownership; the node's version fences commits."""
 attempt = _node("attempt")
 """The one open segment."""
 ledgers = _node("ledgers")
@@ -102,75 +102,75 @@ ledgers = _node("ledgers")
 ledger = _numbered("ledgers")
 """Offload context of one ledger."""
 losses = _node("losses")
-"""Folder of what was deleted from the source before it was offloaded."""
+"""Folder of the ranges that the source deleted before they were offloaded."""
 trash = _node("trash")
-"""Folder of the objects whose deletion has been decided."""
+"""Folder of the segments whose objects are to be deleted."""
 trash_record = _by_segment("trash")
 """One segment whose objects are to be deleted."""
 floor = _node("floor")
-"""End of the last segment that was deleted."""
+"""End of the last segment that was deleted from the front."""
 verified = _node("verified")
-"""When each segment was last looked at by the scrub."""
+"""Time of the scrub's last check of each segment."""
 identity = _node("identity")
-"""Refusals that stand because the topic's metadata, bucket or source may be of another history."""
+"""Standing refusals: the topic's metadata, bucket or source may belong to another history."""
 asked = _node("asked")
-"""What was last asked of the topic by hand."""
+"""The last manual request for the topic."""
 grants = _node("grants")
 """Folder of the permissions to delete ledgers from their source."""
 grant = _numbered("grants")
 """Permission to delete one ledger from its source."""
 history = _node("history")
-"""Folder of what is known of the entries from before the live edge; only topics that need it have one."""
+"""Folder of the entries before the live edge; only topics with such entries have one."""
 history_plan = _node("history/plan")
-"""What is history, and where the live edge begins."""
+"""The range that is history, and where the live edge begins."""
 history_attempt = _node("history/attempt")
-"""The open segment of history that the owner writes."""
+"""The owner's open segment of history."""
 history_ranges = _node("history/ranges")
-"""Folder of the ranges that history is split into."""
+"""Folder of the ranges into which history is split."""
 history_range_node = _numbered("history/ranges")
-"""So many of these ranges as one node holds."""
+"""One node with as many of these ranges as fit."""
 history_driver = _node("history/driver")
-"""Number of the claim of a backfill job's driver; the node's version fences it and its executors."""
+"""Number of the claim of a backfill job's driver; the node's version fences the driver and its executors."""
 history_holder = _node("history/holder")
-"""The driver that lives (ephemeral)."""
+"""The running driver (ephemeral)."""
 history_attempts = _node("history/attempts")
-"""Folder of the segments that a job writes, or has written and not committed yet."""
+"""Folder of a job's segments that are being written, or are written and not committed yet."""
 history_job_attempt = _by_segment("history/attempts")
-"""One segment that a job writes."""
+"""One uncommitted segment of a job."""
 history_writers = _node("history/writers")
-"""Folder of the executors that write."""
+"""Folder of the running executors."""
 history_writer = _by_segment("history/writers")
 """The executor that writes one segment (ephemeral)."""
 rollback = _node("rollback")
-"""Folder of the rewriting of segments as whole ledgers; only topics for which it was ordered have one."""
+"""Folder of a rewrite of segments as whole ledgers; only topics with an order for it have one."""
 rollback_order = _node("rollback/order")
-"""Up to where it was ordered, and what came of it."""
+"""The order: its last ledger, and its result."""
 rollback_attempt = _node("rollback/attempt")
 """The ledger that is being rewritten."""
 
 
 def loss(name: TopicName, node: str) -> str:
-    """One lost range; `loss_nodes.py` says under which name."""
+    """Record of one lost range; `loss_nodes.py` chooses its name."""
     return f"{losses(name)}/{node}"
 
 
 def grants_changed(name: TopicName) -> str:
-    """Word to a topic's owner that somebody else changed one of its grants."""
+    """Notice to a topic's owner that another process changed one of its grants."""
     return f"{GRANTS_CHANGED}/{_encoded(str(name))}"
 
 
 def topic_of_grants_changed(node: str) -> TopicName:
-    """Return the topic that a node of `grants_changed` is named by. Raises InvalidInput."""
+    """Return the topic from the name of its `grants_changed` node. Raises InvalidInput."""
     return TopicName.parse(unquote(node))
 
 
 def folders(name: TopicName) -> tuple[str, ...]:
-    """Return the folders that must exist before a transaction may create nodes below them, parents first."""
+    """Return the folders that must exist before a transaction creates nodes in them, parents first."""
     return (topic(name), ledgers(name), losses(name), trash(name), grants(name))
 
 
 def parse_topic(path: str) -> TopicName:
-    """Return the topic whose folder `path` is, or in whose folder it lies. Raises InvalidInput."""
+    """Return the topic of its folder's path, or of a path inside the folder. Raises InvalidInput."""
     parts = path.split("/")
     if len(parts) < _TOPIC_DEPTH or parts[0] or f"/{parts[1]}" != TOPICS:
         raise InvalidInput(f"{path!r} is not the path of a topic")
@@ -182,6 +182,6 @@ def parse_topic(path: str) -> TopicName:
 
 
 def _encoded(part: str) -> str:
-    """Return a name as one path element that every metadata store accepts."""
+    """Encode a name as one path element that every metadata store accepts."""
     text = quote(part, safe=_SAFE)
     return text.replace(".", "%2E") if text in {".", ".."} else text

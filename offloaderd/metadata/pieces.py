@@ -1,18 +1,17 @@
-"""A ledger's context as it is stored: in one node, or, of very many segments, in a node and pieces below it. Pure.
+"""Storage of a ledger's context: one node, or for very many segments a node with pieces below it. Pure.
 
 ```
-ledgers/<id>             the marks, the end, which pieces there are, and the newest segments
+ledgers/<id>             the marks, the end, the table of pieces, and the newest segments
 ledgers/<id>/<piece>     older segments, consecutive
 ```
 
-Rules: whoever changes a piece writes the context's node in the same transaction, so its version stands for all of them
-(`nodes.stored_context`), and two who change the same context never both win. A change reads and writes only the pieces
-whose segments it concerns: a commit writes the newest segments, a removal the oldest ones. A context that has become
-small is one node again.
+A change of a piece writes the context's node in the same transaction, so the node's version stands for all of them
+(`nodes.stored_context`), and of two concurrent changes only one succeeds. A change reads and writes only the pieces of
+its segments: a commit writes the newest segments, a removal the oldest. A context that became small is one node again.
 
-When: a context stays in one node as long as a transaction with it has room in the store (`ROOM_BYTES`). Releases that
-know no pieces refuse a context in pieces (`context.FORMAT_PIECES`) and stall its topic; at that size they could not
-commit to it any more either, so during an upgrade nothing stalls that would not have stalled without pieces.
+A context stays one node while a transaction with it fits the store's limit (`ROOM_BYTES`). Releases without pieces
+refuse a context in pieces (`context.FORMAT_PIECES`) and stall its topic. They could not commit to a context of that
+size either, so during an upgrade pieces stall no further topics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +25,17 @@ from offloaderd.metadata.records import codec, context
 from offloaderd.metadata.records.context import AnySegment, LedgerContext, LedgerSegment, Piece
 
 ROOM_BYTES = 900_000
-"""A transaction that would be larger has the contexts that it changes put in pieces first. Earlier releases refuse one
-of 1,000,000 bytes or more, of which the rest of a commit takes some; the store's own limit is above that."""
+"""Before a transaction larger than this, the contexts in it are put in pieces. Earlier releases refuse transactions of
+1,000,000 bytes or more, including the rest of a commit; the store's own limit is higher."""
 PIECE_BYTES = 1 << 15
-"""About how much a piece holds: some 300 segments. The node and each piece are cut when they are twice as large."""
+"""Approximate size of a piece: some 300 segments. The node and each piece are split at twice this size."""
 
 _NONE: Mapping[int, Versioned] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class StoredContext:
-    """A context's node with the version to compare-and-set against, and its pieces by number."""
+    """A context's node with its version for compare-and-set, and its pieces by number."""
 
     value: bytes
     version: int
@@ -44,7 +43,7 @@ class StoredContext:
 
 
 def joined(stored: StoredContext, path: str) -> LedgerContext:
-    """Return the whole context, whatever it is stored in. Raises CorruptData for pieces that are not as it says."""
+    """Return the whole context of a node and its pieces. Raises CorruptData if the pieces differ from its table."""
     known = context.decode(stored.value, path=path)
     older: list[LedgerSegment] = []
     for piece in known.pieces:
@@ -56,14 +55,15 @@ def joined(stored: StoredContext, path: str) -> LedgerContext:
 def with_mark(
     stored: StoredContext, path: str, mark: Callable[[LedgerContext], LedgerContext]
 ) -> tuple[Step, StoredContext]:
-    """Return the step that writes another mark, and the context afterwards. Raises CorruptData."""
+    """Return the step that writes a changed mark, and the context afterwards. Raises CorruptData."""
     known, segments = context.skim(stored.value, path=path)
     value = context.encode(mark(known), segments)
     return Replace(path, value, stored.version), replace(stored, value=value, version=stored.version + 1)
 
 
 def with_end(stored: StoredContext, path: str, end: LedgerEnd) -> tuple[Step, StoredContext] | None:
-    """Return the same of a ledger that has ended, None when it is not offloaded to that end. Raises CorruptData."""
+    """Return step and context for a ledger that has ended; None if it is not offloaded to its end. Raises CorruptData.
+    """
     _, segments = context.skim(stored.value, path=path)
     if segments[-1].end_entry_id + 1 != end.entries:
         return None
@@ -71,7 +71,7 @@ def with_end(stored: StoredContext, path: str, end: LedgerEnd) -> tuple[Step, St
 
 
 def created(path: str, known: LedgerContext) -> tuple[Step, StoredContext]:
-    """Return the step that writes the first node of a context, and the context afterwards."""
+    """Return the step that creates a context's node, and the context afterwards."""
     value = context.encode(known)
     return Create(path, value), StoredContext(value, 0)
 
@@ -79,9 +79,9 @@ def created(path: str, known: LedgerContext) -> tuple[Step, StoredContext]:
 def inserted(
     stored: StoredContext | None, path: str, segment: LedgerSegment, *, created_ms: int | None
 ) -> tuple[list[Step], StoredContext]:
-    """Return the steps that put one more segment between two, or at an end, and the context afterwards.
+    """Return the steps that insert a segment before, between or after the others, and the context afterwards.
 
-    `created_ms` is when the ledger was made, for a context that does not say. Raises CorruptData, ValueError for a gap.
+    `created_ms` is the ledger's creation time, for a context without one. Raises CorruptData; ValueError for a gap.
     """
     if stored is None:
         end = LedgerEnd(segment.end_entry_id + 1, None) if segment.method is OffloadMethod.LEDGER_BASED else None
@@ -101,10 +101,10 @@ def exchanged(
     *,
     created_ms: int | None = None,
 ) -> tuple[list[Step], StoredContext | None]:
-    """Return the steps that put segments in the place of those with entries between two, and the context afterwards.
+    """Return the steps that replace the segments of a range of entries by others, and the context afterwards.
 
-    What is exchanged are whole segments, or none; without any segment left there is no context. `created_ms` as in
-    `inserted`. Raises CorruptData, ValueError for a gap.
+    The range covers whole segments, or none. The context is None once no segment is left. `created_ms` as in
+    `inserted`. Raises CorruptData; ValueError for a gap.
     """
     first, last = entries
     known, own = context.skim(stored.value, path=path)
@@ -118,7 +118,7 @@ def exchanged(
     held += own if in_node else ()
     before = [one for one in held if one.end_entry_id < first]
     row: Sequence[AnySegment] = [*before, *segments, *(one for one in held if one.begin_entry_id > last)]
-    if in_node and not row and begin:  # the newest segments lie in the node, whichever these are
+    if in_node and not row and begin:  # the node must hold the newest segments, so the last piece moves into it
         begin -= 1
         row = _held(stored, table[begin], path)
     if in_node and not row:
@@ -129,9 +129,9 @@ def exchanged(
 
 
 def in_pieces(stored: StoredContext, path: str) -> tuple[list[Step], StoredContext]:
-    """Return the steps that put the older segments of a context in pieces, and the context afterwards.
+    """Return the steps that move a context's older segments to pieces, and the context afterwards.
 
-    One that is in pieces already, or small, needs none. Raises CorruptData.
+    No steps for a context that is small, or in pieces already. Raises CorruptData.
     """
     known, segments = context.skim(stored.value, path=path)
     *older, own = _cut(segments)
@@ -141,13 +141,13 @@ def in_pieces(stored: StoredContext, path: str) -> tuple[list[Step], StoredConte
 
 
 def of_segments(path: str, known: LedgerContext) -> StoredContext:
-    """Return a new context as it is to be stored. Raises ValueError for a gap."""
+    """Return a new context in its stored form. Raises ValueError for a gap."""
     _, stored = created(path, known)
     return stored if len(stored.value) <= ROOM_BYTES else replace(in_pieces(stored, path)[1], version=0)
 
 
 def _held(stored: StoredContext, piece: Piece, path: str) -> Sequence[AnySegment]:
-    """Read a piece; raises CorruptData when it is not there, or holds other entries than it should."""
+    """Read a piece. Raises CorruptData if it is missing or holds other entries than the node's table says."""
     at = f"{path}/{piece.number}"
     node = stored.pieces.get(piece.number)
     wanted = (piece.begin_entry_id, piece.end_entry_id)
@@ -159,7 +159,7 @@ def _held(stored: StoredContext, piece: Piece, path: str) -> Sequence[AnySegment
 
 
 def _cut(segments: Sequence[AnySegment]) -> list[Sequence[AnySegment]]:
-    """Cut segments into rows of about PIECE_BYTES, if they are more than twice that; at least one row of them."""
+    """Cut segments into rows of about PIECE_BYTES if their size is more than twice that; else return one row."""
     if len(segments) < 2:
         return [segments] if segments else []
     size = sum(map(context.stored_bytes, segments))
@@ -176,7 +176,7 @@ def _written(
     rows: Sequence[Sequence[AnySegment]],
     own: Sequence[AnySegment],
 ) -> tuple[list[Step], StoredContext]:
-    """Write the node with its `own` segments, and rows of segments in the place of some of its pieces."""
+    """Write the node with its `own` segments, and `rows` in place of the pieces from index `place[0]` to `place[1]`."""
     begin, end = place
     gone = known.pieces[begin:end]
     numbers = [one.number for one in gone]
