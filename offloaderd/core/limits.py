@@ -23,8 +23,7 @@ class _Asked(NamedTuple):
 
 
 class Admission:
-    """A limit on the amount held at once, granted in the order of the requests; any amount is granted if nothing is
-    held.
+    """A limit on the amount held at once, granted in the order of requests; any amount is granted if nothing is held.
 
     A `holder` that holds something gets more only if the same amount stays free for others. So a holder whose requests
     fail, and that releases nothing, cannot take all.

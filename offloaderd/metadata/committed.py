@@ -1,4 +1,4 @@
-"""A segment that readers may trust, as it is recorded: which entries it holds and where its objects lie."""
+"""The record of a committed segment: its entries and the place of its objects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from offloaderd.objects.keys import SegmentKeys
 class LedgerSlice:
     """Consecutive entries of one ledger, `first_entry_id` to `last_entry_id`, both inclusive.
 
-    `created_ms` is when the ledger was made, as far as a manifest says; the map keeps it by ledger.
+    `created_ms` is the ledger's creation time if the manifest has it; the map keeps it by ledger.
     """
 
     ledger_id: int
@@ -39,9 +39,9 @@ class LedgerSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedSegment:
-    """A segment that readers may trust: its slices by ascending ledger, and where its objects lie.
+    """A segment that readers may trust: its slices by ascending ledger, and the place of its objects.
 
-    `driver` names who wrote it, as Pulsar's drivers are named.
+    `driver` names the writer as Pulsar names its drivers.
     """
 
     segment_id: UUID
@@ -75,13 +75,13 @@ class CommittedSegment:
 
     @property
     def keys(self) -> SegmentKeys:
-        """Where its objects lie."""
+        """Keys of its objects."""
         whole = self.method is OffloadMethod.LEDGER_BASED
         return SegmentKeys(self.prefix, self.segment_id, self.slices[0].ledger_id if whole else None)
 
     @property
     def foreign(self) -> bool:
-        """Whether a broker wrote it: its objects have no manifest, and are the broker's to delete."""
+        """Whether a broker wrote it: its objects have no manifest, and only the broker deletes them."""
         return self.driver != DRIVER
 
     @property
@@ -117,7 +117,7 @@ class CommittedSegment:
         )
 
     def check_manifest(self, manifest: SegmentManifest, *, managed_ledger: str, cluster: str) -> None:
-        """Raise CorruptData unless a manifest is this segment's, and says of it what was committed."""
+        """Raise CorruptData unless a manifest is this segment's and agrees with the commit."""
         for what, expected, found in (
             ("segment", self.segment_id, manifest.segment_id),
             ("managed ledger", managed_ledger, manifest.managed_ledger),
@@ -129,9 +129,9 @@ class CommittedSegment:
                 raise differs(self.keys.manifest, 0, f"{what} {expected}", found)
 
     def is_run_of(self, parts: Sequence[LedgerPart] | Sequence[LedgerSlice]) -> bool:
-        """Whether the slices are all of a manifest's parts of ledgers, or consecutive ones of them.
+        """Whether the slices are consecutive parts of a manifest's ledgers, or all of them.
 
-        Ledgers that have been marked deleted may be gone from the map, so it may hold only a run of the segment's.
+        Ledgers that were marked deleted may be removed from the map, so it may hold only a part of the segment.
         """
         ours = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in self.slices]
         stored = [(part.ledger_id, part.first_entry_id, part.last_entry_id) for part in parts]
@@ -139,7 +139,7 @@ class CommittedSegment:
         return bool(ours) and ours == stored[start : start + len(ours)]
 
     def checked(self) -> Self:
-        """Return itself if its slices can be a segment's; raises InvalidInput."""
+        """Return the segment if its slices can be one segment's. Raises InvalidInput."""
         slices = self.slices
         sound = bool(slices) and all(0 <= part.first_entry_id <= part.last_entry_id for part in slices)
         for before, after in pairwise(slices):

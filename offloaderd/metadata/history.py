@@ -1,7 +1,6 @@
-"""A topic's planned history as it is stored: the ranges over their nodes, and the steps that change one.
+"""A topic's planned history in the store: the ranges in their nodes, and the steps that change one.
 
-Writers are fenced: the owner by its epoch, a job by its lease in the plan. Each of their transactions checks the
-version of that node.
+Writers are fenced: the owner by its epoch, a job by its lease in the plan. Each transaction checks that node's version.
 """
 
 from bisect import bisect_left
@@ -21,7 +20,7 @@ from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryRange, R
 
 @dataclass(frozen=True, slots=True)
 class HistoryRanges:
-    """All ranges of a topic's history, ascending, and the versions of the nodes that they are in."""
+    """All ranges of a topic's history, ascending, and their nodes' versions."""
 
     topic: TopicName
     ranges: tuple[HistoryRange, ...] = ()
@@ -29,18 +28,18 @@ class HistoryRanges:
 
     @classmethod
     def split(cls, topic: TopicName, ranges: Sequence[HistoryRange]) -> "HistoryRanges":
-        """Return ranges that are to be stored for the first time."""
+        """Return ranges that are not stored yet."""
         return cls(topic, tuple(ranges), (0,) * -(-len(ranges) // RANGES_PER_NODE))
 
     def creations(self) -> Iterator[Create]:
-        """Yield the steps that store them; each fits into a transaction of its own."""
+        """Yield the steps that create the nodes; each fits a transaction of its own."""
         for number in range(len(self.versions)):
             yield Create(
                 paths.history_range_node(self.topic, number), history_record.encode_ranges(self.on_node(number))
             )
 
     def at(self, position: Position) -> int | None:
-        """Return the index of the first range that ends at a position or behind it, None when there is none."""
+        """Return the index of the first range that ends at or behind a position; None if there is none."""
         index = bisect_left(self.ranges, position, key=lambda one: one.end)
         return index if index < len(self.ranges) else None
 
@@ -60,11 +59,11 @@ class HistoryRanges:
         ], after
 
     def behind(self, position: Position) -> list[int]:
-        """Return the indices of ranges that end at a position or before it and are not marked done."""
+        """Return the indices of ranges that end at or before a position and are not marked done."""
         return [n for n, one in enumerate(self.ranges) if one.end <= position and one.state is not RangeState.DONE]
 
     def counts(self) -> dict[RangeState, int]:
-        """Return how many ranges are in each state."""
+        """Return the number of ranges in each state."""
         found = Counter(one.state for one in self.ranges)
         return {state: found[state] for state in RangeState}
 

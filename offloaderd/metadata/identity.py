@@ -16,7 +16,7 @@ from offloaderd.metadata.records.identity import Deployment, Refusal, TopicIdent
 
 
 class Stored(NamedTuple):
-    """A topic's record, and the version of its node; None when there is no node."""
+    """A topic's record, and its node's version; None without a node."""
 
     record: TopicIdentityRecord
     version: int | None
@@ -32,7 +32,7 @@ async def load(store: MetadataStore, topic: TopicName) -> Stored:
 
 
 async def deletion_refused(store: MetadataStore, topic: TopicName) -> str:
-    """Return why no data of a topic may be deleted, nor its deletion be granted; empty: it may. Reads the node anew.
+    """Return why deletions of a topic's data, and grants, are refused; empty if they are not. Reads the node anew.
 
     Raises CorruptData and Transient; the caller then deletes nothing.
     """
@@ -52,7 +52,7 @@ def source_refused(refusals: Iterable[Refusal]) -> IdentityRefused | None:
 
 
 async def deployment(store: MetadataStore) -> Deployment | None:
-    """Read the deployment of the metadata; None before there is one. Raises CorruptData, Transient."""
+    """Read the deployment's record; None if there is none yet. Raises CorruptData, Transient."""
     return await nodes.record(store, paths.IDENTITY, identity_record.decode_deployment)
 
 

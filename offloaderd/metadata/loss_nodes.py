@@ -12,12 +12,12 @@ from offloaderd.core.model import Loss
 
 
 def usual(loss: Loss) -> str:
-    """Return the name that a loss has unless another has it."""
+    """Return a loss's name, if no other loss has it."""
     return str(loss.before.ledger_id)
 
 
 def free(loss: Loss, taken: Collection[str]) -> str:
-    """Return the name that a loss gets beside those that are taken."""
+    """Return the first of a loss's possible names that is not taken."""
     short = usual(loss)
     longer = f"{short}-{loss.before.entry_id}"
     longest = f"{longer}-{loss.after.ledger_id}-{loss.after.entry_id}"
@@ -25,13 +25,13 @@ def free(loss: Loss, taken: Collection[str]) -> str:
 
 
 def unusual(losses: Mapping[Loss, str] | Iterable[Loss]) -> Mapping[Loss, str]:
-    """Return those names that do not follow from their losses, of losses with their names or not recorded yet."""
+    """Return the names that differ from the usual ones. Losses without names are not recorded yet."""
     names = losses if isinstance(losses, Mapping) else named(losses)
     return MappingProxyType({loss: name for loss, name in names.items() if name != usual(loss)})
 
 
 def named(losses: Iterable[Loss]) -> dict[Loss, str]:
-    """Return names for losses of which none is recorded yet."""
+    """Return names for losses that are not recorded yet."""
     names: dict[Loss, str] = {}
     for loss in losses:
         names[loss] = free(loss, set(names.values()))

@@ -44,9 +44,9 @@ async def contexts(
 
 
 async def stored_context(store: MetadataStore, path: str, known: StoredContext | None = None) -> StoredContext | None:
-    """Read one ledger's context with its pieces as they were at one moment, None when there is none.
+    """Read one ledger's context with its pieces as of one moment; None if there is none.
 
-    Whoever changes a piece writes the context's node with it: while that stays the same, so do they. Raises
+    A change of a piece writes the context's node as well: while the node is unchanged, so are its pieces. Raises
     CorruptData, Transient.
     """
 
@@ -71,7 +71,7 @@ async def stored_context(store: MetadataStore, path: str, known: StoredContext |
 
 
 async def losses(store: MetadataStore, topic: TopicName) -> dict[Loss, str]:
-    """Read what was lost, with its nodes' names; one that is being taken in by a wider one comes with it or before."""
+    """Read the lost ranges and their nodes' names; one that a wider one is just replacing may be read beside it."""
 
     async def read(name: str) -> Loss | None:
         return await record(store, f"{paths.losses(topic)}/{name}", loss_record.decode)
@@ -82,13 +82,13 @@ async def losses(store: MetadataStore, topic: TopicName) -> dict[Loss, str]:
 
 
 async def record(store: MetadataStore, path: str, decode: Callable[..., T]) -> T | None:
-    """Return what a node holds as `decode` reads it, None when it is not there. Raises CorruptData."""
+    """Return a node's content as `decode` reads it; None if there is no node. Raises CorruptData."""
     found = await node(store, path)
     return decode(found.value, path=path) if found is not None else None
 
 
 async def node(store: MetadataStore, path: str) -> Versioned | None:
-    """Read a node, None when it is not there."""
+    """Read a node; None if there is none."""
     try:
         return await store.get(path)
     except NotFound:
@@ -96,7 +96,7 @@ async def node(store: MetadataStore, path: str) -> Versioned | None:
 
 
 async def topic_folders(store: MetadataStore) -> list[str]:
-    """Return the folders of all topics, and whatever else lies where they do. Raises Transient."""
+    """Return the folders of all topics, and of everything else beside them. Raises Transient."""
     folders = [paths.TOPICS]
     for _ in ("tenant", "namespace", "domain", "topic"):
         names = await each(folders, store.children)

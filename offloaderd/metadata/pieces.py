@@ -62,8 +62,7 @@ def with_mark(
 
 
 def with_end(stored: StoredContext, path: str, end: LedgerEnd) -> tuple[Step, StoredContext] | None:
-    """Return step and context for a ledger that has ended; None if it is not offloaded to its end. Raises CorruptData.
-    """
+    """Return step and context for a ledger that has ended; None if its end is not offloaded. Raises CorruptData."""
     _, segments = context.skim(stored.value, path=path)
     if segments[-1].end_entry_id + 1 != end.entries:
         return None

@@ -14,9 +14,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's content with the version to compare-and-set against.
+    """A node's content with its version for compare-and-set.
 
-    `created_ms` is when the node was made, by the store's clock; 0 where the store does not keep it.
+    `created_ms` is the node's creation time by the store's clock; 0 if the store does not keep it.
     """
 
     value: bytes
@@ -62,15 +62,15 @@ Step = Create | Replace | Delete | Check
 
 
 class Session(Protocol):
-    """One session with the store; ephemeral nodes live as long as it does."""
+    """One session with the store; its ephemeral nodes are deleted at its end."""
 
     @property
     def session_id(self) -> str:
-        """Id of the session, unique among all that the store ever had."""
+        """Id of the session, never used for another one."""
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set once the session is over, or can no longer be known to live; a new Session follows."""
+        """Set once the session has ended or can no longer be known to live; a new Session follows."""
 
 
 class MetadataStore(Protocol):
@@ -83,7 +83,7 @@ class MetadataStore(Protocol):
         """Return the sorted names below a node; a node that does not exist has none."""
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        """Create a node, making its parents. Raises Conflict when it exists."""
+        """Create a node and its missing parents. Raises Conflict if it exists."""
 
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
@@ -92,7 +92,7 @@ class MetadataStore(Protocol):
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
 
     async def transact(self, steps: Sequence[Step]) -> None:
-        """Carry out all steps or none. Parents of created nodes must exist or be made by earlier steps.
+        """Carry out all steps or none. Parents of created nodes must exist or be created by earlier steps.
 
         Raises Conflict naming the step that failed.
         """
@@ -104,11 +104,11 @@ class MetadataStore(Protocol):
         """
 
     async def session(self) -> Session:
-        """Return the current session, waiting until there is one."""
+        """Return the current session; waits for one."""
 
 
 class SessionState(IntEnum):
-    """State of the session, numbered as the metric `offloaderd_zk_session_state` has it."""
+    """State of the session; the numbers are those of the metric `offloaderd_zk_session_state`."""
 
     LOST = 0
     SUSPENDED = 1
@@ -116,11 +116,11 @@ class SessionState(IntEnum):
 
 
 SessionObserver = Callable[[SessionState], None]
-"""Called on the loop at every change of state; LOST comes exactly once for each session that is lost."""
+"""Called on the loop at every change of state; LOST exactly once for each lost session."""
 
 
 class StoreSession:
-    """One session; ephemeral nodes live as long as it does."""
+    """One session; its ephemeral nodes are deleted at its end."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
@@ -128,10 +128,10 @@ class StoreSession:
 
     @property
     def session_id(self) -> str:
-        """Id of the session, unique among all that the store ever had."""
+        """Id of the session, never used for another one."""
         return self._session_id
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set once the session is over, or can no longer be known to live; a new Session follows."""
+        """Set once the session has ended or can no longer be known to live; a new Session follows."""
         return self._lost

@@ -16,7 +16,7 @@ VERSION_MAX = 2**31 - 1
 
 
 def checked_path(path: str) -> str:
-    """Return an absolute path as it is; raises InvalidInput for one that no node can have."""
+    """Return the absolute path unchanged. Raises InvalidInput if no node can have it."""
     if path == "/":
         return path
     parts = path.split("/")
@@ -26,14 +26,14 @@ def checked_path(path: str) -> str:
 
 
 def checked_version(version: int | None) -> int | None:
-    """Return a version to compare with; raises InvalidInput for one that no node can have."""
+    """Return the version unchanged. Raises InvalidInput if no node can have it."""
     if version is not None and not 0 <= version <= VERSION_MAX:
         raise InvalidInput(f"{version} cannot be the version of a node")
     return version
 
 
 def checked_steps(steps: Sequence[Step]) -> Sequence[Step]:
-    """Return the steps of a transaction; raises InvalidInput, and NoSpace when they are too large together."""
+    """Return the steps of a transaction. Raises InvalidInput, and NoSpace if together they are too large."""
     for step in steps:
         checked_path(step.path)
         if not isinstance(step, Create):
@@ -51,7 +51,7 @@ def checked_steps(steps: Sequence[Step]) -> Sequence[Step]:
 
 
 def request_bytes(steps: Sequence[Step]) -> int:
-    """Return about how large a transaction is for the store, rather more than less."""
+    """Return the approximate size of a transaction for the store, rather too large than too small."""
     values = [step.value for step in steps if isinstance(step, Create | Replace)]
     paths = sum(STEP_OVERHEAD_BYTES + len(step.path.encode()) for step in steps)
     return paths + sum(map(len, values))
@@ -63,7 +63,7 @@ def parent(path: str) -> str:
 
 
 def described(step: Step) -> str:
-    """Name a step in an error: what it does, where, and the version that it expects."""
+    """Describe a step in an error: kind, path, and expected version."""
     text = f"{type(step).__name__.lower()} {step.path}"
     if isinstance(step, Create) or (isinstance(step, Delete) and step.version is None):
         return text
@@ -71,12 +71,12 @@ def described(step: Step) -> str:
 
 
 def _is_name(part: str) -> bool:
-    """Whether ZooKeeper takes it as a name: not relative, no control or private character, first plane only."""
+    """Whether ZooKeeper accepts the name: not relative, no control or private character, first plane only."""
     return part not in {"", ".", ".."} and not any(
         char <= "\x1f" or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\uf8ff" or char >= "\ufff0" for char in part
     )
 
 
 def failed_step(number: int, steps: Sequence[Step], why: str) -> Conflict:
-    """Return the error of a transaction of which nothing was carried out because of one step."""
+    """Return the error for a transaction that failed at one step, so that no step was carried out."""
     return Conflict(f"step {number + 1} of {len(steps)} ({described(steps[number])}) failed: {why}")

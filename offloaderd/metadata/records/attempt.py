@@ -1,8 +1,8 @@
 """`attempt`: the one open segment of a topic, recorded before its first byte is sent.
 
-It has all that another owner needs to go on: where the segment begins and how it is cut, which parts are stored and
-with which blocks, and once it is sealed everything that its manifest will say. Together with the topic's entries that
-decides every byte, so that two owners that hold the same upload can only write the same.
+It has all that another owner needs to resume: the segment's begin, its layout, the stored parts with their blocks, and
+after the seal all content of the manifest. With the topic's entries these decide every byte, so two owners of the same
+upload can only write the same bytes.
 """
 
 from collections.abc import Mapping
@@ -39,9 +39,9 @@ _FROM_WIRE = {number: status for status, number in _TO_WIRE.items()}
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part that is in the bucket, as the store answered, and the blocks in it; made by `stored_part`.
+    """A part in the bucket, as the store confirmed it, with its blocks; made by `stored_part`.
 
-    `encoded` is kept because the record is written again with every few parts.
+    `encoded` is kept because the record is written again after every few parts.
     """
 
     etag: str
@@ -51,13 +51,13 @@ class StoredPart:
 
     @property
     def end(self) -> Position:
-        """Position of the last entry in it."""
+        """Position of the part's last entry."""
         return Position(self.blocks[-1].ledger_id, self.blocks[-1].last_entry_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """The decision where a segment ends, with all of the manifest that its blocks do not tell."""
+    """The decision where a segment ends, and all content of its manifest that is not in its blocks."""
 
     sealed_ms: int
     epoch: int
@@ -70,7 +70,7 @@ class Seal:
     past: Past | None = None
     replaces: tuple[UUID, ...] = ()
     joined: bool = False
-    """Of a segment that a job wrote: whether `losses` and `past` are those of its turn in the topic, for good."""
+    """For a job's segment: whether `losses` and `past` are final, as its predecessor in the topic is known."""
 
     @property
     def end(self) -> Position:
@@ -79,15 +79,15 @@ class Seal:
 
     @property
     def entries(self) -> int:
-        """How many entries it holds."""
+        """Number of entries."""
         return sum(part.last_entry_id - part.first_entry_id + 1 for part in self.ledgers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A try to write a segment that starts at `begin`. `upload_id` is empty until the multipart upload exists.
+    """A try to write a segment from `begin` on. `upload_id` is empty until the multipart upload exists.
 
-    `parts` are the first ones, without a gap; more may be stored. `layout` is None in records of the first version.
+    `parts` are the first ones, without a gap; more may be stored. Records of the first version have no `layout`.
     """
 
     segment_id: UUID
@@ -104,27 +104,27 @@ class Attempt:
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
     proven: bool = field(default=False, compare=False)
-    """Whether its objects were found finished and read: not recorded, for who reads the record looks for itself."""
+    """Whether its objects were read and found complete. Not recorded: each reader of the record checks for itself."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def ledger_id(self) -> int | None:
-        """The ledger that is to get an object of its own; None for a segment of streaming."""
+        """The ledger of a whole-ledger object; None for a streaming segment."""
         return self.begin.ledger_id if isinstance(self.layout, LedgerLayout) else None
 
     @property
     def bucket(self) -> str:
-        """The bucket that its objects lie in, or will."""
+        """The bucket of its objects, present or future."""
         return self.driver_properties.get("bucket", "")
 
     @property
     def keys(self) -> SegmentKeys:
-        """Where its objects lie in the bucket, or will."""
+        """Keys of its objects, present or future."""
         return SegmentKeys(self.driver_properties.get("prefix", ""), self.segment_id, self.ledger_id)
 
     @property
     def end(self) -> Position | None:
-        """Position of the last entry that it is to hold, once that is decided."""
+        """Position of its last entry; None until that is decided."""
         if self.seal is not None:
             return self.seal.end
         if isinstance(self.layout, LedgerLayout):
@@ -133,17 +133,17 @@ class Attempt:
 
     @property
     def method(self) -> OffloadMethod:
-        """By which method it is written: it follows from how it is cut."""
+        """The method by which it is written, which follows from its layout."""
         return OffloadMethod.LEDGER_BASED if isinstance(self.layout, LedgerLayout) else OffloadMethod.STREAMING
 
     @property
     def whole(self) -> bool:
-        """Whether it is sealed and all of its parts are recorded: no entry is needed to complete it."""
+        """Whether it is sealed and all parts are recorded, so that it can be completed without entries."""
         return self.seal is not None and len(self.parts) == self.seal.part_count
 
 
 def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> StoredPart:
-    """Describe a part that is stored; of the chunks of its blocks nothing is recorded, as there are so many."""
+    """Return a stored part. Checksums of chunks are left out, because they are too many for the record."""
     blocks = tuple(replace(block, chunks=b"") for block in blocks)
     message = records_pb2.AttemptPart(
         etag=etag, size_bytes=size_bytes, blocks=map(manifest_parts.block_to_message, blocks)

@@ -25,14 +25,14 @@ HINT = "written by another program or a newer version; compare versions, then re
 
 
 FORMAT = 0
-"""The newest format of records that this release knows, where a kind does not say another (`context.FORMAT_PIECES`)."""
+"""The newest known format of records, for kinds without a number of their own (such as `context.FORMAT_PIECES`)."""
 
 
 def parse(kind: type[M], data: bytes, path: str, *, known: int = FORMAT, text: bool = True) -> M:
-    """Parse a message; raises CorruptData, and NewerRecord for one that only a later release may touch.
+    """Parse a message. Raises CorruptData, and NewerRecord for one that only a later release may change.
 
-    `known` is the newest format of this kind that the caller reads; `text` says to look at every text, which costs more
-    than all the rest of it and is left out for what is only handed on.
+    `known` is the newest format of this kind that the caller reads. `text` checks that all texts are valid, which costs
+    more than the rest of the parsing and is left out for messages that are only passed on.
     """
     try:
         message = parse_message(kind, data, key=path, at=0, text=text)
@@ -45,7 +45,7 @@ def parse(kind: type[M], data: bytes, path: str, *, known: int = FORMAT, text: b
 
 
 def unknown(message: Message) -> bytes:
-    """Return the fields of a message, and of no message within it, that this release does not know."""
+    """Return the message's own unknown fields, without those of embedded messages."""
     rest = type(message)()
     rest.CopyFrom(message)
     for field, _ in message.ListFields():
@@ -54,18 +54,18 @@ def unknown(message: Message) -> bytes:
 
 
 def written(message: Message, kept: bytes) -> bytes:
-    """Return a node's content, with the unknown fields that were read of it."""
+    """Return a node's content, including the unknown fields from its last read."""
     message.MergeFromString(kept)
     return message.SerializeToString(deterministic=True)
 
 
 def content(kind: type[Message], value: object, /, **other: object) -> bytes:
-    """Return a node's content, as `filled` and with the unknown fields that were read of it."""
+    """Return a node's content as `filled` builds it, including the unknown fields from its last read."""
     return written(filled(kind, value, **{"format": FORMAT} | other), getattr(value, "unknown", b""))
 
 
 def read(kind: type[V], message: Message, /, **other: object) -> V:
-    """Return a value as `value_of` does, and keep in it the fields that this release does not know."""
+    """Return a value as `value_of` does, with the message's unknown fields."""
     if hasattr(kind, "unknown"):
         other["unknown"] = unknown(message)
     return value_of(kind, message, **other)
@@ -82,7 +82,7 @@ def unless_newer(decode: Callable[..., object], data: bytes, path: str) -> None:
 
 
 def corrupt(path: str, expected: object, found: object) -> NoReturn:
-    """Raise CorruptData for a node; a message is broken as a whole, so the offset is 0."""
+    """Raise CorruptData for a node. The offset is 0, since a message is damaged as a whole."""
     raise CorruptData(key=path, offset=0, expected=expected, found=found, hint=HINT)
 
 
@@ -92,7 +92,7 @@ def present(path: str, what: str, value: str) -> str:
 
 
 def segment_id(path: str, text: str) -> UUID:
-    """Read a segment's id in its one spelling; raises CorruptData."""
+    """Read a segment's id in its canonical spelling; raises CorruptData."""
     try:
         found = UUID(text)
     except ValueError:

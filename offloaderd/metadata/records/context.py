@@ -10,7 +10,7 @@
 | context.createdTimestamp (1006) | where it is known: when the ledger was created, in milliseconds |
 | context.assignedTimestamp (1003), dataObjectLength (1004), payloadBytes (1005) | of a ledger in one object |
 | segment.uidMsb, uidLsb | the segment's uuid in two signed halves, the same in every ledger that it touches |
-| segment.complete | true: only what is committed gets here; the open segment is the topic's `attempt` |
+| segment.complete | true: only committed segments are here; the open segment is the topic's `attempt` |
 | assignedTimestamp, offloadedTimestamp | milliseconds |
 | endEntryId | last entry of this ledger in the segment |
 | driverMetadata | name `offloaderd`, properties `bucket`, `prefix` |
@@ -18,13 +18,11 @@
 | beginEntryId (1000) | only on a ledger's first segment, and only if that does not start at entry 0 |
 | dataObjectLength (1001), payloadBytes (1002) | bytes of the whole data object; payload bytes of this ledger in it |
 
-Rules: segments ascend without a gap, so each begins after the end of the one before. A ledger in one object has no
-segments beside it, and is whole. Fields that we do not know are
-kept when a node is rewritten, as Pulsar keeps ours.
+Segments ascend without a gap, so each begins after the end of the one before. A ledger in one object has no other
+segments, and is whole. A rewrite of a node keeps unknown fields, as Pulsar keeps ours.
 
-A context in pieces (`metadata/pieces.py`) names them in order; its own segments follow them. A piece is a context of
-segments alone. A release that does not know pieces refuses such a node by its format, and never takes it for a ledger
-with fewer segments.
+A context in pieces (`metadata/pieces.py`) names them in order; its own segments follow them. A piece is a context with
+nothing but segments. The node's format makes releases without pieces refuse it, rather than read too few segments.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +40,7 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
 from offloaderd.metadata.records import codec
 
 FORMAT_PIECES: Final = 1
-"""Format of a context whose older segments lie in pieces; any other has none."""
+"""Format of a context with pieces, and of no other."""
 
 _OURS: Final = (
     "offloadSegment",
@@ -56,19 +54,19 @@ _OURS: Final = (
     "format",
     "piece",
 )
-"""What is written anew each time."""
+"""Fields that are written anew each time."""
 _FRAME_BYTES: Final = 3
-"""Of a message within another: its field's number and its length, if it has 128 bytes or more."""
+"""Overhead of an embedded message of 128 bytes or more: field number and length."""
 _OF_OBJECT: Final = ("timestamp", "assignedTimestamp", "dataObjectLength", "payloadBytes", "driverMetadata")
-"""What told of an object of its own that the ledger does not lie in any more."""
+"""Fields of a whole-ledger object, removed once the ledger is not stored in one any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSegment:
-    """The part of one ledger that one segment holds: entries `begin_entry_id` to `end_entry_id`, both inclusive.
+    """One segment's part of a ledger: entries `begin_entry_id` to `end_entry_id`, both inclusive.
 
     With the method LEDGER_BASED it is the whole ledger in an object of its own. `source` is the message it was read
-    from, for the fields that we do not know.
+    from, kept for unknown fields.
     """
 
     segment_id: UUID
@@ -86,7 +84,7 @@ class LedgerSegment:
 
 @dataclass(frozen=True, slots=True)
 class UnreadSegment:
-    """A segment as it is stored, of which nothing was read but which entries it holds, both inclusive."""
+    """A stored segment of which only the range of entries was decoded, both inclusive."""
 
     begin_entry_id: int
     end_entry_id: int
@@ -99,7 +97,7 @@ AnySegment: TypeAlias = LedgerSegment | UnreadSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A node below the context's that holds older segments: the entries from the first to the last, both inclusive."""
+    """A node below the context's with older segments: entries from the first to the last, both inclusive."""
 
     number: int
     begin_entry_id: int
@@ -108,12 +106,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerContext:
-    """All segments that hold entries of one ledger, ascending; `end` once all of it is offloaded.
+    """All segments with entries of one ledger, ascending; `end` once the ledger is offloaded to its end.
 
-    Where `pieces` hold the older ones, `segments` are those behind them.
-    `deleted_ms` is when the ledger was marked deleted, None while it is kept; `source_deleted` says that its source
-    has no copy of it any more, or is about to delete it. `created_ms` is when the ledger was made, None: not known.
-    `source` as in LedgerSegment.
+    If `pieces` hold the older segments, `segments` are the newer ones. `deleted_ms` is when the ledger was marked
+    deleted, None while it is kept. `source_deleted`: the source has no copy any more, or is about to delete it.
+    `created_ms` is the ledger's creation time, None if unknown. `source` as in LedgerSegment.
     """
 
     segments: tuple[LedgerSegment, ...] = ()
@@ -126,12 +123,12 @@ class LedgerContext:
 
     @property
     def whole(self) -> bool:
-        """Whether the ledger lies in an object of its own."""
+        """Whether the ledger is stored in an object of its own."""
         return any(segment.method is OffloadMethod.LEDGER_BASED for segment in self.segments)
 
 
 def encode(value: LedgerContext, segments: Sequence[AnySegment] | None = None) -> bytes:
-    """Return the node's content, with `segments` instead of the context's own if there are any.
+    """Return the node's content, with `segments` in place of the context's own if they are given.
 
     Raises ValueError for segments that are not ascending and contiguous.
     """
@@ -168,7 +165,7 @@ def encode(value: LedgerContext, segments: Sequence[AnySegment] | None = None) -
 
 
 def decode(data: bytes, *, path: str) -> LedgerContext:
-    """Read a node's content; raises CorruptData for a gap, an overlap or a segment that is not complete."""
+    """Read a node's content. Raises CorruptData for a gap, an overlap or an incomplete segment."""
     message = codec.parse(OffloadContext, data, path, known=FORMAT_PIECES)
     segments: list[LedgerSegment] = []
     if message.complete:
@@ -179,10 +176,10 @@ def decode(data: bytes, *, path: str) -> LedgerContext:
 
 
 def skim(data: bytes, *, path: str) -> tuple[LedgerContext, Sequence[AnySegment]]:
-    """Read a node's content for a change of it: all but its segments, and these as they are stored.
+    """Read a node's content for a change: all but the segments, and these undecoded.
 
-    Thousands of them cost a few milliseconds so, and what is not changed stays as it is byte for byte. A ledger in one
-    object is read as by `decode`. Raises CorruptData as that does, but for what is wrong within a segment.
+    So thousands of segments cost a few milliseconds, and unchanged ones stay as they are byte for byte. A ledger in one
+    object is read as by `decode`. Raises CorruptData as `decode` does, except for errors within a segment.
     """
     message = codec.parse(OffloadContext, data, path, known=FORMAT_PIECES, text=False)
     if message.complete:
@@ -196,7 +193,7 @@ def skim(data: bytes, *, path: str) -> tuple[LedgerContext, Sequence[AnySegment]
 
 
 def _marks(message: OffloadContext, segments: Sequence[AnySegment], path: str) -> LedgerContext:
-    """Read all but the segments; raises CorruptData for what does not fit them. Takes them out of the message."""
+    """Read all but the segments. Raises CorruptData for values that do not fit them."""
     pieces = _pieces(message, path)
     end: LedgerEnd | None = None
     if message.HasField("ledgerEntries"):
@@ -223,17 +220,17 @@ def _marks(message: OffloadContext, segments: Sequence[AnySegment], path: str) -
 
 
 def pieces_of(data: bytes, *, path: str) -> tuple[Piece, ...]:
-    """Return in which pieces a node's older segments lie, without reading its own. Raises CorruptData."""
+    """Return the pieces of a node, without decoding its own segments. Raises CorruptData."""
     return _pieces(codec.parse(OffloadContext, data, path, known=FORMAT_PIECES, text=False), path)
 
 
 def stored_bytes(segment: AnySegment) -> int:
-    """Return how much of a node a segment takes, its begin left out."""
+    """Return the bytes of a segment in a node, without its begin."""
     return _segment_message(segment, explicit=False).ByteSize() + _FRAME_BYTES
 
 
 def _pieces(message: OffloadContext, path: str) -> tuple[Piece, ...]:
-    """Read the table of pieces; raises CorruptData unless they ascend without a gap, each under a name of its own."""
+    """Read the table of pieces. Raises CorruptData unless they ascend without a gap, each with a number of its own."""
     found = tuple(map(_piece, message.piece))
     for index, one in enumerate(found):
         begin = found[index - 1].end_entry_id + 1 if index else one.begin_entry_id
@@ -251,7 +248,7 @@ def _piece(message: OffloadPiece) -> Piece:
 
 
 def _encode_whole(message: OffloadContext, segment: LedgerSegment, end: LedgerEnd | None, *, alone: bool) -> None:
-    """Write a ledger in one object as Pulsar does; raises ValueError unless it is all there is of the ledger."""
+    """Write a ledger in one object as Pulsar does. Raises ValueError unless the segment is the whole ledger."""
     whole = end is not None and (segment.begin_entry_id, segment.end_entry_id) == (0, end.entries - 1)
     if not alone or not whole:
         raise ValueError(f"object {segment.segment_id} does not hold a whole ledger")
@@ -289,7 +286,7 @@ def _whole(message: OffloadContext, path: str) -> LedgerSegment:
 
 
 def split_uuid(segment_id: UUID) -> tuple[int, int]:
-    """Return the halves of a uuid as Java has them: most and least significant, signed 64-bit."""
+    """Return the halves of a uuid as in Java: most and least significant, signed 64-bit."""
     raw = segment_id.bytes
     return int.from_bytes(raw[:8], "big", signed=True), int.from_bytes(raw[8:], "big", signed=True)
 
@@ -300,7 +297,7 @@ def join_uuid(msb: int, lsb: int) -> UUID:
 
 
 def _segment_message(segment: AnySegment, *, explicit: bool) -> OffloadSegment:
-    """Build the message; `explicit` writes down where it begins."""
+    """Build the message; `explicit` writes its begin."""
     if isinstance(segment, UnreadSegment):
         if explicit is segment.message.HasField("beginEntryId"):
             return segment.message
@@ -338,7 +335,7 @@ def _set_driver(message: OffloadDriverMetadata, segment: LedgerSegment) -> None:
 
 
 def _segment(message: OffloadSegment, expected: int | None, path: str) -> LedgerSegment:
-    """Check and read one segment; `expected` is where it must begin, None for a ledger's first."""
+    """Check and read one segment; `expected` is its begin, None for a ledger's first segment."""
     if not (message.HasField("uidMsb") and message.HasField("uidLsb") and message.HasField("endEntryId")):
         codec.corrupt(path, "a segment with uuid and endEntryId", "one without")
     segment_id = join_uuid(message.uidMsb, message.uidLsb)

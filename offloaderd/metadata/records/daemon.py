@@ -1,4 +1,4 @@
-"""`daemons/<id>`: a daemon that is alive, and where it is reached. Ephemeral."""
+"""`daemons/<id>`: a running daemon and its address. Ephemeral."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNode:
-    """One run of a daemon; `address` is the `host:port` of its gRPC server, `process` the mark of fleet/processes.py.
+    """One run of a daemon; `address` is its gRPC server's `host:port`, `process` its identity from fleet/processes.py.
 
-    One that is `draining` gives its topics away and takes none; one that is `impaired` says why others suit every topic
-    better.
+    A `draining` daemon gives up its topics and takes none. An `impaired` daemon, with the reason, comes last in
+    placement.
     """
 
     daemon_id: str

@@ -1,4 +1,4 @@
-"""`epoch`: the number of a topic's ownership. It only grows; the node's version is what commits are checked against."""
+"""`epoch`: the number of a topic's ownership. It only grows; commits check the node's version."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def encode(value: Epoch) -> bytes:
 
 
 def decode(data: bytes, *, path: str) -> Epoch:
-    """Read a node's content; raises CorruptData (an epoch of 0 included: nobody ever had it)."""
+    """Read a node's content. Raises CorruptData, also for an epoch of 0, as epochs start at 1."""
     record = codec.parse(records_pb2.EpochRecord, data, path)
     if not record.epoch:
         codec.corrupt(path, "an epoch of 1 or more", record.epoch)

@@ -1,7 +1,7 @@
-"""`floor`: how far a topic's oldest segments were deleted, so that it never falls back behind what it had offloaded.
+"""`floor`: end of a topic's deleted oldest segments, so that the offloaded position never falls.
 
-It only rises, in the very transaction that takes a segment out of the map. It keeps how the ledger it stands in ended,
-for the context that knew has gone with the last of its segments.
+It only rises, in the transaction that removes a segment from the map. It keeps the end of its ledger, because the
+ledger's context is deleted with the ledger's last segment.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """End of the last segment that was deleted; `end` is how its ledger ended, if it was offloaded to its end.
+    """End of the last segment that was deleted; `end` is its ledger's end, if the ledger was offloaded to its end.
 
-    `segments` and `object_bytes` count what was deleted in all; time and reason are those of the last deletion.
+    `segments` and `object_bytes` count all deletions; time and reason are those of the last one.
     """
 
     position: Position

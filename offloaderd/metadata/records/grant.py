@@ -1,12 +1,12 @@
-"""`grants/<ledger id>`: permission to delete a ledger from its source, with what was verified of its copy.
+"""`grants/<ledger id>`: permission to delete a ledger from its source, with the evidence for its copy.
 
-A grant says that every segment which holds entries of the ledger was found complete in the bucket and read as far as
-`readback` says, that together they hold all its entries, and when and by whom that was seen. A revoked grant stays as
-the word that there is to be none; only lifting that makes a new one possible.
+A grant records that every segment with entries of the ledger was found complete in the bucket, and read as far as
+`readback` says, that together they hold all entries, when that was checked and by which daemon. A revoked grant stays
+and prevents a new one until the revocation is lifted.
 
-Some 330 bytes say what was found of a segment. Of a ledger in thousands of segments that would not go into a node: then
-two hashes say it, of which ids the segments have and of what the store tells of their objects. Earlier releases could
-write no grant of such a ledger; they refuse to touch this one (`format`).
+The evidence of a segment takes some 330 bytes. For a ledger in thousands of segments a node has no room for it: then
+two hashes replace it, one over the segments' ids, one over the store's metadata of their objects. Earlier releases
+could write no grant for such a ledger, and refuse to change this one (`format`).
 """
 
 import json
@@ -20,14 +20,14 @@ from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 
 FORMAT_SUMMARY: Final = 1
-"""Format of a grant that has a summary instead of segments; any other has none."""
+"""Format of a grant with a summary in place of segments."""
 SEGMENTS_BYTES_MAX: Final = 900_000
-"""A grant that would be larger has a summary. Earlier releases got no more than 1,000,000 bytes into a node."""
+"""A larger grant gets a summary. Nodes of earlier releases had at most 1,000,000 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedObject:
-    """One object as it was found. `crc32c` is of all its bytes, None when they were not read."""
+    """One object as it was found. `crc32c` covers all its bytes; None if they were not read."""
 
     key: str
     size_bytes: int
@@ -37,7 +37,7 @@ class GrantedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantedSegment:
-    """The part of the ledger that one segment holds, and the segment's objects."""
+    """One segment's part of the ledger, and the segment's objects."""
 
     segment_id: UUID
     first_entry_id: int
@@ -47,7 +47,7 @@ class GrantedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was verified of very many segments: how many, SHA-256 over their ids, and over keys, sizes and ETags."""
+    """Evidence for very many segments: their number, SHA-256 over their ids, SHA-256 over keys, sizes and ETags."""
 
     segments: int
     segments_sha256: bytes
@@ -55,7 +55,7 @@ class Summary:
 
     @classmethod
     def of(cls, segments: Sequence[GrantedSegment]) -> "Summary":
-        """Return what is said of segments, in their order."""
+        """Return the summary of segments, in their order."""
         objects = ([[one.key, one.size_bytes, one.etag] for one in segment.objects] for segment in segments)
         return cls(
             segments=len(segments),
@@ -66,10 +66,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What was verified of one ledger, by segment or as a summary of them. Times are 0 for what has not happened.
+    """The evidence for one ledger, by segment or as a summary. Times are 0 for events that have not happened.
 
-    `source_deleted_ms` is when offloaderd itself began to delete the ledger from its source: from there on it cannot
-    be revoked any more.
+    `source_deleted_ms` is when offloaderd itself began to delete the ledger from its source; from then on the grant
+    cannot be revoked.
     """
 
     ledger_id: int
@@ -90,22 +90,22 @@ class Grant:
 
     @property
     def in_force(self) -> bool:
-        """Whether the ledger was verified and nobody took the permission back."""
+        """Whether the ledger was verified and the grant is not revoked."""
         return bool(self.verified_ms) and not self.revoked_ms
 
     @property
     def segment_count(self) -> int:
-        """Number of the segments that were verified."""
+        """Number of verified segments."""
         return len(self.segments) if self.summary is None else self.summary.segments
 
     def is_of(self, segment_ids: Iterable[UUID]) -> bool:
-        """Whether these are the segments that were verified, in this order."""
+        """Whether the verified segments are these, in this order."""
         if self.summary is not None:
             return self.summary.segments_sha256 == _of_ids(segment_ids)
         return [segment.segment_id for segment in self.segments] == [*segment_ids]
 
     def finds(self, segments: Sequence[GrantedSegment]) -> bool:
-        """Whether segments, and what the store says of their objects, are as they were verified."""
+        """Whether segments and their objects' metadata in the store are unchanged since the check."""
         return Summary.of(segments) == (self.summary or Summary.of(self.segments))
 
     def allows(self, now_ms: int) -> bool:
@@ -118,7 +118,7 @@ def _of_ids(segment_ids: Iterable[UUID]) -> bytes:
 
 
 def fitted(value: Grant) -> Grant:
-    """Return a grant that goes into a node: with a summary if its segments would not."""
+    """Return a grant that fits a node: with a summary if it is too large otherwise."""
     if len(encode(value)) <= SEGMENTS_BYTES_MAX:
         return value
     return replace(value, segments=(), summary=Summary.of(value.segments))
@@ -130,7 +130,7 @@ def encode(value: Grant) -> bytes:
 
 
 def decode(data: bytes, *, path: str) -> Grant:
-    """Read a node's content; raises CorruptData, also for a grant whose segments do not hold the whole ledger."""
+    """Read a node's content. Raises CorruptData, also if the segments do not hold the whole ledger."""
     record = codec.parse(records_pb2.GrantRecord, data, path, known=FORMAT_SUMMARY)
     segments = tuple(
         codec.read(
@@ -157,7 +157,7 @@ def decode(data: bytes, *, path: str) -> Grant:
 
 
 def _summary(record: records_pb2.GrantRecord, path: str) -> Summary | None:
-    """Read the summary; raises CorruptData for one beside segments, or without its hashes."""
+    """Read the summary. Raises CorruptData for one besides segments, or without its hashes."""
     if (record.format == FORMAT_SUMMARY) is not record.HasField("summary"):
         codec.corrupt(path, f"format {FORMAT_SUMMARY} with a summary, and only then", record.format)
     if not record.HasField("summary"):

@@ -1,8 +1,8 @@
-"""`history/plan` and `history/ranges/<n>`: what lay before a topic's live edge, and how far it is offloaded (PIP-76).
+"""`history/plan`, `history/ranges/<n>`: a topic's entries before its live edge, and their offloading (PIP-76).
 
-The plan is written by the owner that finds closed ledgers and nothing offloaded; it fixes the boundary for good. The
-ranges come when whoever is to offload it has split it. What is offloaded follows from the map alone: ranges tell who
-works on what, so that several may and an operator sees it.
+The owner writes the plan when it finds closed ledgers and nothing offloaded; the boundary never changes afterwards. The
+ranges are written by the worker that splits the history. The map alone decides which entries are offloaded; ranges
+record which worker writes which entries, for several workers at once and for operators.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from offloaderd.metadata.records import codec
 
 ERROR_CHARS_MAX = 300
 RANGES_PER_NODE = 200
-"""A range takes up to 500 bytes with an error, so a node has 100 kB at most, and is rewritten with each step."""
+"""A range takes up to 500 bytes with an error, so a node has at most 100 kB; it is rewritten at each step."""
 
 
 class Worker(StrEnum):
-    """Who offloads a topic's history."""
+    """The process that offloads a topic's history."""
 
     DAEMON = "daemon"
     JOB = "job"
 
 
 class RangeState(StrEnum):
-    """How far a range is."""
+    """Progress of a range."""
 
     PLANNED = "planned"
     CLAIMED = "claimed"
@@ -47,10 +47,10 @@ _FROM_WIRE = {number: state for state, number in _TO_WIRE.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPlan:
-    """What is history: from entry 0 of ledger `first` to `last`. Live segments begin with entry 0 of `boundary`.
+    """The range of history: from entry 0 of ledger `first` to `last`. Live segments begin with entry 0 of `boundary`.
 
-    No ledger is split between the two. `ranges` is 0 until it has been split; `holder` is the job's driver that may
-    commit, until `holder_until_ms`. By `method` it is split: into segments, or into whole ledgers.
+    No ledger is in both. `ranges` is 0 until the history is split; `holder` is the job's driver that may commit until
+    `holder_until_ms`. `method` decides whether it is split into segments or into whole ledgers.
     """
 
     boundary: int
@@ -76,22 +76,22 @@ class HistoryPlan:
 
     @property
     def live_begin(self) -> Position:
-        """Where live segments begin."""
+        """First position of live segments."""
         return Position(self.boundary, 0)
 
     @property
     def end(self) -> LedgerEnd:
-        """How the last ledger of history ended."""
+        """End of the last ledger of history."""
         return LedgerEnd(self.last.entry_id + 1, self.boundary)
 
     def goes_whole(self, begin: Position) -> bool:
-        """Say whether what begins there is a ledger that is to be an object of its own, not what is left of one."""
+        """Whether the ledger at `begin` is to be an object of its own; the rest of a ledger is not."""
         return self.method is OffloadMethod.LEDGER_BASED and not begin.entry_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRange:
-    """What one segment of history is to hold: from `begin` to `end`, both inclusive."""
+    """The entries of one segment of history: from `begin` to `end`, both inclusive."""
 
     begin: Position
     end: Position
@@ -108,7 +108,7 @@ class HistoryRange:
 
 
 def encode(value: HistoryPlan) -> bytes:
-    """Return the plan's node's content."""
+    """Return the content of the plan's node."""
     return codec.content(
         history_pb2.HistoryPlanRecord,
         value,
@@ -120,7 +120,7 @@ def encode(value: HistoryPlan) -> bytes:
 
 
 def decode(data: bytes, *, path: str) -> HistoryPlan:
-    """Read the plan's node's content; raises CorruptData."""
+    """Read the content of the plan's node. Raises CorruptData."""
     record = codec.parse(history_pb2.HistoryPlanRecord, data, path)
     first = codec.position(path, record.first_ledger_id, 0)
     last = codec.position(path, record.last_ledger_id, record.last_entry_id)
@@ -146,12 +146,12 @@ def decode(data: bytes, *, path: str) -> HistoryPlan:
 
 
 def encode_ranges(values: Sequence[HistoryRange]) -> bytes:
-    """Return the content of a node with so many ranges."""
+    """Return the content of a node with these ranges."""
     return history_pb2.HistoryRangesRecord(ranges=map(_to_message, values)).SerializeToString(deterministic=True)
 
 
 def decode_ranges(data: bytes, *, path: str) -> tuple[HistoryRange, ...]:
-    """Read the content of a node with ranges, which ascend; raises CorruptData."""
+    """Read a node's ranges, which ascend. Raises CorruptData."""
     record = codec.parse(history_pb2.HistoryRangesRecord, data, path)
     found = tuple(_from_message(one, path) for one in record.ranges)
     for before, after in pairwise(found):

@@ -1,9 +1,8 @@
-"""`identity`: which deployment this is and whose ledgers it offloads; of a topic, what is refused or was accepted.
+"""`identity`: the id of this deployment and its ledger source; for a topic, refusals and acceptances.
 
-Numbers of ledgers mean something only inside one history. Where the metadata, the bucket or the source seems to be of
-another one, a refusal stands in the topic's record: nothing of the topic is deleted and no deletion is granted until
-the cause is gone, or an operator has accepted what was found. An acceptance is about one piece of evidence; what
-differs from it is refused again.
+Ledger ids are valid only within one history. If the metadata, the bucket or the source seem to belong to another one,
+the topic's record has a refusal: nothing of the topic is deleted and no deletion is granted until the cause is gone, or
+an operator has accepted the evidence. An acceptance covers one piece of evidence; any other is refused again.
 """
 
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec
 
 ACCEPTED_MAX = 50
-"""So many acceptances are kept, the newest: more would only be history, which the audit log has."""
+"""Number of acceptances that are kept, the newest; the audit log has all."""
 TEXT_CHARS_MAX = 2000
 
 
@@ -29,7 +28,7 @@ OF_SOURCE = frozenset(
         RefusalKind.LEDGER_SHORTER,
     }
 )
-"""What says that the entries of the source may be another topic's: nobody is given them."""
+"""Refusals after which the source's entries may be another topic's; no reader gets them."""
 _HINTS = {
     RefusalKind.METADATA_WENT_BACK: "restore newer metadata, or disable the topic, delete its node in "
     "the metadata store, and run `offloaderd rebuild --topic`",
@@ -47,14 +46,14 @@ _ACCEPT = "`offloadctl identity show` has the details, `offloadctl identity acce
 
 
 def hint(kind: str) -> str:
-    """Return the way out of a refusal; of a kind that only a later release knows, where to look."""
+    """Return the remedy for a refusal; for a kind of a later release, the command that describes it."""
     known = _HINTS.get(RefusalKind(kind)) if kind in set(RefusalKind) else None
     return f"{known}; {_ACCEPT}" if known else _ACCEPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceIdentity:
-    """Where ledger ids come from. `kind` is bookkeeper, embedded or none; an empty `instance_id` is unknown."""
+    """The source of ledger ids. `kind` is bookkeeper, embedded or none; an empty `instance_id` is unknown."""
 
     kind: str
     instance_id: str = ""
@@ -63,7 +62,7 @@ class SourceIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What an operator has accepted: a kind of refusal, for one piece of evidence."""
+    """An operator's acceptance of a kind of refusal, for one piece of evidence."""
 
     kind: str
     evidence: str
@@ -73,9 +72,9 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What is refused. `found` says it in words, `evidence` is what an acceptance has to be about.
+    """A standing refusal. `found` describes the finding; an acceptance has to name `evidence`.
 
-    `kind` is a RefusalKind, or one of a later release.
+    `kind` is a RefusalKind, or a kind of a later release.
     """
 
     kind: str
@@ -86,17 +85,17 @@ class Refusal:
 
     @property
     def hint(self) -> str:
-        """The way out of it."""
+        """The remedy."""
         return hint(self.kind)
 
     def __str__(self) -> str:
-        """Name what was found and the kind, as an operator reads it."""
+        """Kind and finding, for operators."""
         return f"{self.kind}: {self.found}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """One deployment: what shares a metadata root. `source` is None until a daemon has said it."""
+    """One deployment: all daemons with one metadata root. `source` is None until a daemon has recorded it."""
 
     deployment_id: UUID
     made_ms: int
@@ -108,7 +107,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicIdentityRecord:
-    """What is refused of a topic, and what was accepted."""
+    """A topic's refusals, and the acceptances for it."""
 
     refusals: tuple[Refusal, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
@@ -119,16 +118,16 @@ class TopicIdentityRecord:
         return any((one.kind, one.evidence) == (kind, evidence) for one in self.accepted)
 
     def refusing(self, refusal: Refusal) -> "TopicIdentityRecord":
-        """Return it with a refusal in place of an earlier one of its kind, whose time it keeps."""
+        """Return the record with this refusal; it replaces an earlier one of its kind and keeps that one's time."""
         since_ms = next((one.since_ms for one in self.refusals if one.kind == refusal.kind), refusal.since_ms)
         return replace(self, refusals=(*self.without(refusal.kind).refusals, replace(refusal, since_ms=since_ms)))
 
     def without(self, kind: str) -> "TopicIdentityRecord":
-        """Return it without the refusal of a kind."""
+        """Return the record without the refusal of this kind."""
         return replace(self, refusals=tuple(one for one in self.refusals if one.kind != kind))
 
     def accepting(self, acceptance: Acceptance) -> "TopicIdentityRecord":
-        """Return it with an acceptance, and without the refusal that this lifts."""
+        """Return the record with an acceptance, and without the refusal that it lifts."""
         kept = tuple(one for one in self.refusals if (one.kind, one.evidence) != (acceptance.kind, acceptance.evidence))
         return replace(self, refusals=kept, accepted=(*self.accepted, acceptance)[-ACCEPTED_MAX:])
 

@@ -1,4 +1,4 @@
-"""`losses/<ledger id>`: entries that were deleted before they were offloaded, so that no reader skips them unseen."""
+"""`losses/<ledger id>`: entries that the source deleted before they were offloaded; no reader may skip such a gap."""
 
 from offloaderd.core.model import START, Loss, Position
 from offloaderd.format.parsing import halves

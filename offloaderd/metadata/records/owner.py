@@ -1,4 +1,4 @@
-"""`owner`: the one daemon that works on a topic. Ephemeral: it goes with the daemon's session."""
+"""`owner`: the one daemon that owns a topic. Ephemeral: deleted with the daemon's session."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who owns a topic: daemon, the `host:port` of its gRPC server, its session, and the epoch it began."""
+    """A topic's owner: daemon, `host:port` of its gRPC server, session, and the epoch of its ownership."""
 
     daemon_id: str
     address: str

@@ -1,6 +1,6 @@
-"""`asked`: what was last asked of a topic by hand: its next owner goes on with it, anybody can say how it went.
+"""`asked`: the last manual request for a topic, for its next owner and for reports.
 
-Written once, when it is asked; what became of it follows from the topic's map and policy.
+Written once, at the request; its progress follows from the topic's map and policy.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from offloaderd.format.pb.storage import asked_pb2
 from offloaderd.metadata.records import codec
 
 WORDS_MAX = 500
-"""Characters of each text; what is longer is cut."""
+"""Most characters of each text; longer ones are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One request. `target` is the newest entry to offload, None when there was nothing to do.
+    """One request. `target` is the newest entry to offload, None if there was nothing to do.
 
-    `stood` is how far the offloading was then, `reason` says why there was nothing to do, or less than was `wanted`.
+    `stood` is the offloaded position then. `reason` says why there was nothing to do, or less than was `wanted`.
     """
 
     wanted: str

@@ -12,14 +12,14 @@ from offloaderd.metadata.records import codec
 
 REASON_CHARS_MAX = 300
 FAILURES_MAX = 1000
-"""So many are kept, the oldest ledgers first: a node has to stay below 1 MB. The log has all of them."""
+"""Most failures that are kept, those of the oldest ledgers, as a node has to stay below 1 MB. The log has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackOrder:
-    """Rewrite the ledgers up to `to_ledger_id`. `failures` are those that could not be, with the reason.
+    """The order to rewrite the ledgers up to `to_ledger_id`. `failures` has the ledgers that failed, with the reason.
 
-    `ended_ms` is 0 while it is being carried out; `stopped` says that it was withdrawn.
+    `ended_ms` is 0 until the order has ended; `stopped`: it was withdrawn.
     """
 
     to_ledger_id: int
@@ -31,7 +31,7 @@ class RollbackOrder:
 
     @property
     def active(self) -> bool:
-        """Whether it is still to be carried out."""
+        """Whether the order has not ended."""
         return not self.ended_ms
 
 

@@ -10,11 +10,11 @@ from offloaderd.objects.keys import SegmentKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trash:
-    """A decided deletion; `upload_id` names an unfinished multipart upload, empty when there is none.
+    """A decided deletion; `upload_id` names an unfinished multipart upload, empty if there is none.
 
-    `ledger_id` is that of a ledger in an object of its own, None for a segment of streaming.
-    `bucket` and `prefix` say where the objects lie; None, as in records of the first version, is where the daemon that
-    reads it keeps its own. `readable`: it was part of the map, so readers may have been sent to it; None for not known.
+    `ledger_id` is that of a whole-ledger object, None for a streaming segment. `bucket` and `prefix` locate the
+    objects; None, as in records of the first version, is the reading daemon's own place. `readable`: it was part of the
+    map, so readers may hold its keys; None if unknown.
     """
 
     segment_id: UUID
@@ -27,7 +27,7 @@ class Trash:
     readable: bool | None = None
 
     def keys(self, prefix: str) -> SegmentKeys:
-        """Return where the objects lie."""
+        """Return the keys of its objects."""
         return SegmentKeys(prefix, self.segment_id, self.ledger_id)
 
 

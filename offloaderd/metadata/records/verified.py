@@ -1,10 +1,10 @@
-"""`verified`: when each of a topic's segments was last looked at by the scrub, how closely, and what was wrong.
+"""`verified`: time, depth and result of the scrub's last check of each segment of a topic.
 
-One node a topic, written by its owner, some seconds behind what was done: what a crash loses is looked at again. A
-segment that is not in it has never been looked at. Nothing depends on it but when to look again.
+One node per topic, written by its owner some seconds after the checks; checks that a crash loses are repeated. A
+segment without an entry was never checked. The record only decides when segments are checked again.
 
-A node has room for so many segments one by one. Of a topic with more, sound segments that follow each other and were
-looked at within an hour share one time, the earliest of theirs: the scrub goes through a map in order, so they are few.
+A node has room for a limited number of segments. In a larger topic, sound neighbours that were checked within an hour
+share one entry with their earliest time. The scrub follows the map's order, so such runs are few.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import codec
 
 SEGMENTS_MAX = 8_000
-"""More would make the node too large; of the rest, those that are sound are in runs."""
+"""Most segments with entries of their own; further sound segments are in runs, because of the node's size."""
 RUNS_MAX = 2_000
-"""More would make it too large as well; what was looked at longest ago counts as never verified then."""
+"""Most runs, because of the node's size; the segments of the oldest runs count as never checked."""
 RUN_MS = 3_600_000
-"""How far the times of one run lie apart."""
+"""Longest time between the first and the last check of a run."""
 FLAW_CHARS_MAX = 300
 FLAWS_BYTES_MAX = 300_000
-"""For the words of all flaws together: where everything is damaged, how many there are is what counts."""
+"""Limit for the texts of all flaws together; if everything is damaged, their number is what counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentVerified:
-    """One look at a segment. `flaw` is the first of its `flaws` in words."""
+    """One check of a segment. `flaw` describes the first of its `flaws`."""
 
     verified_ms: int
     level: str
@@ -40,7 +40,7 @@ class SegmentVerified:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The segment that is being read, of which so many blocks are sound."""
+    """The segment that is being read, and the number of its blocks that are sound so far."""
 
     segment_id: UUID
     blocks: int
@@ -48,28 +48,28 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Sound segments that follow each other, as of the time at which the first of them was looked at."""
+    """Sound neighbouring segments, with the earliest time of their checks."""
 
     range: SegmentRange
     verified_ms: int
     level: str
 
     def holds(self, segment: CommittedSegment) -> bool:
-        """Whether a segment is one of them: what has been written since, in the place of others, is not."""
+        """Whether a segment is in the run. A segment written later in place of others is not."""
         within = self.range.begin <= segment.begin and segment.end <= self.range.end
         return within and segment.offloaded_ms <= self.verified_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What is known of a topic."""
+    """The checks of a topic."""
 
     segments: Mapping[UUID, SegmentVerified]
     cursor: Cursor | None = None
     runs: tuple[Run, ...] = ()
 
     def of(self, segments: Sequence[CommittedSegment]) -> dict[UUID, SegmentVerified]:
-        """Return what is known of segments of the topic's map, which are in order."""
+        """Return the last checks of segments, which are in the order of the topic's map."""
         found: dict[UUID, SegmentVerified] = {}
         runs = iter(self.runs)
         run = next(runs, None)
@@ -85,9 +85,9 @@ class Verified:
 
 
 def fitting(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedSegment]) -> Verified:
-    """Return what a node has room for of what is known of a topic's segments, which are in the order of its map.
+    """Return the checks that fit a node; `segments` are in the order of the topic's map.
 
-    One by one are those that are not sound, and those that were looked at last; the others are in runs.
+    Unsound segments and those checked last have entries of their own; the others are in runs.
     """
     if len(known) <= SEGMENTS_MAX:
         return Verified(known)
@@ -98,7 +98,7 @@ def fitting(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedS
 
 
 def _runs(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedSegment]) -> list[Run]:
-    """Put sound segments together that follow each other."""
+    """Group neighbouring sound segments."""
     runs: list[Run] = []
     follows, newest_ms, offloaded_ms = False, 0, 0
     for one in segments:

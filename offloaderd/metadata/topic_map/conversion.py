@@ -1,11 +1,11 @@
-"""How streaming segments (V2) become whole ledgers (V1) in a topic's map: what can, in which order, step by step. Pure.
+"""Conversion of streaming segments (V2) to whole ledgers (V1) in a topic's map: which ledgers, in which order. Pure.
 
-A stock broker reads a ledger in an object of its own and nothing else (PIP-17), so a team that goes back to one has
-each ledger rewritten as such an object. Rules: only a ledger all of whose entries, from 0 to its recorded end, are in
-the map. In one transaction its context becomes the object and its slices leave their segments; a segment without
-slices goes to the trash list with it. A segment stays in one piece (`TopicMap.build`), so a ledger leaves it only at
-its front or at its end: what lies behind a ledger that has to stay goes from the back, and what lies between two such
-ledgers cannot go. Ends, losses, marks and the floor do not change, and neither does how far the topic is offloaded.
+A broker without offloaderd reads a ledger only from an object of its own (PIP-17), so each ledger is rewritten as one
+before a return to such brokers. Only a ledger with all entries in the map, from 0 to its recorded end, is converted.
+One transaction replaces its context and takes its slices out of their segments; a segment without slices goes to the
+trash list in the same transaction. A segment has no holes (`TopicMap.build`), so a ledger can leave it only at its
+front or its end: a ledger between two that have to stay is not converted. Ends, losses, marks, the floor and the
+offloaded position do not change.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,42 +29,42 @@ from offloaderd.metadata.topic_map.removal import to_trash
 _Held: TypeAlias = tuple[CommittedSegment, LedgerSlice]
 
 REASON = "rewritten as whole ledgers"
-"""Why a segment without slices is on the trash list."""
+"""Reason on the trash list for a segment without slices."""
 
 TRASH_MAX = 1000
-"""So many segments are put on the trash list with their ledger; a transaction has to stay below 1 MB.
+"""Most segments that go to the trash list with their ledger, as a transaction has to stay below 1 MB.
 
-Of a ledger in more of them the rest is left to the collector, which finds all of their entries elsewhere.
+The garbage collector deletes the others, since all of their entries are found elsewhere.
 """
 
 
 class Standing(StrEnum):
-    """What a ledger is to a conversion."""
+    """State of a ledger for a conversion."""
 
     WHOLE = "whole"
-    """It lies in an object of its own."""
+    """It is stored in an object of its own."""
     CONVERTIBLE = "convertible"
     OPEN = "open"
-    """It may still be written, or is not offloaded to its end."""
+    """It is not closed, or not offloaded to its end."""
     TRIMMED = "trimmed"
     """Its first entries were deleted by retention."""
     LOST = "lost"
     """Entries of it were lost before they were offloaded."""
     UNSURE = "unsure"
-    """Nobody has recorded where it ended."""
+    """Its end is not recorded."""
     DELETED = "deleted"
-    """It is marked deleted, and goes when those before it do."""
+    """It is marked deleted, and is removed after the ledgers before it."""
     ELSEWHERE = "elsewhere"
-    """Some of it lies in a bucket that this daemon does not work with."""
+    """Part of it is stored in a bucket that this daemon does not use."""
     PINNED = "pinned"
-    """It lies in a segment between ledgers that have to stay there."""
+    """It is in a segment, between ledgers that have to stay there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerState:
-    """One ledger of the map. `entries` and `payload_bytes` are what is offloaded of it, in so many `segments`.
+    """One ledger of the map. `entries` and `payload_bytes` count its offloaded part, which is in `segments` segments.
 
-    `segment_id` and `driver` are those of the object that holds it whole.
+    `segment_id` and `driver` are those of the object of a whole ledger.
     """
 
     ledger_id: int
@@ -80,9 +80,9 @@ class LedgerState:
 def ledger_states(
     topic_map: TopicMap, *, buckets: Collection[str], to: int | None = None, without: Collection[int] = ()
 ) -> tuple[LedgerState, ...]:
-    """Say of every ledger of the map what can become of it, by id.
+    """Return the state of every ledger of the map, by id.
 
-    `buckets` are those of the daemon; ledgers behind `to`, and those in `without`, are left where they are.
+    `buckets` are the daemon's. Ledgers after `to`, and those in `without`, are not to be converted.
     """
     held: dict[int, list[_Held]] = defaultdict(list)
     for segment in topic_map.segments:
@@ -99,9 +99,9 @@ def ledger_states(
 
 
 def sequence(topic_map: TopicMap, wanted: Collection[int]) -> list[int]:
-    """Return those of the ledgers that can leave their segments, in an order in which they can: the oldest first.
+    """Return those of the ledgers that can leave their segments, in a possible order, oldest first.
 
-    Each is at the front or the end of every segment that holds it once those before it in the list are gone.
+    Once the ledgers before it have left, each is at the front or the end of every segment that holds it.
     """
     holders: dict[int, list[deque[int]]] = defaultdict(list)
     for segment in topic_map.segments:
@@ -138,10 +138,10 @@ def holders_of(topic_map: TopicMap, ledger_id: int) -> tuple[CommittedSegment, .
 
 
 def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:
-    """Return the steps that put a ledger's object in the place of its slices of segments, and the map afterwards.
+    """Return the steps that replace a ledger's slices by its object, and the map afterwards.
 
-    Raises InvalidInput for what is no whole ledger, Conflict when the map does not hold the ledger as a conversion
-    needs it: it was deleted meanwhile, has other entries, or would leave a hole in a segment.
+    Raises InvalidInput if `whole` is no whole ledger. Raises Conflict if the map does not allow the exchange: the
+    ledger was deleted meanwhile, has other entries, or would leave a hole in a segment.
     """
     whole.checked()
     if whole.method is not OffloadMethod.LEDGER_BASED:
@@ -173,7 +173,7 @@ def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> 
 
 
 def _check(topic_map: TopicMap, whole: CommittedSegment) -> None:
-    """Raise Conflict unless the map holds exactly this ledger's entries, in segments."""
+    """Raise Conflict unless streaming segments of the map hold exactly this ledger's entries."""
     topic, ledger_id = topic_map.topic, whole.begin.ledger_id
     holding = holders_of(topic_map, ledger_id)
     if any(one.method is not OffloadMethod.STREAMING for one in holding):
@@ -195,7 +195,7 @@ def _edges(segment: CommittedSegment) -> set[int]:
 
 
 def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buckets: Collection[str]) -> LedgerState:
-    """Return what a ledger is by itself, without regard to those around it."""
+    """Return the state of a ledger by itself, without regard to its neighbours."""
     first, part = held[0]
     row = LedgerState(
         ledger_id=ledger_id,
@@ -216,7 +216,7 @@ def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buck
 
 
 def _obstacle(topic_map: TopicMap, ledger_id: int, first_entry_id: int) -> tuple[Standing, str]:
-    """Say why a ledger that lies in segments cannot be whole, if it cannot."""
+    """Return why a ledger in segments cannot be converted; CONVERTIBLE if it can."""
     floor = topic_map.floor
     if ledger_id in topic_map.deleted:
         return Standing.DELETED, "it is marked deleted, and goes when those before it do"
@@ -240,7 +240,7 @@ def _pinned(row: LedgerState) -> LedgerState:
 
 
 def counts(rows: Collection[LedgerState]) -> Mapping[Standing, int]:
-    """Return how many ledgers there are of each standing."""
+    """Return the number of ledgers in each state."""
     found = dict.fromkeys(Standing, 0)
     for one in rows:
         found[one.standing] += 1

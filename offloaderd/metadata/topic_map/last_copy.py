@@ -1,8 +1,7 @@
-"""Check whether a segment that is to be deleted holds the last copy of entries.
+"""The check whether a segment that is to be deleted holds the last copy of entries.
 
-The metadata alone never decide the deletion of a finished segment: after a map was lost, wiped or restored from an old
-backup, they would delete the last copy. So a readable manifest of the segment is compared with the map, and the map's
-segments with the bucket.
+Metadata alone never decide the deletion of a finished segment: lost metadata, or those of an old backup, would delete
+last copies. So the segment's readable manifest is compared with the map, and the map with the bucket.
 """
 
 from collections.abc import Collection
@@ -22,8 +21,8 @@ from offloaderd.objects.whole import read_apart, read_sure
 async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, where: SegmentKeys) -> str:
     """Describe the entries that only a segment outside the map holds; empty if there are none.
 
-    A segment without a readable manifest, or without data, was never finished or is being deleted: it has none.
-    Raises BucketMissing, Transient, Denied.
+    A segment without a readable manifest or without data was never finished, or is being deleted: it holds no last
+    copy. Raises BucketMissing, Transient, Denied.
     """
     store = objects.at(bucket)
     described = await present(_described(store, where.manifest))
@@ -43,11 +42,11 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
 
 
 async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
-    """Return what a manifest says; None for one that is damaged in the store: two reads had the same bytes.
+    """Return a segment's manifest; None if it is damaged in the store, which two reads with the same bytes prove.
 
-    One read alone may have been damaged on its way. Raises NotFound, Transient, Denied.
+    One read alone may have been damaged in transit. Raises NotFound, Transient, Denied.
     """
-    decode = partial(manifest.decode, key=key)  # data that was cut is no reason to find nothing in it
+    decode = partial(manifest.decode, key=key)  # without the data's length: truncated data may hold last copies
     try:
         return await read_sure(partial(read_apart, decode), partial(store.get, key, 0))
     except CorruptData:
@@ -55,7 +54,7 @@ async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
 
 
 def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Collection[UUID]) -> Position | None:
-    """Return the first entry of a segment that neither another sound segment nor a past retention accounts for."""
+    """Return the first entry of a segment that is in no other sound segment and was not deleted by retention."""
     for part in described.ledgers:
         found = _uncovered_from(part, topic_map, broken)
         if found <= part.last_entry_id:
@@ -64,7 +63,7 @@ def first_uncovered(described: SegmentManifest, topic_map: TopicMap, broken: Col
 
 
 def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UUID]) -> int:
-    """Return the first entry of a ledger's part that is nowhere else; one behind its last if there is none."""
+    """Return the first entry of a ledger's part that is nowhere else; if there is none, the id after its last."""
     entry_id, floor = part.first_entry_id, topic_map.floor
     if floor is not None and floor.ledger_id == part.ledger_id:
         entry_id = max(entry_id, floor.entry_id + 1)
@@ -79,10 +78,10 @@ def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UU
 
 
 def same_content(one: SegmentManifest, other: SegmentManifest) -> bool:
-    """Whether two segments can hold the same entries under the same numbers, by all that both manifests say.
+    """Whether two manifests allow that their segments hold the same entries under the same ids.
 
-    Blocks that were cut alike have to be alike; where blocks begin or end together, times and indexes have to agree,
-    and where ledgers' parts do, their bytes.
+    Equal blocks need equal checksums. Blocks with a common begin or end need equal times and indexes there, and equal
+    parts of ledgers need equal sizes.
     """
     sizes = {(part.ledger_id, part.first_entry_id, part.last_entry_id): part.payload_bytes for part in other.ledgers}
     for part in one.ledgers:

@@ -1,8 +1,7 @@
 """The map of a topic: which segment holds which entry, rebuilt from the ledgers' offload contexts.
 
-Rules: segments are disjoint and ascend; inside a ledger they leave no gap (P2). A map never changes: a commit gives
-the transaction's steps and the map as it will be, so that the owner needs no second look at the store. How segments
-leave it again is in `removal.py`.
+Segments are disjoint and ascend, without a gap inside a ledger (P2). A map is immutable: a commit returns the
+transaction's steps and the next map, so the owner need not read the store again. `removal.py` deletes segments.
 """
 
 from bisect import bisect_left
@@ -29,19 +28,19 @@ from offloaderd.metadata.records.history import HistoryPlan
 SNAPSHOT_TRIES = 10
 
 Edit: TypeAlias = "Callable[[TopicMap], tuple[list[Step], TopicMap]]"
-"""A pure change of a map: the steps that write it, and the map afterwards."""
+"""A pure change of a map: it returns the steps that write it, and the next map."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMap:
-    """All committed segments of a topic, ascending, and the context nodes they came from by ledger id.
+    """All committed segments of a topic, ascending, and the context nodes they were read from, by ledger id.
 
-    `ends` has the ledgers that are offloaded to their end, `losses` what was gone before it could be offloaded,
-    `deleted` the ledgers that are marked deleted, with the time of it, `source_deleted` those of which the source has
-    no copy or is about to delete it, `created` when ledgers were made, as far as known. `base` is the record of what
-    was deleted from the front, `base_version` its node's version. `history` is the plan of a topic whose live segments
-    do not wait for what lay before them, or wait for a job: until it is done, segments may be missing between the last
-    one before its boundary and the boundary, and nowhere else.
+    `ends` has the ledgers that are offloaded to their end. `losses` are ranges that the source deleted before they were
+    offloaded. `deleted` has the time at which ledgers were marked deleted, `created` their creation time if known.
+    `source_deleted` has the ledgers that the source has deleted or is about to delete. `base` is the record of what was
+    deleted from the front, `base_version` its node's version. `history` is the plan of a topic whose live segments do
+    not wait for history, or whose history a job writes: until it is done, segments may be missing between the last one
+    before its boundary and the boundary, and nowhere else.
     """
 
     topic: TopicName
@@ -57,7 +56,7 @@ class TopicMap:
     history: HistoryPlan | None = None
     history_version: int = 0
     loss_names: Mapping[Loss, str] = field(default_factory=dict)
-    """Of losses that are not recorded under their usual names."""
+    """Names of the losses that are not recorded under their usual names."""
 
     @classmethod
     def build(
@@ -68,9 +67,9 @@ class TopicMap:
         floor: Versioned | None = None,
         plan: Versioned | None = None,
     ) -> Self:
-        """Rebuild the map from its nodes; raises CorruptData for what cannot be one history.
+        """Rebuild the map from its nodes. Raises CorruptData if they cannot be one history.
 
-        Losses come with the names that they are recorded under, or without any as long as they are not.
+        Losses are given with the names of their nodes, or without names if they are not recorded yet.
         """
         segments: list[CommittedSegment] = []
         seen: set[UUID] = set()
@@ -120,30 +119,30 @@ class TopicMap:
 
     @property
     def offloaded(self) -> Position | None:
-        """The newest position that is, or was until its retention ended, durable and committed. It never falls."""
+        """The newest position that was ever committed, even if retention has deleted it since. It never falls."""
         return self.segments[-1].end if self.segments else self.floor
 
     @property
     def standing(self) -> Position | None:
-        """Where the live edge's offloading stands: what is offloaded, or at least where history ends."""
+        """The position after which live offloading continues: the later of the offloaded position and history's end."""
         known = (self.offloaded, self.history.last if self.history is not None else None)
         return max((one for one in known if one is not None), default=None)
 
     @property
     def unfinished(self) -> HistoryPlan | None:
-        """The plan of a history that is not all offloaded, or recorded as lost."""
+        """The plan of a history that is not yet all offloaded or recorded as lost."""
         return self.history if self.history is not None and not self.history.done_ms else None
 
     @property
     def history_end(self) -> Position | None:
-        """The newest position of history that is committed, None for none."""
+        """The newest committed position of history; None if there is none."""
         if self.history is None:
             return None
         index = bisect_left(self.segments, self.history.live_begin, key=_begin)
         return self.segments[index - 1].end if index else None
 
     def awaits(self, position: Position) -> bool:
-        """Say whether a position is of history that is neither offloaded nor known to be lost yet."""
+        """Whether a position of history is neither offloaded nor recorded as lost yet."""
         plan = self.unfinished
         return (
             plan is not None
@@ -152,7 +151,7 @@ class TopicMap:
         )
 
     def joined(self, end: Position, begin: Position) -> bool:
-        """Say whether it is on record that nothing lies between two entries that are next to each other in the map."""
+        """Whether the records prove that no entry is between two positions that are neighbours in the map."""
         if any(loss.after == end and loss.before == begin for loss in self.losses):
             return True
         if begin.ledger_id == end.ledger_id:
@@ -162,7 +161,7 @@ class TopicMap:
 
     @property
     def floor(self) -> Position | None:
-        """Up to where everything was offloaded and deleted again; None while nothing was."""
+        """End of the range that was offloaded and deleted again; None if there is none."""
         return self.base.position if self.base is not None else None
 
     def find(self, position: Position) -> CommittedSegment | None:
@@ -173,10 +172,10 @@ class TopicMap:
         return None
 
     def after(self, position: Position) -> CommittedSegment | None:
-        """Return the segment that comes next: the first with entries after `position`, not the one that holds it.
+        """Return the next segment: the first with entries after `position`, except the one that holds `position`.
 
-        A position where no entry is (past the end of a ledger, say) may lie between two slices of one segment; then it
-        is that segment, whose later slices come next.
+        A position without an entry (past the end of a ledger, say) may be between two slices of one segment. Then that
+        segment is the next, because of its later slices.
         """
         index = self._ending_at_or_after(position)
         if index < len(self.segments) and self.segments[index].holds(position):
@@ -188,10 +187,10 @@ class TopicMap:
     ) -> "tuple[list[Step], TopicMap]":
         """Return the steps that write the segment into every ledger it touches, and the map afterwards.
 
-        `ends` tells of closed ledgers; those that are offloaded to their end with this are marked so. Versions are
-        carried along: a replace raises one, a created node has 0. What of a loss the segment has after all is lost no
-        more. Raises InvalidInput for slices that are no segment, Conflict for one that overlaps with another or leaves
-        a gap inside a ledger.
+        `ends` names closed ledgers; those that are offloaded to their end by this commit are marked so. Versions
+        follow: a replace raises a node's version by one, a new node has 0. Losses shrink by the segment's entries.
+        Raises InvalidInput for slices that form no segment, Conflict for one that overlaps another or leaves a gap
+        inside a ledger.
         """
         segment.checked()
         if segment.method is OffloadMethod.LEDGER_BASED:
@@ -246,7 +245,7 @@ class TopicMap:
         return [*steps, *ending], after
 
     def with_ends(self, ends: Mapping[int, LedgerEnd]) -> "tuple[list[Step], TopicMap]":
-        """Return the steps that mark ledgers as offloaded to their end, as far as they are, and the map afterwards."""
+        """Return the steps that mark the ledgers that are offloaded to their end, and the map afterwards."""
         steps: list[Step] = []
         contexts, known, base, base_version = dict(self.contexts), dict(self.ends), self.base, self.base_version
         for ledger_id, end in ends.items():
@@ -266,9 +265,9 @@ class TopicMap:
         return steps, replace(after, base=base, base_version=base_version)
 
     def with_loss(self, loss: Loss) -> "tuple[list[Step], TopicMap]":
-        """Return the steps that record a lost range, and the map afterwards; it takes in those that end within it.
+        """Return the steps that record a lost range, and the map afterwards; losses that end in it are merged with it.
 
-        One of these that begins before it was noticed too early: the entries up to its begin are there after all.
+        If a merged loss begins earlier, it was noticed too early: the entries from its begin to that of `loss` exist.
         """
         since = self.history.last if self.history is not None and loss.after >= self.history.last else None
         within = [one for one in self.losses if loss.after < one.before <= loss.before]
@@ -282,11 +281,11 @@ class TopicMap:
         return [*steps, Create(after.loss_path(whole), loss_record.encode(whole))], after
 
     def loss_path(self, loss: Loss) -> str:
-        """Return where a loss is recorded."""
+        """Return the path of a loss's node."""
         return paths.loss(self.topic, self.loss_names.get(loss, loss_nodes.usual(loss)))
 
     def in_pieces(self, ledger_id: int) -> "tuple[list[Step], TopicMap]":
-        """Return the steps that put a ledger's context in pieces, if it is large, and the map afterwards."""
+        """Return the steps that put a ledger's context in pieces if it is large, and the map afterwards."""
         steps, stored = pieces.in_pieces(self.contexts[ledger_id], paths.ledger(self.topic, ledger_id))
         return steps, replace(self, contexts=MappingProxyType({**self.contexts, ledger_id: stored}))
 
@@ -295,10 +294,10 @@ class TopicMap:
 
 
 async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
-    """Read a topic's map as it was at one moment; empty when nothing is known of the topic.
+    """Read a topic's map as of one moment; empty for an unknown topic.
 
-    The nodes are read until two passes agree, so a commit in between never shows by halves. Raises CorruptData, and
-    Transient when the map changes faster than it can be read.
+    The nodes are read until two passes agree, so a concurrent commit never shows in part. Raises CorruptData; Transient
+    if the map changes faster than it can be read.
     """
     before: tuple[dict[int, StoredContext], Versioned | None, Versioned | None] = ({}, None, None)
     for _ in range(SNAPSHOT_TRIES):
@@ -311,7 +310,7 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
 
 
 def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
-    """Return the segment as one ledger's context knows it, with its slice of that ledger alone."""
+    """Return a segment with the slice of one ledger, from that ledger's context."""
     return CommittedSegment(
         segment_id=found.segment_id,
         slices=(LedgerSlice(ledger_id, found.begin_entry_id, found.end_entry_id, found.payload_bytes),),
@@ -326,7 +325,7 @@ def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
 
 
 def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegment:
-    """Return what a ledger's context says of its slice of a segment."""
+    """Return a slice of a segment as it is written to its ledger's context."""
     return LedgerSegment(
         segment_id=segment.segment_id,
         begin_entry_id=part.first_entry_id,
@@ -342,7 +341,7 @@ def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegmen
 
 
 def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, path: str) -> CommittedSegment:
-    """Add the next ledger's slice to a segment; raises CorruptData when it does not belong to it."""
+    """Add the next ledger's slice to a segment. Raises CorruptData if it does not belong to it."""
     more = committed(ledger_id, found)
     whole = replace(more, slices=(*segment.slices, *more.slices))
     if found.begin_entry_id or replace(whole, slices=segment.slices) != segment:
@@ -351,7 +350,7 @@ def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, 
 
 
 def _leaves_gap(part: LedgerSlice, before: Position | None, behind: Position | None) -> bool:
-    """Say whether entries of a slice's ledger are missing between it and what is committed before and behind it."""
+    """Whether entries of the slice's ledger are missing between it and the committed entries before or behind it."""
     begins = before is None or before.ledger_id != part.ledger_id or before.entry_id + 1 == part.first_entry_id
     ends = behind is None or behind.ledger_id != part.ledger_id or part.last_entry_id + 1 == behind.entry_id
     return not (begins and ends)

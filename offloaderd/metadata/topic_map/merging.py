@@ -1,13 +1,12 @@
-"""How consecutive segments become one streaming segment (V2) in a topic's map: which may, and the exchange. Pure.
+"""Merges of consecutive segments to one streaming segment (V2) in a topic's map. Pure.
 
-Whole ledgers (V1) become one so, alone or several together, and small segments become a larger one. A source goes in
-whole or not at all: in one transaction the new segment stands in every context where they stood, and all of them are
-on the trash list. What ledgers ended with, losses, marks and the floor do not change, nor how far the topic is
-offloaded.
+Whole ledgers (V1) become streaming segments, alone or together, and small segments become larger ones. A source is
+merged whole or not at all: one transaction replaces the sources by the new segment in every context, and puts them on
+the trash list. Ends of ledgers, losses, marks, the floor and the offloaded position do not change.
 
-Left alone are: the topic's newest segment, behind which its owner goes on writing (what lies before it in the same
-ledger may go: an owner that commits meanwhile finds its context changed, and looks again), what brokers wrote, what is
-marked deleted, and segments with a loss between or inside them.
+Excluded are segments that a broker wrote, that are marked deleted, or that have a loss inside or between them, and the
+topic's newest segment, behind which its owner appends. Earlier segments of the same ledger may be merged: a concurrent
+commit of the owner fails because the context has changed, and the owner reads the map again.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,15 +22,15 @@ from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
 
 SOURCES_MAX = 500
-"""So many segments become one at most: all of them are named in its record, and go to the trash in one transaction."""
+"""Most sources of a merge: its record names them all, and one transaction puts them on the trash list."""
 
 REASON = "rewritten as one segment"
-"""Why its sources are on the trash list."""
+"""Reason on the trash list for the sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """One object to be made of consecutive entries that `sources` hold: a whole ledger (V1), or one segment (V2)."""
+    """One object to be written from consecutive entries of `sources`: a whole ledger (V1) or a segment (V2)."""
 
     slices: tuple[LedgerSlice, ...]
     sources: tuple[CommittedSegment, ...]
@@ -64,7 +63,7 @@ class Goal:
 
 
 def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None) -> Goal:
-    """Return the goal of all that consecutive segments hold, or of what they hold of one ledger, which is whole."""
+    """Return the goal of all entries of consecutive segments; with `ledger_id` of that ledger alone, as a whole."""
     slices: list[LedgerSlice] = []
     for part in (part for one in sources for part in one.slices if ledger_id in {None, part.ledger_id}):
         last = slices[-1] if slices else None
@@ -77,7 +76,7 @@ def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None
 
 
 def obstacle(topic_map: TopicMap, segment: CommittedSegment, buckets: Collection[str]) -> str:
-    """Say why a segment cannot be replaced; empty: it can."""
+    """Return why a segment cannot be replaced; empty if it can."""
     if segment.foreign:
         return "a broker wrote it"
     if segment.segment_id == topic_map.segments[-1].segment_id:
@@ -92,9 +91,9 @@ def obstacle(topic_map: TopicMap, segment: CommittedSegment, buckets: Collection
 
 
 def runs(topic_map: TopicMap, wanted: Collection[CommittedSegment], *, payload_bytes: int, ledgers: int) -> list[Goal]:
-    """Put consecutive segments of those that are wanted together, up to a size and a number of ledgers; each once.
+    """Group consecutive wanted segments into goals, up to a size and a number of ledgers; each segment is in one goal.
 
-    No loss lies between two of one goal, and all lie in one place.
+    The segments of a goal share bucket and prefix, and have no loss between them.
     """
     found: list[list[CommittedSegment]] = []
     held: set[int] = set()
@@ -125,10 +124,10 @@ def runs(topic_map: TopicMap, wanted: Collection[CommittedSegment], *, payload_b
 
 
 def with_merged(topic_map: TopicMap, merged: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:
-    """Return the steps that put one segment in the place of those whose entries it holds, and the map afterwards.
+    """Return the steps that replace segments by the one that holds all their entries, and the map afterwards.
 
-    Raises InvalidInput for what is no streaming segment, Conflict when the map does not hold exactly these entries in
-    segments of their own that may be replaced.
+    Raises InvalidInput if `merged` is no streaming segment; Conflict unless the map has exactly these entries in whole
+    segments that may be replaced.
     """
     merged.checked()
     topic = topic_map.topic

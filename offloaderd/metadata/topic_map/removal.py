@@ -1,10 +1,9 @@
-"""How segments leave a topic's map: ledgers are marked deleted, and the oldest segment goes when all of its are. Pure.
+"""Removal from a topic's map: ledgers are marked deleted; the oldest segment is removed once all its ledgers are. Pure.
 
-Rules: segments go from the front alone, so what is deleted is everything up to the floor and nothing else; the floor
-rises in the transaction that takes the segment out, and the same transaction puts its objects on the trash list, so a
-crash leaves a segment that is whole or one whose deletion is on record. What a broker wrote is the broker's to delete:
-it only leaves the map. A ledger's last segment takes its context
-along, mark and all; how the ledger ended stays in the floor for as long as the floor stands in it.
+Since only the oldest is removed, exactly the entries up to the floor are deleted. One transaction removes the segment,
+raises the floor and puts the objects on the trash list: after a crash a segment is whole, or its deletion is recorded.
+Objects of brokers only leave the map, as the broker deletes them. A ledger's context is deleted with its last segment,
+mark included; the floor keeps the ledger's end for as long as the floor is in that ledger.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,15 +21,15 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.topic_map.map import TopicMap
 
 BATCH_BYTES = 500_000
-"""Contexts that are marked in one transaction; the store takes 1 MB. A larger one goes alone."""
+"""Most bytes of contexts marked in one transaction, of which the store takes 1 MB. A larger context is marked alone."""
 MARK_BYTES = 1024
-"""What a mark adds to a transaction at most, beside the context: its path, and itself."""
+"""Most bytes that a mark adds to a transaction besides the context: the path and the mark."""
 
 
 def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int) -> tuple[list[Step], TopicMap]:
     """Return the steps that mark ledgers deleted, and the map afterwards.
 
-    A ledger of which the map holds nothing, or that is marked already, needs none.
+    Ledgers without entries in the map, or marked already, need no step.
     """
     steps: list[Step] = []
     contexts, deleted = dict(topic_map.contexts), dict(topic_map.deleted)
@@ -43,10 +42,10 @@ def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int)
 
 
 def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple[list[Step], TopicMap]:
-    """Return the steps that note of ledgers that their source has no copy any more, and the map afterwards.
+    """Return the steps that record that the source has no copy of ledgers any more, and the map afterwards.
 
-    Pulsar notes it before it deletes (`bookkeeperDeleted`). One that is noted already, or of which the map holds
-    nothing, needs none.
+    Pulsar records it before the deletion (`bookkeeperDeleted`). Ledgers without entries in the map, or recorded
+    already, need no step.
     """
     steps: list[Step] = []
     contexts = dict(topic_map.contexts)
@@ -60,7 +59,7 @@ def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple
 
 
 def note_created(topic_map: TopicMap, created: Mapping[int, int]) -> tuple[list[Step], TopicMap]:
-    """Return the steps that note when ledgers were made, in place of what was noted before, and the map afterwards."""
+    """Return the steps that record creation times of ledgers, replacing others, and the map afterwards."""
     steps: list[Step] = []
     contexts, known = dict(topic_map.contexts), dict(topic_map.created)
     for ledger_id, created_ms in sorted(created.items()):
@@ -75,7 +74,7 @@ def note_created(topic_map: TopicMap, created: Mapping[int, int]) -> tuple[list[
 
 
 def batches(topic_map: TopicMap, ledger_ids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield those ledgers of which the map holds something, so many at a time that one transaction can mark them."""
+    """Yield the ledgers with entries in the map, in batches that one transaction can mark."""
     batch: list[int] = []
     size = 0
     for ledger_id in sorted(set(ledger_ids) & topic_map.contexts.keys()):
@@ -90,7 +89,7 @@ def batches(topic_map: TopicMap, ledger_ids: Iterable[int]) -> Iterator[list[int
 
 
 def is_marked(topic_map: TopicMap, segment: CommittedSegment) -> bool:
-    """Whether every ledger that the segment holds entries of is marked deleted."""
+    """Whether every ledger with entries in the segment is marked deleted."""
     return all(part.ledger_id in topic_map.deleted for part in segment.slices)
 
 
@@ -112,9 +111,9 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
 def without_oldest(
     topic_map: TopicMap, segment: CommittedSegment, *, reason: str, now_ms: int
 ) -> tuple[list[Step], TopicMap]:
-    """Return the steps that put the oldest segment on the trash list instead of in the map, and the map afterwards.
+    """Return the steps that remove the oldest segment and put it on the trash list, and the map afterwards.
 
-    Raises Conflict when `segment` is not the oldest one.
+    Raises Conflict if `segment` is not the oldest.
     """
     if not topic_map.segments or topic_map.segments[0] != segment:
         raise Conflict(f"segment {segment.segment_id} is not the oldest of {topic_map.topic}")

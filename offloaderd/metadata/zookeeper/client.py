@@ -1,4 +1,4 @@
-"""How kazoo's client is made: which servers, how patient, by TLS or not, as whom, and who may touch what it creates."""
+"""Construction of kazoo's client: servers, timeouts, TLS, credentials, and the access list of new nodes."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,11 +14,11 @@ from offloaderd.metadata.zookeeper.kazoo_types import ZooKeeperClient
 
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
 GREETING_S = 3.0
-"""A server that accepts a connection and does not greet within about this time is left for the next try."""
+"""About how long a server may take to answer a new connection before the next one is tried."""
 
 
 def kazoo_options(options: MetadataSettings) -> dict[str, Any]:
-    """Return how kazoo connects and as whom. Raises InvalidConfig for what is not there: kazoo would try for ever."""
+    """Return kazoo's options. Raises InvalidConfig for a missing file, because kazoo would retry for ever."""
     told: dict[str, Any] = {}
     if options.tls:
         files = {"ca": options.tls_ca_file, "certfile": options.tls_cert_file, "keyfile": options.tls_key_file}
@@ -40,7 +40,7 @@ def kazoo_options(options: MetadataSettings) -> dict[str, Any]:
 
 
 def make_client(servers: str, options: MetadataSettings) -> ZooKeeperClient:
-    """Return a client that is not started. Raises InvalidConfig."""
+    """Return a client that is not started yet. Raises InvalidConfig."""
     retry = KazooRetry(max_tries=-1, delay=RECONNECT_PAUSE_S, backoff=2, max_delay=RECONNECT_PAUSE_MAX_S)
     try:
         client: ZooKeeperClient = KazooClient(
@@ -58,10 +58,10 @@ def make_client(servers: str, options: MetadataSettings) -> ZooKeeperClient:
 
 
 def _hosts(servers: str, session_timeout_s: float) -> str:
-    """Return the servers, again and again: kazoo gives each of its hosts an equal share of a session to greet.
+    """Return the list of servers, repeated: kazoo gives each entry an equal share of the session's time to answer.
 
-    A server that is just starting may accept a connection and never answer; with one server alone the wait for it
-    would last as long as the session, and cost it.
+    A server that is just starting may accept a connection and never answer. With a single entry, the wait for it would
+    last as long as the session, and lose it.
     """
     hosts, slash, root = servers.partition("/")
     share_s = session_timeout_s / (hosts.count(",") + 1)

@@ -1,11 +1,11 @@
-"""Life cycle of the connection to ZooKeeper: sessions come, are suspended, get lost and are followed by others.
+"""Life cycle of the connection to ZooKeeper: its sessions start, are suspended, end, and are followed by others.
 
-The client library runs threads of its own. Rules: its listener only forwards the state to the loop, where everything
-is decided; nothing here blocks the loop (stopping a client does block, so a short-lived thread does it).
+The client library has threads of its own. Its listener only forwards the state to the loop, where all decisions are
+made. Nothing here blocks the loop: the stop of a client blocks, so a short-lived thread calls it.
 
-A session is lost when the server says so, or when the client has been disconnected for as long as the session may
-last: then the server may have ended it, though nobody can say. Should it turn out to be alive after all, it is closed
-and a new one takes its place: what was called lost never comes back, and its ephemeral nodes go at once.
+A session is lost when the server ends it, or when the client was disconnected for as long as the session may last: the
+server may have ended it then, which no client can know. If it turns out to be alive, it is closed and followed by a new
+one. So a lost session never returns, and its ephemeral nodes are deleted at once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from offloaderd.metadata.zookeeper.kazoo_types import Client
 log = structlog.get_logger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""Longest wait for a client's threads; only a server that hangs makes them linger, and no longer than a session."""
+"""Longest wait for a client's threads. Only with a server that hangs do they last, at most as long as a session."""
 RESTART_PAUSE_S = 1.0
 """Pause before a client that has died is replaced."""
 
@@ -33,7 +33,7 @@ C = TypeVar("C", bound=Client)
 
 
 class Connection(Generic[C]):
-    """Keeps one client running, and says which session is the current one."""
+    """Keeps one client running, and holds the current session."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Connection(Generic[C]):
         observer: SessionObserver,
         on_connected: Callable[[], None],
     ) -> None:
-        """Take the maker of clients. `servers` is for messages; `on_connected` is called whenever a client is ready."""
+        """Take the factory of clients; `servers` is for messages. Each ready client calls `on_connected`."""
         self._make_client = make_client
         self._servers = servers
         self._session_timeout_s = session_timeout_s
@@ -54,7 +54,7 @@ class Connection(Generic[C]):
         self._generation = 0
         self._session: StoreSession | None = None
         self._doubtful_id = ""
-        self._live = asyncio.Event()  # also set by close, to wake whoever waits
+        self._live = asyncio.Event()  # also set by close, to end all waits
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._retiring: set[asyncio.Future[None]] = set()
@@ -65,7 +65,7 @@ class Connection(Generic[C]):
         return self._live.is_set() and not self._closed
 
     def check_open(self) -> None:
-        """Raise Closed once it has been closed."""
+        """Raise Closed after `close`."""
         if self._closed:
             raise Closed("the metadata store is closed")
 
@@ -86,7 +86,7 @@ class Connection(Generic[C]):
             raise
 
     async def close(self) -> None:
-        """End the session and all threads; repeating is harmless."""
+        """End the session and all threads. Can be repeated."""
         if not self._closed:
             self._closed = True
             self._cancel_timer()
@@ -105,7 +105,7 @@ class Connection(Generic[C]):
             log.warning("metadata.close_slow", servers=self._servers, hint="a server hangs; the thread ends by itself")
 
     async def client(self) -> C:
-        """Return the client of the current session, waiting while there is none. Raises Closed."""
+        """Return the client of the current session; waits for one. Raises Closed."""
         while not self._live.is_set():
             await self._live.wait()
         self.check_open()
@@ -113,13 +113,13 @@ class Connection(Generic[C]):
         return self._client
 
     async def session(self) -> StoreSession:
-        """Return the current session, suspended or not, waiting while there is none. Raises Closed."""
+        """Return the current session, even if suspended; waits for one. Raises Closed."""
         while self._session is None:
             await self.client()
         return self._session
 
     def _start_client(self) -> None:
-        """Start a new client, whose events are told from those of the ones before by its generation."""
+        """Start a new client. Its generation tells its events from those of earlier clients."""
         if self._closed:
             return
         self._generation += 1
@@ -128,18 +128,18 @@ class Connection(Generic[C]):
         last_answer = partial(self._last_answer, self._generation)
 
         def listener(state: str) -> None:
-            with suppress(RuntimeError):  # the loop has been closed: nobody is left to care
+            with suppress(RuntimeError):  # the loop is closed, so the state has no use any more
                 loop.call_soon_threadsafe(last_answer, state, client.client_id, client.client_state)
 
         client.add_listener(listener)
         client.start_async()
 
     def _last_answer(self, generation: int, state: str, client_id: tuple[int, bytes] | None, detail: str) -> None:
-        """Take note of a client's new state."""
+        """Handle a client's new state."""
         if generation != self._generation or self._closed:
             return
         if state == "CONNECTED":
-            if client_id is not None:  # else it is disconnected again, which comes next
+            if client_id is not None:  # else it is disconnected again, and that state follows
                 self._connected(f"{client_id[0] & (1 << 64) - 1:#x}")
         elif state == "SUSPENDED":
             self._suspended()
@@ -171,7 +171,7 @@ class Connection(Generic[C]):
             self._timer = asyncio.get_running_loop().call_later(self._session_timeout_s, self._doubt)
 
     def _doubt(self) -> None:
-        """Give a session up that the server may have ended."""
+        """Treat the session as lost, since the server may have ended it."""
         self._timer = None
         if self._session is not None:
             self._doubtful_id = self._session.session_id
@@ -186,14 +186,14 @@ class Connection(Generic[C]):
             self._observer(SessionState.LOST)
 
     def _replace_client(self, generation: int) -> None:
-        """Stop a client, and start another once its session has ended."""
+        """Stop a client, and start another after the end of its session."""
         if generation == self._generation and not self._closed and self._client is not None:
             self._generation += 1
             client, self._client = self._client, None
             self._retire(client).add_done_callback(lambda _: self._start_client())
 
     def _retire(self, client: C) -> asyncio.Future[None]:
-        """Stop a client in a thread of its own; the future is done when the thread is."""
+        """Stop a client in a thread; the future is done after the thread's end."""
         loop = asyncio.get_running_loop()
         retired: asyncio.Future[None] = loop.create_future()
 
@@ -201,7 +201,7 @@ class Connection(Generic[C]):
             try:
                 client.stop()
                 client.close()
-            except Exception as error:  # noqa: BLE001 - the last words of a client that nobody uses any more
+            except Exception as error:  # noqa: BLE001 - any error of a client that is not used any more
                 log.warning("metadata.close_failed", error=str(error))
             finally:
                 with suppress(RuntimeError):
@@ -209,7 +209,7 @@ class Connection(Generic[C]):
 
         def ended() -> None:
             if thread.is_alive():
-                loop.call_soon(ended)  # it has said its last word and is gone within microseconds
+                loop.call_soon(ended)  # this was its last call: it ends within microseconds
             elif not retired.done():
                 retired.set_result(None)
 

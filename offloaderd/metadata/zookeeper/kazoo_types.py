@@ -1,7 +1,7 @@
-"""The few calls of kazoo's client that are used, as Protocols: kazoo ships no types.
+"""Protocols of the kazoo client's methods in use, because kazoo has no types.
 
-`Client` is what its life cycle needs, `ZooKeeperClient` what requests need. Everything here returns at once, except
-`stop`; results come on threads of kazoo.
+`Client` is for the life cycle, `ZooKeeperClient` for requests. All methods return at once, except `stop`; kazoo's
+threads deliver the results.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Client(Protocol):
-    """What is needed of a client to run it."""
+    """The part of a client that its life cycle needs."""
 
     @property
     def client_id(self) -> tuple[int, bytes] | None:
@@ -22,7 +22,7 @@ class Client(Protocol):
         """Detailed state."""
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Have `listener` called, on some thread, with CONNECTED, SUSPENDED or LOST."""
+        """Register a listener; some thread calls it with CONNECTED, SUSPENDED or LOST."""
 
     def start_async(self) -> object:
         """Start the client's threads."""
@@ -31,29 +31,29 @@ class Client(Protocol):
         """End the session and the threads; blocks."""
 
     def close(self) -> None:
-        """Free what is left."""
+        """Free the remaining resources."""
 
 
 class Result(Protocol[T_co]):
-    """A result to come; `value` or `exception` is there once a callback has been called."""
+    """A future result: `value` or `exception` is set before the callback is called."""
 
     @property
     def value(self) -> T_co:
-        """What a successful request returned."""
+        """The value of a successful request."""
 
     @property
     def exception(self) -> Exception | None:
-        """Why a request failed."""
+        """The error of a failed request."""
 
     def successful(self) -> bool:
-        """Whether there is a value."""
+        """Whether the request has succeeded."""
 
     def rawlink(self, callback: Callable[[object], None]) -> None:
-        """Have `callback` called, on some thread, when the result is there; perhaps more than once."""
+        """Register a callback for the result; some thread calls it, perhaps more than once."""
 
 
 class WatchEvent(Protocol):
-    """What a watch tells; of type NONE when the connection changed and not the node."""
+    """A watch's event; its type is NONE for a change of the connection, not of the node."""
 
     @property
     def type(self) -> str:
@@ -68,23 +68,23 @@ class Stat(Protocol):
 
     @property
     def version(self) -> int:
-        """How often the node's value has been replaced."""
+        """Number of changes of the node's value."""
 
     @property
     def ctime(self) -> int:
-        """When the node was created, by the leader's clock, in milliseconds since the epoch."""
+        """Time of the node's creation, by the leader's clock, in milliseconds since the epoch."""
 
     @property
     def mtime(self) -> int:
-        """When the value was last replaced, by the leader's clock, in milliseconds since the epoch."""
+        """Time of the value's last change, by the leader's clock, in milliseconds since the epoch."""
 
 
 class Identity(Protocol):
-    """Whom an access list speaks of."""
+    """The clients that an entry of an access list is for."""
 
     @property
     def scheme(self) -> str:
-        """How clients prove it: `world` is everybody."""
+        """The way in which clients authenticate; `world` is everybody."""
 
 
 class Permission(Protocol):
@@ -96,30 +96,30 @@ class Permission(Protocol):
 
     @property
     def id(self) -> Identity:
-        """Who has them."""
+        """The clients with these rights."""
 
 
 class Transaction(Protocol):
-    """Steps that are carried out together."""
+    """Steps that succeed or fail together."""
 
     def create(self, path: str, value: bytes, *, ephemeral: bool) -> None:
-        """Add a create."""
+        """Add a step that creates a node."""
 
     def set_data(self, path: str, value: bytes, version: int) -> None:
-        """Add a replace."""
+        """Add a step that replaces a node's value."""
 
     def delete(self, path: str, version: int) -> None:
-        """Add a delete; version -1 is any."""
+        """Add a step that deletes a node; version -1 is any."""
 
     def check(self, path: str, version: int) -> None:
-        """Add a check of a version."""
+        """Add a step that checks a node's version."""
 
     def commit_async(self) -> Result[Sequence[object]]:
-        """Send it; the value holds an answer or an exception a step."""
+        """Send the transaction; the value has an answer or an exception for each step."""
 
 
 class ZooKeeperClient(Client, Protocol):
-    """The requests."""
+    """A client's requests."""
 
     def get_async(self, path: str) -> Result[tuple[bytes | None, Stat]]:
         """Read a node."""
@@ -128,7 +128,7 @@ class ZooKeeperClient(Client, Protocol):
         """Read a node's access list."""
 
     def exists_async(self, path: str, watch: Watch | None = None) -> Result[Stat | None]:
-        """Look whether a node exists; `watch` is called when it is created, deleted or replaced."""
+        """Read whether a node exists; `watch` is called when it is created, deleted or replaced."""
 
     def get_children_async(self, path: str, watch: Watch | None = None) -> Result[list[str]]:
         """List the names below a node; `watch` is called when they change."""
@@ -143,7 +143,7 @@ class ZooKeeperClient(Client, Protocol):
         """Delete a node; version -1 is any."""
 
     def sync_async(self, path: str) -> Result[object]:
-        """Have the server that we talk to catch up with its leader."""
+        """Bring the connected server up to date with its leader."""
 
     def transaction(self) -> Transaction:
         """Begin a transaction."""

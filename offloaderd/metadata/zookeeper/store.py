@@ -1,10 +1,9 @@
-"""The metadata store over ZooKeeper, by kazoo; the only module that knows kazoo.
+"""The metadata store over ZooKeeper, by kazoo's `*_async` calls.
 
-Rules: kazoo's `*_async` calls alone are used, their results handed to futures of the loop, so neither an executor nor
-a blocking call is needed. A request is handed over only while there is a session and a connection, waits for its
-answer no longer than `call_timeout_s`, and is never repeated here: the caller decides. What was never handed over is
-Transient; a write that was and whose answer is missing is OutcomeUnknown. Requests of one store are carried out in
-the order of their calls, so a read that follows an unknown write shows whether it was carried out.
+Their results become futures of the loop, so no executor and no blocking call is needed. A request is sent only within a
+session and a connection, waits at most `call_timeout_s` for its answer, and is never repeated here: the caller decides.
+An unsent request fails with Transient, a write that was sent and not answered with OutcomeUnknown. The server carries
+out a store's requests in the order of their calls, so a read after an unanswered write shows its outcome.
 """
 
 import asyncio
@@ -38,11 +37,11 @@ from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, Watch
 T = TypeVar("T")
 
 IN_FLIGHT_MAX = 64
-"""Requests on their way. kazoo wakes its thread by a pipe that is full at 278 of them and then blocks the loop."""
+"""Most unanswered requests. At 278 the pipe that wakes kazoo's thread is full, and kazoo blocks the loop."""
 REARM_PAUSE_S = 0.2
 CREATE_TRIES = 3
 _CHANGES = 2 | 4 | 8 | 16
-"""Rights to write, create, delete and administer, in the bits of an access list."""
+"""Rights to write, create, delete and administer, as bits of an access list."""
 
 _CERTAIN: dict[type[Exception], tuple[type[OffloaderError], str]] = {
     zk.NoNodeError: (NotFound, "there is no such node"),
@@ -61,7 +60,7 @@ _CERTAIN: dict[type[Exception], tuple[type[OffloaderError], str]] = {
     zk.InvalidACLError: (InvalidInput, "ZooKeeper does not accept the access list"),
     zk.UnimplementedError: (InvalidConfig, "this ZooKeeper is too old"),
 }
-"""Answers that say for certain that nothing was carried out."""
+"""Answers after which a request was certainly not carried out."""
 _HINTS: dict[type[OffloaderError], str] = {
     Denied: "give the daemon's user (metadata.username, or its certificate) all rights below metadata.root",
     NoSpace: "raise the quota below metadata.root",
@@ -70,17 +69,17 @@ _HINTS: dict[type[OffloaderError], str] = {
 
 
 class NodeFacts(NamedTuple):
-    """What ZooKeeper knows of a node: `modified_ms` by its leader's clock; `writable` by everybody who connects."""
+    """Metadata of a node: `modified_ms` by the leader's clock; `writable` by everybody who connects."""
 
     modified_ms: int
     writable: bool
 
 
 class _Watched:
-    """One node that is watched: a callback for kazoo, and whom it wakes.
+    """One watched node: kazoo's callback, and our callbacks that it calls.
 
-    There is one for each path, because kazoo cannot forget a callback before it has been called: a path that is
-    watched again and again then holds one callback, not many.
+    There is one per path, because kazoo cannot remove a callback before its event: repeated watches of a path share
+    one.
     """
 
     __slots__ = ("_loop", "wakes")
@@ -90,22 +89,22 @@ class _Watched:
         self._loop = loop
 
     def wake(self) -> None:
-        """Wake everyone who watches."""
+        """Call all callbacks."""
         for wake in self.wakes.copy():
             wake()
 
     def fired(self, event: WatchEvent) -> None:
-        """Take an event on kazoo's thread; that of a change of connection is left to the connection itself."""
+        """Handle an event on kazoo's thread; changes of the connection are handled by Connection."""
         if event.type != "NONE":
-            with suppress(RuntimeError):  # the loop has been closed: nobody is left to care
+            with suppress(RuntimeError):  # the loop is closed, so the event has no use any more
                 self._loop.call_soon_threadsafe(self.wake)
 
 
 class ZooKeeperStore:
     """A MetadataStore over ZooKeeper. Async context manager.
 
-    Entering raises Transient when no server answers within `connect_timeout_s`. From then on ZooKeeper may go away and
-    come back: calls wait for it up to `call_timeout_s` seconds, then raise Transient.
+    Entering raises Transient if no server answers within `connect_timeout_s`. After that, calls survive interruptions:
+    they wait up to `call_timeout_s` seconds for ZooKeeper, then raise Transient.
     """
 
     def __init__(
@@ -117,10 +116,10 @@ class ZooKeeperStore:
         call_timeout_s: float = 10.0,
         observer: SessionObserver = lambda _: None,
     ) -> None:
-        """Take where the servers are (`host:port,...`) and the node below which everything lies.
+        """Take the servers (`host:port,...`) and the node below which all paths are.
 
-        `options` say how to connect and as whom, whatever servers and root they name. `observer` hears of every change
-        of the session's state, for the metrics.
+        Servers and root of `options` are ignored. `observer` is called at each change of the session's state, for the
+        metrics.
         """
         options = options or MetadataSettings()
         self._servers = servers
@@ -153,19 +152,19 @@ class ZooKeeperStore:
         return sorted(names)
 
     async def sync(self, path: str) -> None:
-        """Have the server catch up with its leader, so that what is absent afterwards was absent at this call."""
+        """Bring the server up to date with its leader, so that later reads see all writes up to this call."""
         full = self._full(path)
         await self._read(f"sync {path}", lambda client: client.sync_async(full))
 
     async def about(self, path: str) -> NodeFacts:
-        """Return when a node was written and what everybody may do to it. Raises NotFound."""
+        """Return the time of a node's last change, and whether everybody may change it. Raises NotFound."""
         full = self._full(path)
         permissions, stat = await self._read(f"look at {path}", lambda client: client.get_acls_async(full))
         world = [permission.perms for permission in permissions if permission.id.scheme == "world"]
         return NodeFacts(stat.mtime, writable=any(perms & _CHANGES for perms in world))
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
+        """Create a node and its missing parents. Raises Conflict if it exists or its parent is ephemeral."""
         rules.checked_steps([Create(path, value, ephemeral)])
         full = self._full(path)
         for _ in range(CREATE_TRIES):
@@ -240,7 +239,7 @@ class ZooKeeperStore:
             watched.wakes.remove(changed.set)
 
     async def arm(self, path: str, fired: Callable[[], None]) -> None:
-        """Have `fired` called once the node, not what is below it, may have changed; see `bookkeeper.ports.Znodes`."""
+        """Call `fired` once the node, not its children, may have changed; see `bookkeeper.ports.Znodes`."""
         full = self._full(path)
         watched = self._watch(full, fired)
         while True:
@@ -248,18 +247,18 @@ class ZooKeeperStore:
             try:
                 await self._arm(full, watched, children=False)
             except Transient:
-                await asyncio.sleep(REARM_PAUSE_S)  # noqa: TID251 - as long as `watch` waits
+                await asyncio.sleep(REARM_PAUSE_S)  # noqa: TID251 - the pause of `watch`
             else:
                 return
 
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
-        """Remove a callback that `arm` has set. An unknown one is no error."""
+        """Remove a callback of `arm`; no error if it is unknown."""
         watched = self._watched.get(self._full(path))
         if watched is not None and fired in watched.wakes:
             watched.wakes.remove(fired)
 
     async def session(self) -> StoreSession:
-        """Return the current session, waiting until there is one."""
+        """Return the current session; waits for one."""
         return await self._connection.session()
 
     async def __aenter__(self) -> Self:
@@ -274,7 +273,7 @@ class ZooKeeperStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the session and all threads; calls and watches that are still open raise Closed."""
+        """End the session and all threads; open calls and watches raise Closed."""
         await self._connection.close()
         self._wake_all()
 
@@ -298,7 +297,7 @@ class ZooKeeperStore:
         await self._write(f"create {full}", lambda client: client.create_async(full, value, ephemeral=ephemeral))
 
     async def _ensure(self, full: str) -> None:
-        """Create an empty node and those above it, as far as they do not exist."""
+        """Create an empty node and its missing parents."""
         try:
             await self._create(full, b"")
         except NotFound:
@@ -309,14 +308,14 @@ class ZooKeeperStore:
             return
 
     def _watch(self, full: str, wake: Callable[[], None]) -> _Watched:
-        """Have `wake` called for a node once kazoo is asked to tell of it."""
+        """Register `wake` for a node's events; `_arm` then requests them from kazoo."""
         watched = self._watched.setdefault(full, _Watched(asyncio.get_running_loop()))
         if wake not in watched.wakes:
             watched.wakes.append(wake)
         return watched
 
     async def _arm(self, full: str, watched: _Watched, *, children: bool) -> None:
-        """Have kazoo call `watched` at the next change of the node, and of its children."""
+        """Request the next change of the node, and of its children, from kazoo."""
         await self._read(f"watch {full}", lambda client: client.exists_async(full, watch=watched.fired))
         if not children:
             return
@@ -324,7 +323,7 @@ class ZooKeeperStore:
             await self._read(f"watch {full}", lambda client: client.get_children_async(full, watch=watched.fired))
 
     def _wake_all(self) -> None:
-        """Wake every watch; kazoo has forgotten its callbacks, so those that nobody waits for need not be kept."""
+        """Wake every watch. Kazoo has dropped its callbacks, so nodes without our callbacks are forgotten."""
         self._watched = {path: watched for path, watched in self._watched.items() if watched.wakes}
         for watched in self._watched.values():
             watched.wake()
@@ -336,7 +335,7 @@ class ZooKeeperStore:
         return await self._call(what, start, write=True)
 
     async def _call(self, what: str, start: Callable[[ZooKeeperClient], Result[T]], *, write: bool) -> T:
-        """Hand a request over and wait for its answer. Cancelled, the request may still be carried out."""
+        """Send a request and wait for its answer. After a cancellation it may still be carried out."""
         handed_over = False
         try:
             async with asyncio.timeout(self._call_timeout_s), self._slots:
@@ -353,7 +352,7 @@ class ZooKeeperStore:
 
 
 def _linked(result: Result[T], what: str, *, write: bool) -> asyncio.Future[T]:
-    """Return a future of the loop for a result of kazoo's threads."""
+    """Return a future of the loop for a result that kazoo's threads deliver."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -366,7 +365,7 @@ def _linked(result: Result[T], what: str, *, write: bool) -> asyncio.Future[T]:
             future.set_exception(_translated(result.exception, what, write=write))
 
     def answered(_: object) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody is left to care
+        with suppress(RuntimeError):  # the loop is closed, so the answer has no use any more
             loop.call_soon_threadsafe(settle)
 
     result.rawlink(answered)
@@ -374,7 +373,7 @@ def _linked(result: Result[T], what: str, *, write: bool) -> asyncio.Future[T]:
 
 
 def _translated(error: Exception | None, what: str, *, write: bool) -> OffloaderError:
-    """Return our error for one of kazoo's; what says nothing for certain leaves a write's outcome unknown."""
+    """Return our error for one of kazoo's. An error without a certain meaning leaves a write's outcome unknown."""
     for kind in type(error).__mro__:
         if kind in _CERTAIN:
             ours, why = _CERTAIN[kind]
