@@ -1,1 +1,1 @@
-"""The offload engine: from the tailing buffer to a committed segment."""
+"""The segment pipeline: from a feed of entries to a committed segment."""

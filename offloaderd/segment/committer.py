@@ -21,8 +21,8 @@ FindManifest = Callable[[str, str], Awaitable[bytes | None]]
 class Assignment:
     """One attempt to write; its first entry directly follows the position `after`.
 
-    `resumed`: an earlier owner began it. `opened_s` is since when it counts as open (monotonic); `notes` are facts for
-    its trace. `claimed_s` is the time of the claim if a recovery is measured, which lasts until the first progress.
+    `resumed`: an earlier owner began it. `opened_s` is when it was opened (monotonic); `notes` are facts for its trace.
+    `claimed_s` is the time of the claim while a recovery is measured, which ends with the first progress.
     """
 
     attempt: Attempt
@@ -43,7 +43,7 @@ class VerifiedSegment:
     reason: str
     opened_s: float
     trace: SegmentTrace
-    """For the step of its commit."""
+    """The trace, for the step of its commit."""
 
     @property
     def ends(self) -> dict[int, LedgerEnd]:
@@ -57,7 +57,7 @@ class VerifiedSegment:
 
     @property
     def entries(self) -> int:
-        """How many entries it holds."""
+        """Number of its entries."""
         return sum(part.last_entry_id - part.first_entry_id + 1 for part in self.described.ledgers)
 
     def count(self, metrics: Metrics) -> None:
@@ -112,7 +112,7 @@ class Committer(Protocol):
         ...
 
     async def before_manifest(self, described: SegmentManifest) -> None:
-        """Raise SegmentFailed unless the objects are right: a rebuild believes every manifest."""
+        """Raise SegmentFailed unless the objects are right: a rebuild trusts every manifest."""
         ...
 
     async def commit(self, segment: VerifiedSegment) -> None:

@@ -1,7 +1,7 @@
 """From the last part to objects that may be committed: complete, index, verify, manifest, in this order.
 
 Readers trust committed segments only, so each step may be repeated or abandoned. The manifest comes last because a
-rebuild believes it: its objects are verified, and compared with those that they replace.
+rebuild trusts it: its objects are verified, and compared with those that they replace.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -78,8 +78,8 @@ class SegmentCompletion:
     def _describe(self, attempt: Attempt, blocks: tuple[BlockInfo, ...]) -> tuple[bytes, SegmentManifest]:
         """Return the index and the manifest of a sealed attempt."""
         seal, layout = attempt.seal, attempt.layout
-        assert seal is not None  # noqa: S101 - nothing is completed before it is sealed
-        assert layout is not None  # noqa: S101 - only an attempt with a layout is resumed
+        assert seal is not None  # noqa: S101 - only sealed attempts are completed
+        assert layout is not None  # noqa: S101 - only attempts with a layout are resumed
         if isinstance(layout, LedgerLayout):
             entries = v1.index_entries(blocks, dense=layout.dense_index)
             index = v1.encode_index(seal.data_bytes, layout.metadata, entries)
@@ -171,7 +171,7 @@ def without_chunks(described: SegmentManifest) -> SegmentManifest:
 
 
 def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> bool:
-    """Return whether a segment holds what was sealed; it is sealed again if the source has lost some of that.
+    """Return whether a segment holds what was sealed; it is sealed again if the source has lost entries of it.
 
     It may hold the last copy. Entries are compared as well as the end: a ledger in the middle may be deleted.
     """

@@ -1,4 +1,4 @@
-"""What a topic's requests fail with, why and since when it stalls, and whether the store answers at all.
+"""The failing requests of a topic: why and since when it stalls, and whether the store answers at all.
 
 A request that is retried is one failure for as long as it fails, whatever else succeeds meanwhile: a part that cannot
 be stored delays its segment, even if the parts beside it are stored.
@@ -108,9 +108,9 @@ class FailureTracker:
         return self.worst.tries if self.worst is not None else 0
 
     def record(self, error: OffloaderError, what: Hashable = "") -> None:
-        """Note that `what` failed and is tried again; without `what`, it is over as soon as anything works.
+        """Note that `what` failed and is tried again; without `what` it ends with the next success of any request.
 
-        The ledger source is "source"; everything else that has a name is a request to the store.
+        The ledger source is "source"; every other name is a request to the store.
         """
         known = self._failing.get(what)
         if known is None:
@@ -122,14 +122,14 @@ class FailureTracker:
         self._changed()
 
     def clear(self, what: Hashable = "") -> None:
-        """Note that `what` worked, or is not wanted any more."""
+        """Note that `what` worked, or is not needed any more."""
         ended = [self._failing.pop(one, None) for one in (what, "")]
         if any(ended):
             self._tell(ended=next(filter(None, ended)))
             self._changed()
 
     async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable, *passes: type[OffloaderError]) -> T:
-        """Ask until the answer is not Transient, nor what else `passes`; what hinders it is over with the answer."""
+        """Repeat a request until it is answered, or raises an error that is not Transient or is one of `passes`."""
         try:
             return await until_answered(
                 self._clock, ask, passes=(Transient, *passes), on_error=lambda error: self.record(error, what)
@@ -156,20 +156,20 @@ class FailureTracker:
 
 
 LATELY_S = 5.0
-"""If an upload was answered within this time, a failed probe does not count."""
+"""Time after an answered upload in which a failed probe does not count."""
 
 
 class StoreReach:
-    """What the last probe found; `failure` is None while the store answers, or nobody has asked."""
+    """The result of the last probe; `failure` is None while the store answers, or before the first probe."""
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
         self._worked_s: float | None = None
 
     def probed(self, error: OffloaderError | None, clock: Clock) -> None:
-        """Note a probe, None: it was answered. A refusal tells nothing of other buckets of the same store.
+        """Note a probe; `error` None: it was answered. A refusal proves nothing about other buckets of the store.
 
-        A store that asks for fewer requests has answered; uploads that it never takes are troubles of their own.
+        A store that throttles has answered; an upload that it never accepts is a failure of its own.
         """
         now_s, known = clock.monotonic(), self.failure
         lately = self._worked_s is not None and now_s - self._worked_s < LATELY_S

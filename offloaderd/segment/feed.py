@@ -1,7 +1,7 @@
 """Entry feeds: consecutive entries of one topic for its segments.
 
-`take` never awaits, so that its caller decides and takes in one step; `wait` returns when the answer may be another.
-Entries that have not arrived are no error; `wait` raises for what cannot be read at all.
+`take` never awaits, so that its caller decides and takes in one step; `wait` returns when the answer may have changed.
+Entries that have not arrived are no error; `wait` raises for entries that cannot be read at all.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ Batches = Callable[[Position], Reading]
 
 
 class Reservation:
-    """Bytes of a budget, held under a name until they are given back; giving back twice does nothing."""
+    """Bytes of a budget, held under a name until they are released; a second release does nothing."""
 
     def __init__(self, budget: ByteBudget, holder: Hashable, size_bytes: int = 0) -> None:
         """Hold bytes that were acquired already."""
@@ -53,7 +53,7 @@ class Reservation:
         return Reservation(self._budget, self._holder, size_bytes)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Release all bytes."""
         size_bytes, self.size_bytes = self.size_bytes, 0
         if size_bytes:
             self._budget.release(size_bytes, self._holder)
@@ -154,7 +154,7 @@ class ReadAheadFeed:
         self._reservation = Reservation(budget, holder)
         self._at = START
         self._reading: Reading | None = None
-        self._left: list[Reading] = []  # those of before a restart, to be closed
+        self._left: list[Reading] = []  # those from before a restart, to be closed
         self._found: EntryBatch | Gap | None = None
         self._ended = False
 
@@ -225,12 +225,12 @@ class EntryHash:
             self._sum.update(payload)
 
     def digest(self) -> str:
-        """Return the hash of all that was taken."""
+        """Return the hash of all entries taken."""
         return self._sum.hexdigest()
 
 
 class HashingFeed(ReadAheadFeed):
-    """A feed that hashes its entries, of which the first is at `begin`. All that it answers counts as taken.
+    """A feed that hashes its entries, the first at `begin`. Every entry that it returns counts as taken.
 
     The hash outlives `close`: it is compared once the new object is complete.
     """

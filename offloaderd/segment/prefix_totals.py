@@ -1,7 +1,7 @@
-"""What lay before a segment, for its manifest: the number of entries, their greatest time and message index.
+"""Totals of the entries before a segment, for its manifest: their number, greatest time and greatest message index.
 
-It continues what the manifest of the segment directly before says (FORMAT.md, 4.4). A daemon remembers what
-it has written; the first segment after a claim has that manifest read once.
+They continue those in the manifest of the segment directly before (FORMAT.md, 4.4). A daemon remembers the totals of
+segments that it has written; for the first segment after a claim that manifest is read once.
 """
 
 from bisect import bisect_left
@@ -20,27 +20,27 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.whole import apart
 
 REMEMBERED_MAX = 20_000
-"""Segments; some 300 bytes each."""
+"""Remembered segments; some 300 bytes each."""
 
 log = structlog.get_logger(__name__)
 
 
 def past_behind(manifest: SegmentManifest) -> Past | None:
-    """Return what lies before a segment that directly follows this one; None when its manifest does not say.
+    """Return the totals up to a segment's end; None when its manifest has none of its own.
 
-    Without the times of all its blocks, nothing is known of times before its end.
+    If the time of a block is unknown, no times before the end are known.
     """
     return None if manifest.past is None else _past_over(manifest.past, manifest.blocks, manifest.range.end)
 
 
 def past_within(manifest: SegmentManifest, ledger_id: int) -> Past | None:
-    """Return what lies before a ledger that begins in this segment; None when its manifest does not say."""
+    """Return the totals before a ledger that begins in this segment; None when the manifest has none of its own."""
     before = [block for block in manifest.blocks if block.ledger_id < ledger_id]
     return None if manifest.past is None else _past_over(manifest.past, before, Position(ledger_id, 0))
 
 
 def _past_over(past: Past, blocks: Sequence[BlockInfo], end: Position) -> Past:
-    """Return what lies behind blocks, which follow on `past`; `end` is the last position about which less is known."""
+    """Return the totals behind blocks that follow `past`; if a block's times are unknown, times begin at `end`."""
     surveys = [block.survey for block in blocks]
     entries = past.entries + sum(block.entry_count for block in blocks)
     if None in surveys:
@@ -59,10 +59,10 @@ def _greatest(values: Iterable[int | None]) -> int | None:
 
 
 def past_of(topic_map: TopicMap, begin: Position, infos: Mapping[int, LedgerInfo], behind: Past | None) -> Past:
-    """Return what lies before the segment that begins at `begin`.
+    """Return the totals before the segment that begins at `begin`.
 
-    `behind` is what the manifest of the segment before says, None if it says nothing or there is none; `infos` is what
-    the source last said of the topic's ledgers. A gap before the segment begins a new row: something may turn up in it.
+    `behind` are the totals up to the end of the segment before, None if they are unknown or there is none; `infos` are
+    the source's ledgers. A gap before the segment restarts the times, since entries may still appear in it.
     """
     number = bisect_left(topic_map.segments, begin, key=lambda one: one.begin)
     if not number:
@@ -79,7 +79,7 @@ def past_of(topic_map: TopicMap, begin: Position, infos: Mapping[int, LedgerInfo
 
 
 def _between(infos: Mapping[int, LedgerInfo], after: Position | None, begin: Position) -> int:
-    """Count the entries that the source has between a segment's end (None: the topic's front) and the next's begin."""
+    """Count the source's entries between a segment's end (None: the topic's front) and the begin of the next."""
     count = 0
     for ledger_id, info in infos.items():
         first = 0
@@ -93,13 +93,13 @@ def _between(infos: Mapping[int, LedgerInfo], after: Position | None, begin: Pos
 
 
 class Pasts:
-    """Remembers what segments say of what lies behind them, so that their manifests need not be read."""
+    """Remembers the totals up to the end of segments, so that their manifests need not be read."""
 
     def __init__(self) -> None:
         self._behind: Bounded[UUID, Past | None] = Bounded(REMEMBERED_MAX)
 
     def note(self, manifest: SegmentManifest) -> None:
-        """A segment has, or will have, this manifest."""
+        """Remember the totals of a segment, which has or will have this manifest."""
         self._behind[manifest.segment_id] = past_behind(manifest)
 
     async def before(
@@ -109,9 +109,9 @@ class Pasts:
         infos: Mapping[int, LedgerInfo],
         fetch: Callable[[str, str], Awaitable[bytes | None]],
     ) -> Past:
-        """Return what lies before the segment that begins at `begin`. Raises what `fetch` (of bucket and key) raises.
+        """Return the totals before the segment that begins at `begin`. Raises what `fetch` (of bucket and key) raises.
 
-        The manifest of the segment before may be missing (None) or damaged: that is no reason to stop.
+        The manifest of the segment before may be missing (None) or damaged, which stops nothing.
         """
         number = bisect_left(topic_map.segments, begin, key=lambda one: one.begin)
         if not number:

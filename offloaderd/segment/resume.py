@@ -1,15 +1,15 @@
-"""What a new owner does with the attempt that it finds.
+"""How a new owner resumes, completes or gives up the attempt that an earlier owner left.
 
-An attempt that is still recorded was not committed: the commit deletes it in the same transaction. It is resumed if all
-that decides its bytes is known and its place is one of this daemon. Else it is given up: its objects go to the trash
-list (see `upkeep/deletion.py`), and its entries begin the next attempt.
+A recorded attempt was not committed: the commit deletes it in the same transaction. It is resumed if everything that
+decides its bytes is known and its place is one of this daemon. Else it is given up: its objects go to the trash list
+(see `upkeep/deletion.py`), and its entries begin the next attempt.
 
-A segment may be finished although its record does not say so, as after metadata were restored from a backup. The end is
-recorded before anything under the key can be complete. So a readable manifest beside a record without a seal was
-written by an owner whose records are lost: the segment may have been committed, reported durable, and deleted at its
-source. It is committed again from its manifest, after all of it was read back. What cannot be proven stops the topic;
-it is never given up, since that would delete it. For a sealed record whose parts lack entries, the manifest replaces
-reading these from a source that may no longer have them.
+A segment may be finished although its record does not show it, as after a restore of the metadata from a backup. The
+end is recorded before any object under the key can be complete. So a readable manifest beside a record without a seal
+comes from an owner whose records are lost: the segment may have been committed, reported durable, and deleted at its
+source. It is committed again from its manifest, after all of it was read back. A segment that cannot be proven stops
+the topic; it is never given up, since that would delete it. For a sealed record whose parts lack entries, the manifest
+replaces a read of these from a source that may have deleted them.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What earlier owners left: where their unfinished segment began, the attempt if it can be gone on with.
+    """The rest of earlier owners: the begin of their unfinished segment, and its attempt if it can be resumed.
 
     `failures` is how often the segment that begins there has failed, and why the last time.
     """
@@ -52,9 +52,9 @@ class LeftBehind:
 
 
 async def take_over(attempts: AttemptLog, standing: Position | None, context: OffloadContext) -> LeftBehind:
-    """Return the attempt of an earlier owner, given up if it cannot be gone on with. Raises Fenced, CorruptData.
+    """Return the attempt of an earlier owner; one that cannot be resumed is given up. Raises Fenced, CorruptData.
 
-    `standing` is up to where all is offloaded.
+    `standing` is the offloaded position.
     """
     found = await until_answered(context.upload_context.clock, attempts.load)
     if found is None:
@@ -82,7 +82,7 @@ async def abandon(attempts: AttemptLog, found: Attempt, reason: str, metrics: Me
 
 
 def reason_to_give_up(found: Attempt, end: Position | None, context: OffloadContext) -> str:
-    """Say why an attempt cannot be gone on with; empty: it can, as far as its record tells."""
+    """Return why an attempt cannot be resumed; empty if it can, as far as its record shows."""
     if found.layout is None:
         return "an earlier version began it, and did not record how it is cut"
     if obstacle := context.places.obstacle(found.driver_properties):
@@ -102,10 +102,10 @@ async def as_finished(
     failure_tracker: FailureTracker,
     identity: TopicIdentity,
 ) -> Attempt:
-    """Return an attempt with the end and the blocks that its manifest says if there is one, else as it is recorded.
+    """Return an attempt with the end and the blocks of its manifest if there is one, else as it is recorded.
 
-    Only in memory: whoever reads the record finds it as it was, and does the same. Raises IdentityRefused for a
-    finished segment that cannot be proven, Fenced, CorruptData.
+    The record stays as it was, so each later reader does the same. Raises IdentityRefused for a finished segment that
+    cannot be proven, Fenced, CorruptData.
     """
     if found.whole or found.layout is None:
         return found
@@ -140,7 +140,7 @@ async def as_finished(
 
 
 def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
-    """Return the losses that the manifest of a proven attempt tells of and the map does not."""
+    """Return the losses that the manifest of a proven attempt has and the map lacks."""
     known = {(one.after, one.before) for one in topic_map.losses}
     told = found.seal.losses if found.proven and found.seal is not None else ()
     return [one for one in told if (one.after, one.before) not in known]
@@ -149,9 +149,9 @@ def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
 async def _proven(
     context: OffloadContext, topic: TopicName, found: Attempt, upload: SegmentUpload
 ) -> SegmentManifest | None:
-    """Return the manifest under the attempt's key, all of whose segment was read; None when there is none.
+    """Return the manifest under the attempt's key, after its whole segment was read; None when there is none.
 
-    Raises SegmentFailed, CorruptData for what is not this attempt's segment, or not whole.
+    Raises SegmentFailed or CorruptData if it is another segment, or incomplete.
     """
     data_key, index_key, manifest_key = found.keys.all
     data = await upload.find(found.bucket, manifest_key)
@@ -177,13 +177,13 @@ async def _proven(
 
 
 def _agrees(seal: Seal, described: SegmentManifest) -> bool:
-    """Whether a manifest is the one that a seal decided on."""
+    """Return whether a manifest belongs to a seal."""
     theirs = (described.data_bytes, described.sealed_ms, described.epoch, described.ledgers)
     return (seal.data_bytes, seal.sealed_ms, seal.epoch, seal.ledgers) == theirs
 
 
 def _with_manifest(found: Attempt, described: SegmentManifest, *, chunk_bytes: int) -> Attempt:
-    """Return the attempt as one that is sealed, with all of its blocks in one part that is stored."""
+    """Return the attempt as sealed, with all of its blocks in one stored part."""
     seal = Seal(
         sealed_ms=described.sealed_ms,
         epoch=described.epoch,

@@ -1,6 +1,6 @@
-"""What a topic's effective policy means to its offloader; and when an open segment has had enough.
+"""The effective policy of a topic for its offloader, and the decision to seal an open segment.
 
-A pure decision over a segment's size, its age and what was asked for.
+The decision is pure: it follows from the segment's size, its age and the requests.
 """
 
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ N = TypeVar("N", int, float)
 class RollPolicy:
     """How to offload, and PIP-76's limits: `maxSizePerOffloadSegmentMbytes`, `maxOffloadSegmentRolloverTimeMinutes`.
 
-    The thresholds are those of closed ledgers (PIP-17): what the tier is to leave alone, in bytes and in seconds since
-    the close; 0 is nothing, None is no threshold. The running offloader is given another one whenever it changes.
+    The thresholds are those of closed ledgers (PIP-17): how much BookKeeper keeps, in bytes and in seconds since the
+    close; 0 keeps nothing, None is no threshold. The running offloader gets another policy whenever it changes.
     """
 
     segment_bytes_max: int
@@ -29,13 +29,13 @@ class RollPolicy:
     threshold_s: float | None = None
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
     place: tuple[str, str] | None = None
-    """Bucket and prefix of the segments that are begun; None is wherever the daemon stores."""
+    """Bucket and prefix of new segments; None is the daemon's own place."""
     paused: Paused | None = None
-    """Since when an operator has the topic stand still, and who; None: it does not."""
+    """Since when the topic is paused, and by which operator; None if it is not."""
 
     @classmethod
     def of(cls, effective: Effective) -> "RollPolicy":
-        """Return what a merged policy means to an offloader; it has every one of these values."""
+        """Return a merged policy, which has every one of these values, for an offloader."""
         values = effective.values
         return cls(
             segment_bytes_max=cast("int", values.segment_bytes_max),
@@ -49,10 +49,10 @@ class RollPolicy:
         )
 
     def held(self, paused: Paused | None, *, push_only: bool) -> "RollPolicy":
-        """Return the policy of a topic that an operator has paused, or this one.
+        """Return the policy while an operator has paused the topic (`paused`), else this one.
 
-        Under the method `none` the open segment is sealed and nothing begins. What was pushed and accepted exists
-        nowhere else, so of a topic without a source it is still offloaded; it is told to take no more.
+        Under the method `none` the open segment is sealed and none begins. Entries that were pushed to a topic without
+        a source exist nowhere else, so they are still offloaded, and no more are taken.
         """
         if paused is None:
             return self
@@ -61,9 +61,9 @@ class RollPolicy:
     def decide(
         self, *, payload_bytes: int, age_s: float, full: bool, manual: bool, switch: bool, memory: bool, stopping: bool
     ) -> RollReason | None:
-        """Say why a segment that holds entries is to be sealed now, or None.
+        """Return why a segment that holds entries has to be sealed now, or None.
 
-        `switch`: what follows is offloaded by another method, or not at all. `full`: the object can take no more parts,
+        `switch`: the next entries go by another method, or not at all. `full`: the object can hold no more parts,
         whatever the limits. The minimum age holds back size alone.
         """
         if stopping:

@@ -1,12 +1,12 @@
-"""Whether what the source says of one topic belongs to what was offloaded of it.
+"""The check that a topic's source belongs to the history that was offloaded.
 
-Ledgers are known by their numbers, which mean something only inside one history. A source that is another one, whose
-list ends before what is offloaded, or whose ledgers of known numbers were made at another time or are shorter, is of
-another history: it is refused (`segment/claim/refusals.py`) before anything is concluded from its list. Nothing is
-offloaded from it, followed, granted or deleted, until it fits again or an operator has accepted what was found.
+Ledger numbers mean something only within one history. A source is of another history if its id differs, if its list
+ends before the offloaded position, or if its ledgers of known numbers have another creation time or fewer entries. It
+is then refused (`segment/claim/refusals.py`) before anything is concluded from its list: no ledger of it is offloaded,
+followed, granted or deleted until it fits again or an operator has accepted the finding.
 
-What is looked at: the list, at each look; each ledger of it that is offloaded, for as far as the list says something of
-it; and the ledger in which the offloading stands, as its store has it, once open and once closed.
+Each refresh compares the list and, as far as the list describes them, its offloaded ledgers. The ledger at the
+offloaded position is also compared as its store has it, once open and once closed.
 """
 
 import re
@@ -30,21 +30,21 @@ from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.context import OffloadContext
 
 Listing = Callable[[], Awaitable[Sequence[LedgerInfo]]]
-"""Returns a topic's ledgers as the source lists them. Raises what the source does, and IdentityRefused."""
+"""Returns a topic's ledgers as the source lists them. Raises what the source raises, and IdentityRefused."""
 Stop = Callable[[RefusalKind, str, str], Awaitable[None]]
 """Raises IdentityRefused for a finding, unless an operator has accepted it."""
 
 log = structlog.get_logger(__name__)
 
 SETTLE_S = 60.0
-"""How often a ledger is looked at that the list calls closed and its store does not yet."""
+"""Pause between inspections of a ledger that the list calls closed and its store does not yet."""
 NAMED_MAX = 5
-"""Ledgers that a refusal names."""
+"""Most ledgers that a refusal names."""
 _LEDGER = re.compile(r"ledger (\d+)")
 
 
 def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo]) -> list[Finding]:
-    """Return which ledgers are not those that were offloaded up to `taken`: made at another time, or shorter."""
+    """Return the findings on offloaded ledgers, up to `taken`, with another creation time or fewer entries."""
     replaced, shorter = [], []
     for info in infos:
         created_ms = topic_map.created.get(info.ledger_id)
@@ -61,7 +61,7 @@ def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo])
 def sharing_nothing(
     known: KnownSource, topic_map: TopicMap, infos: Sequence[LedgerInfo], seen: Collection[int] = ()
 ) -> Finding | None:
-    """Return that a list has no ledger that is offloaded or was `seen`, of a source that is not on record."""
+    """Return a finding if an unrecorded source lists no ledger that is offloaded or was `seen`."""
     ours = {*topic_map.contexts, *seen}
     if known.trusted or not infos or not topic_map.contexts or any(info.ledger_id in ours for info in infos):
         return None
@@ -72,9 +72,9 @@ def sharing_nothing(
 async def list_behind(
     known: KnownSource | None, topic: TopicName, standing: Position, infos: Sequence[LedgerInfo]
 ) -> tuple[bool, Finding | None]:
-    """Say whether a list goes on to where the offloading stands, and what is wrong if it ends before.
+    """Return whether a list reaches the offloaded position, and the finding if it ends before.
 
-    A topic always lists its newest ledger. What can be read may end before it, and an empty list says nothing.
+    A topic always lists its newest ledger. The readable ledgers may end before it, and an empty list proves nothing.
     """
     newest = max((info.ledger_id for info in infos), default=-1)
     if newest < standing.ledger_id and known is not None:
@@ -87,15 +87,15 @@ async def list_behind(
 
 
 def listing(context: OffloadContext, identity: TopicIdentity, topic_map: TopicMap) -> Listing:
-    """Return how a topic's ledgers are listed by an owner that has yet to take the topic up: what is wrong is recorded.
+    """Return the listing for an owner that has not taken the topic up yet; findings are recorded.
 
-    That it is in order again is found once the topic was taken up.
+    They are cleared after that, when the topic is checked again.
     """
     return partial(_listed, context, topic_map, identity.stop)
 
 
 def listing_of_job(context: OffloadContext, topic_map: TopicMap) -> Listing:
-    """Return how a job lists a topic's ledgers: it records nothing, as it may be the job's settings that are wrong."""
+    """Return the listing for a job, which records nothing: the job's own settings may be wrong."""
 
     async def stop(kind: RefusalKind, found: str, evidence: str) -> None:
         record = (await stored_identity.load(context.metadata, topic_map.topic)).record
@@ -107,7 +107,7 @@ def listing_of_job(context: OffloadContext, topic_map: TopicMap) -> Listing:
 
 async def _listed(context: OffloadContext, topic_map: TopicMap, stop: Stop) -> Sequence[LedgerInfo]:
     source, known, topic = context.source, context.known_source, topic_map.topic
-    assert source is not None  # noqa: S101 - nobody lists the ledgers of none
+    assert source is not None  # noqa: S101 - only topics with a source are listed
     finding = await known.check(topic) if known is not None else None
     if finding is not None:
         await stop(*finding)
@@ -128,9 +128,9 @@ def _some(found: Sequence[str]) -> str:
 
 
 class SourceCheck:
-    """The check of one topic under one claim. `known` is None for a source that does not say which it is.
+    """The check of one topic under one claim. `known` is None for a source without an id.
 
-    `taken` is the newest entry that is in the open segment or committed.
+    `taken` returns the newest entry that is committed or in the open segment.
     """
 
     def __init__(
@@ -147,16 +147,16 @@ class SourceCheck:
         self._taken = taken
         self._clock = clock
         self._proved = False
-        """Whether the source's list had something of what is offloaded, under this claim."""
+        """Whether the source listed an offloaded ledger under this claim."""
         self._inspected: dict[tuple[int, bool], float] = {}
-        """Which ledgers were inspected, open or closed, and when they are again (monotonic)."""
+        """Ledgers that were inspected, open or closed, and when they are inspected again (monotonic)."""
 
     @property
     def _topic(self) -> TopicName:
         return self._record.map.topic
 
     async def source(self) -> None:
-        """Raise IdentityRefused if the source is another one, and Transient if nobody can say."""
+        """Raise IdentityRefused if the source is another one, and Transient if that cannot be found out."""
         if self._known is None:
             return
         finding = await self._known.check(self._topic)
@@ -166,9 +166,9 @@ class SourceCheck:
             await self._identity.stop(*finding)
 
     async def ledgers(self, source: LedgerSource) -> list[LedgerInfo]:
-        """Return the topic's ledgers as the source lists them, if that belongs to what was offloaded.
+        """Return the topic's ledgers as the source lists them, after their check.
 
-        Raises IdentityRefused for what is of another history, NotFound when there is no such topic, Transient,
+        Raises IdentityRefused for ledgers of another history, NotFound when there is no such topic, Transient,
         CorruptData and Fenced.
         """
         await self.source()
@@ -198,11 +198,10 @@ class SourceCheck:
             await self._check_ledgers([await self._known.inspected(self._topic, ledger_id)])
 
     def believes(self, listed: Collection[int] | None) -> bool:
-        """Say whether the absence of ledgers from a list tells that they were deleted; None: the topic is not there.
+        """Return whether ledgers missing in a list were deleted; `listed` None: the topic does not exist.
 
-        It does in a source that is known to be the one they were offloaded from; else only if the list has a ledger
-        that was offloaded, or that was seen under this claim. That a topic is not there says as much once its list was
-        believed.
+        They were if the source is known to be theirs; else only if the list has a ledger that was offloaded, or seen
+        under this claim. A missing topic counts likewise once a list of it was trusted.
         """
         if self._known is not None and self._known.trusted:
             return True
@@ -212,9 +211,9 @@ class SourceCheck:
         return any(ledger_id in known for ledger_id in listed for known in ours)
 
     async def _check_shared(self, infos: Sequence[LedgerInfo]) -> None:
-        """See by what is offloaded that an unknown source is the right one, and note which it is.
+        """Recognize an unknown source by its offloaded ledgers, and record its id.
 
-        Raises IdentityRefused if its list shares nothing with what is offloaded.
+        Raises IdentityRefused if its list has no offloaded ledger.
         """
         known, contexts = self._known, self._record.map.contexts
         if any(info.ledger_id in contexts for info in infos):
@@ -232,7 +231,7 @@ class SourceCheck:
             await self._identity.stop(*finding)
 
     async def _check_newest(self, infos: Sequence[LedgerInfo]) -> None:
-        """Raise IdentityRefused for a list that ends before what is offloaded."""
+        """Raise IdentityRefused for a list that ends before the offloaded position."""
         goes_on, behind = await list_behind(self._known, self._topic, self._taken(), infos)
         if goes_on:
             await self._passed(RefusalKind.LIST_BEHIND)
@@ -240,7 +239,7 @@ class SourceCheck:
             await self._identity.stop(*behind)
 
     async def _check_ledgers(self, infos: Iterable[LedgerInfo]) -> None:
-        """Raise IdentityRefused for ledgers that are not those that were offloaded."""
+        """Raise IdentityRefused for ledgers that differ from the offloaded ones."""
         infos = list(infos)
         for finding in differing(self._record.map, self._taken(), infos):
             await self._identity.stop(*finding)
@@ -248,7 +247,7 @@ class SourceCheck:
                 await self._record.note_created(_created(infos))
 
     async def _inspect(self, infos: Sequence[LedgerInfo]) -> None:
-        """Look at the ledger in which the offloading stands as its store has it: once open, and once closed."""
+        """Inspect the ledger at the offloaded position as its store has it: once open, and once closed."""
         standing, known = self._taken().ledger_id, self._known
         waiting = {ledger_id for (ledger_id, _), due_s in self._inspected.items() if due_s < inf}
         present = [info for info in infos if info.ledger_id == standing or info.ledger_id in waiting]
@@ -280,7 +279,7 @@ class SourceCheck:
                 )
 
     async def _adopt(self, infos: Iterable[LedgerInfo]) -> None:
-        """Note when ledgers were made of which that was not known."""
+        """Record creation times of ledgers that were not known."""
         known = self._record.map
         missing = [one for one in infos if one.ledger_id in known.contexts and one.ledger_id not in known.created]
         await self._record.note_created(_created(missing))

@@ -24,7 +24,7 @@ class SegmentState(StrEnum):
     VERIFIED = "verified"
     """All three objects read back as they were sent."""
     COMMITTED = "committed"
-    """The topic's map has it; the attempt is gone."""
+    """The topic's map has it; the attempt is deleted."""
     FAILED = "failed"
     """Its objects are on the trash list; its entries begin another attempt."""
 

@@ -27,7 +27,7 @@ class SegmentProgress:
         self.resumed = work.resumed
         """Whether an earlier owner began it."""
         self.opened_s = work.opened_s
-        """Since when it is open, by the monotonic clock."""
+        """When it was opened (monotonic)."""
         self.reason = "continued"
         """Why it was sealed."""
         self.state = state_of(work.attempt)
@@ -51,27 +51,27 @@ class SegmentProgress:
 
     @property
     def entries(self) -> int:
-        """How many entries it holds."""
+        """Number of its entries."""
         return self._builder.entries
 
     @property
     def payload_bytes(self) -> int:
-        """Their payload."""
+        """Their payload bytes."""
         return self._builder.payload_bytes
 
     @property
     def begin(self) -> Position | None:
-        """The first of them."""
+        """Its first entry."""
         return self._builder.begin
 
     @property
     def end(self) -> Position | None:
-        """The last of them."""
+        """Its last entry."""
         return self._builder.end
 
     @property
     def part_count(self) -> int:
-        """How many parts are cut."""
+        """Number of parts that are cut."""
         return self._builder.part_count
 
     @property
@@ -89,7 +89,7 @@ class OnGap(Enum):
 
 
 FOREVER_S = 3600.0
-"""Longest wait for what the time alone does not change."""
+"""Longest wait for changes that time alone does not bring."""
 
 
 class StopRule:
@@ -107,7 +107,7 @@ class StopRule:
         return None
 
     def next_check_s(self, progress: SegmentProgress, view: TopicView, now_s: float) -> float:
-        """Return after how many seconds the time alone may change what `decide` returns."""
+        """Return the seconds after which time alone may change what `decide` returns."""
         return FOREVER_S
 
     def on_gap(self, gap: Gap) -> OnGap:
@@ -115,7 +115,7 @@ class StopRule:
         return OnGap.FAIL
 
     def flaw(self, progress: SegmentProgress) -> str:
-        """Return why the segment may not end with what it holds; empty: it may, since that may be the last copy."""
+        """Return why the segment may not end with its present entries; empty if it may, as it may be the last copy."""
         return ""
 
 

@@ -107,16 +107,16 @@ class SegmentUpload:
         self._where = where
         self._key = where.data
         self._parts: dict[int, PartInfo] = {}
-        self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, to be compared once they are cut again
+        self._listed: dict[int, PartInfo] = {}  # stored by an earlier owner, compared once they are cut again
         self._completed = False  # by an earlier owner
-        self._opaque = False  # its ETag tells nothing of its bytes, nor do those of the parts
-        self._doubt = False  # about how many uploads there are, or what completed the one that there was
+        self._opaque = False  # its ETag says nothing of its bytes, nor do those of the parts
+        self._doubt = False  # about the number of uploads, or what completed the known one
         self._slots = asyncio.Semaphore(upload_context.limits.parts_in_flight_max)
         self.upload_id = ""
         self.proven = True
-        """Whether it is certain that the object was completed from the parts; False: only reading it can tell."""
+        """Whether the object was certainly completed from the parts; if not, only a read can show that."""
         self.stored_count = 0
-        """How many parts an earlier owner stored, from the first one on."""
+        """Number of parts that an earlier owner stored, from the first one on."""
 
     async def open(self, *, began_before: bool = False) -> str:
         """Create the multipart upload and return its id; one that a lost answer left behind is used again.
@@ -189,7 +189,7 @@ class SegmentUpload:
             raise
 
     def unreserve(self, reservation: Reservation) -> None:
-        """Give back what `reserve` took for one part."""
+        """Release what `reserve` took for one part."""
         self._slots.release()
         reservation.release()
 
@@ -249,7 +249,7 @@ class SegmentUpload:
             return None
         cut = _as_cut(part)
         if self._completed and (listed is None or self._opaque or not _is_md5(listed.etag)):
-            return listed or cut  # the whole object is compared in the end
+            return listed or cut  # the whole object is compared at the end
         if listed == cut:
             return listed
         if self._completed:

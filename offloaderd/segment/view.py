@@ -11,7 +11,7 @@ from offloaderd.segment.roll import RollPolicy
 
 
 class Requested(NamedTuple):
-    """Requests to a topic that stand at the moment."""
+    """Requests to a topic that are open now."""
 
     stopping: bool = False
     """Whether its owner is to release it; the next owner stores the rest."""

@@ -1,8 +1,8 @@
 """The segment writer: one attempt at a time, from its record to its commit.
 
-Only this module opens, fills, seals, completes and resumes attempts. The feed gives the entries, the stop rule ends the
-segment, the facts say what its manifest holds of the topic around it, the committer makes it part of the topic. The
-cursor is local: after a failure the caller begins again at the committed position.
+Only this module opens, fills, seals, completes and resumes attempts. The feed supplies the entries, the stop rule ends
+the segment, the facts describe the topic around it for the manifest, and the committer adds it to the topic. The cursor
+is local: after a failure the caller begins again at the committed position.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ TAKE_BYTES = 1 << 20
 
 PAUSE_MIN_S = 0.2
 RECORD_BYTES_PER_S = 128 * 1024
-"""Limit of what one topic writes into the metadata store: a record of 700 kB every 5 s."""
+"""Limit of one topic's writes into the metadata store: a record of 700 kB every 5 s."""
 
 RECORD_BYTES_MAX = 700_000
 """ZooKeeper takes nodes of about 1 MB; parts whose blocks do not fit are not recorded."""
@@ -188,8 +188,8 @@ class _OneSegment:
     async def _open(self) -> None:
         """Create the upload, or resume the recorded one. Raises SegmentFailed when that cannot be trusted.
 
-        Recorded parts count as sent if their entries can be read again in case of need; else their entries are taken
-        again from the begin of the segment, cut and compared.
+        Recorded parts count as sent if their entries can be read again; else their entries are taken again from the
+        begin of the segment, cut and compared.
         """
         attempt = self._attempt
         if not attempt.upload_id and not attempt.proven:
@@ -317,7 +317,7 @@ class _OneSegment:
         return cursor
 
     def went_on(self) -> None:
-        """End the recovery of what an earlier owner left: there is progress."""
+        """Note progress, which ends the recovery of an earlier owner's attempt."""
         if self._claimed_s is not None:
             self._metrics.recovery_seconds.observe(self._clock.monotonic() - self._claimed_s)
             self._claimed_s = None
@@ -393,11 +393,11 @@ def _failing(what: str, *, when: bool = True) -> Iterator[None]:
 
 
 class AttemptProgress:
-    """The record of one attempt under one claim, kept near what is stored of it: the next owner resumes behind that.
+    """The record of one attempt under one claim, kept close to its stored parts: the next owner resumes behind it.
 
-    One update at a time, and no more of them than the metadata store should bear: each rewrites the whole record, which
-    grows with the segment. Parts that the record lacks, because it lags or is full, are cut again by the next owner,
-    compared, and not sent again.
+    One update at a time, within the rate limit of the metadata store: each rewrites the whole record, which grows with
+    the segment. Parts that the record lacks, because it lags or is full, are cut again by the next owner, compared, and
+    not sent again.
     """
 
     def __init__(self, log: AttemptLog, attempt: Attempt, *, epoch: int, clock: Clock) -> None:

@@ -1,6 +1,6 @@
-"""One open segment in memory: entries in, parts out; pure, no I/O.
+"""The segment builder: cuts the entries of one open segment into parts in memory, without I/O.
 
-Blocks and parts are cut by entry sizes alone, never by how entries arrived, so the same entries under the same
+Blocks and parts are cut by entry sizes alone, never by the time of their arrival, so the same entries under the same
 settings always give the same object (architecture section 6, 4). Payloads are referenced until their part is cut and
 copied once, into that part.
 """
@@ -32,7 +32,7 @@ LEDGERS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """One part, ready to be uploaded: its blocks as they are stored, and what they hold."""
+    """One part, ready for upload: its stored bytes, and a description of its blocks."""
 
     part_number: int
     pieces: tuple[bytes, ...]
@@ -45,7 +45,7 @@ class CutPart:
 
     @property
     def end(self) -> Position:
-        """Position of the last entry in it."""
+        """Position of its last entry."""
         return Position(self.blocks[-1].ledger_id, self.blocks[-1].last_entry_id)
 
 
@@ -78,10 +78,9 @@ class _LedgerSums:
 
 
 class SegmentBuilder:
-    """Takes consecutive entries, gives parts; at the end the index and the manifest.
+    """Takes consecutive entries and returns parts; at the end also the facts for index and manifest.
 
-    Blocks that are longer than `chunk_bytes` have chunks of that length in the manifest; no byte of the object depends
-    on it.
+    Blocks longer than `chunk_bytes` have chunks of that length in the manifest; the object's bytes do not depend on it.
     """
 
     def __init__(
@@ -110,21 +109,21 @@ class SegmentBuilder:
 
     @property
     def part_ready(self) -> bool:
-        """Say whether enough full blocks are there for a part."""
+        """Return whether there are enough full blocks for a part."""
         return self._closed_bytes >= self._layout.part_bytes
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that the next part will have if it is cut now."""
+        """Bytes of the next part if it is cut now."""
         return self._closed_bytes
 
     @property
     def full(self) -> bool:
-        """Say whether it holds as many parts or ledgers as an object or a commit can have."""
+        """Return whether it holds as many parts or ledgers as an object or a commit can have."""
         return self.part_count >= PART_COUNT_MAX - 2 or len(self._ledgers) >= LEDGERS_MAX
 
     def add(self, batch: EntryBatch, payload_bytes_max: int | None = None) -> EntryBatch:
-        """Take entries of the batch until the segment holds `payload_bytes_max`, and return what was taken.
+        """Take entries of the batch until the segment holds `payload_bytes_max`, and return the taken ones.
 
         The entry that reaches the limit is still taken, so at least one is.
         """
@@ -148,7 +147,7 @@ class SegmentBuilder:
         ledger.payload_bytes += payload_bytes
 
     def restore(self, parts: Sequence[StoredPart]) -> None:
-        """Go on behind parts that an earlier owner stored; nothing may have been added before.
+        """Continue behind parts that an earlier owner stored; only before the first entry is added.
 
         Raises InvalidInput when they cannot be the first parts of a segment.
         """
@@ -176,7 +175,7 @@ class SegmentBuilder:
         at, count = 0, len(batch.payloads)
 
         def framed(end: int) -> int:
-            """Bytes of the entries before `end` in a block: asked for where a block ends, not for each entry."""
+            """Bytes of the entries before `end` in a block; computed where a block ends, not for each entry."""
             return framed_bytes(sums[end], end)
 
         while at < count:
@@ -204,11 +203,11 @@ class SegmentBuilder:
             self._open = None
 
     def finish_blocks(self) -> None:
-        """No more entries: the open block is closed as it is."""
+        """Close the open block: no more entries come."""
         self._close_block()
 
     def planned(self) -> tuple[int, int]:
-        """Return how many bytes and parts the object will have if no more entries come."""
+        """Return the bytes and parts that the object will have if no more entries come."""
         count, size = self.part_count, 0
         for block in self._closed:
             size += block.length
@@ -217,7 +216,7 @@ class SegmentBuilder:
         return self._offset + self._closed_bytes, count + bool(size)
 
     def cut_part(self, *, last: bool = False) -> CutPart:
-        """Make the next part of the blocks that are full (there must be one); `last` takes them all."""
+        """Cut the next part from the full blocks, of which one has to exist; `last` takes them all."""
         count, size = 0, 0
         while count < len(self._closed) and (last or size < self._layout.part_bytes):
             size += self._closed[count].length
@@ -227,7 +226,7 @@ class SegmentBuilder:
         self.part_count += 1
         before = v2.PREAMBLE if self.part_count == 1 and self._layout.preamble_bytes else b""
         pieces: list[bytes] = []
-        for block in blocks:  # one after the other: all that is done with its entries is done while they are at hand
+        for block in blocks:  # all steps of a block at once, while its entries are in the cache
             piece = b"".join((before, *block.encode()))
             at, before = len(before), b""
             length = len(piece) - at
@@ -254,7 +253,7 @@ class SegmentBuilder:
     @property
     def range(self) -> SegmentRange:
         """The entries taken so far; only of a segment that holds any."""
-        assert self.begin is not None  # noqa: S101 - a segment is opened with its first entry at hand
+        assert self.begin is not None  # noqa: S101 - a segment is opened with its first entry
         assert self.end is not None  # noqa: S101
         return SegmentRange(self.begin, self.end)
 
@@ -264,7 +263,7 @@ class SegmentBuilder:
         return self._offset
 
     def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
-        """Return what the segment holds of each ledger; `info` tells what is known of the whole ledger."""
+        """Return what the segment holds of each ledger; `info` returns what is known of the whole ledger."""
         parts = []
         for ledger_id, sums in sorted(self._ledgers.items()):
             known = info(ledger_id)

@@ -1,9 +1,9 @@
-"""A closed ledger as one object in Pulsar's format (PIP-17, V1): how it is cut, and entries in, parts out.
+"""The ledger builder: cuts a closed ledger into the parts of one object in Pulsar's format (PIP-17, V1).
 
-The object's blocks are large (64 MiB by default) and are written as a row of runs, so that neither writer nor reader
-has to hold a block: a part holds whole runs, and the manifest has a checksum for each. Where a block ends follows from
+The object's blocks are large (64 MiB by default) and are written as a series of runs, so that neither writer nor reader
+has to hold a block: a part holds whole runs, and the manifest has a checksum for each. Where a block ends depends on
 the rest of the ledger (`v1.block_length`), so the ledger's entries and bytes have to be known before its first byte is
-written. If the ledger turns out to have others, the object is refused; Pulsar's writer would cut the ledger short.
+written. If the ledger proves to have others, the object is refused; Pulsar's writer would cut the ledger short.
 """
 
 from bisect import bisect_right
@@ -26,12 +26,12 @@ from offloaderd.segment.builders.builder import PART_COUNT_MAX, OpenBlock, Segme
 COUNT_BYTES = 1 << 20
 
 PARTS_MAX = PART_COUNT_MAX - 1000
-"""Into how many parts a ledger is cut at most; the rest is for parts that are longer than was planned."""
+"""Most parts into which a ledger is cut; the rest is for parts that become longer than planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCut:
-    """How ledgers are written as a whole: settings in bytes."""
+    """How whole ledgers are cut: sizes in bytes."""
 
     block_bytes: int
     part_bytes: int
@@ -39,7 +39,7 @@ class LedgerCut:
     dense_index: bool = False
 
     def layout(self, *, entries: int, payload_bytes: int, metadata: bytes) -> LedgerLayout:
-        """Say how a ledger is cut; a long one into longer parts."""
+        """Return the layout of a ledger; a long one has longer parts."""
         return LedgerLayout(
             block_bytes=self.block_bytes,
             part_bytes=max(self.part_bytes, -(-2 * payload_bytes // PARTS_MAX)),
@@ -53,7 +53,7 @@ class LedgerCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeLedgers(LedgerCut):
-    """How ledgers of the source are written as a whole, and who knows what BookKeeper says of them."""
+    """How the source's ledgers are written whole, with the port that returns BookKeeper's metadata of them."""
 
     describer: LedgerDescriber
 
@@ -61,11 +61,11 @@ class WholeLedgers(LedgerCut):
 async def ledger_layout(
     ledgers: WholeLedgers | None, source: LedgerSource | None, topic: TopicName, info: LedgerInfo, *, count: bool
 ) -> LedgerLayout:
-    """Look a closed ledger up at the source. Raises NotFound, Transient, InvalidInput.
+    """Return the layout of a closed ledger of the source. Raises NotFound, Transient, InvalidInput.
 
-    Its length is that of its last entry; where that once proved wrong (`count`) all entries are read.
+    Its length is that of its last entry; with `count`, after that proved wrong, all entries are read instead.
     """
-    assert ledgers is not None  # noqa: S101 - else no ledger is written as a whole
+    assert ledgers is not None  # noqa: S101 - else no ledger is written whole
     assert source is not None  # noqa: S101 - as above
     if count:
         payload_bytes = 0
@@ -92,7 +92,7 @@ class _Run(OpenBlock):
 
 
 class LedgerBuilder(SegmentBuilder):
-    """Takes the entries of one closed ledger from entry 0 to its last, gives parts."""
+    """Takes the entries of one closed ledger from entry 0 to its last, and returns parts."""
 
     def __init__(
         self, segment_id: UUID, layout: LedgerLayout, *, assigned_ms: int, chunk_bytes: int = CHUNK_BYTES
@@ -101,7 +101,7 @@ class LedgerBuilder(SegmentBuilder):
         self._ledger = layout
         self._entries_left = layout.entries
         self._bytes_left = layout.payload_bytes
-        self._room = 0  # what is left of the V1 block that is being written
+        self._room = 0  # bytes left in the V1 block that is being written
 
     def _fill_blocks(self, batch: EntryBatch, sums: Sequence[int]) -> None:
         sums = [framed_bytes(payload_bytes, entries) for entries, payload_bytes in enumerate(sums)]
@@ -138,7 +138,7 @@ class LedgerBuilder(SegmentBuilder):
         )
 
     def _went_in(self, entries: int, size_bytes: int) -> None:
-        """Count entries off; raises InvalidInput when the ledger has more than was said."""
+        """Count entries off; raises InvalidInput when the ledger has more than its layout."""
         self._room -= size_bytes
         self._entries_left -= entries
         self._bytes_left -= size_bytes - entries * ENTRY_OVERHEAD_BYTES
@@ -150,19 +150,19 @@ class LedgerBuilder(SegmentBuilder):
         return f"the {self._ledger.entries} entries of {self._ledger.payload_bytes} bytes that it was said to have"
 
     def _close_block(self, *, filled: bool = False) -> None:
-        """End the open run; of a block that is `filled`, because the next entry does not fit, the rest is padding."""
+        """Close the open run; in a `filled` block, which has no room for the next entry, the rest is padding."""
         if self._open is not None and filled:
             self._open.pad_bytes, self._room = self._room, 0
         super()._close_block()
 
     def finish_blocks(self) -> None:
-        """No more entries. Raises InvalidInput when the ledger has less than was said."""
+        """Close the last block. Raises InvalidInput when the ledger has less than its layout."""
         if self._entries_left or self._bytes_left:
             raise InvalidInput(f"the ledger has less than {self._said}")
         super().finish_blocks()
 
     def ledgers(self, info: Callable[[int], LedgerInfo | None]) -> tuple[LedgerPart, ...]:
-        """Return what the segment holds: all of a ledger, closed, whatever the source can still tell of it."""
+        """Return what the segment holds: a whole, closed ledger, even if the source has deleted it."""
         (part,) = super().ledgers(info)
         whole = self._ledger
         return (replace(part, closed=True, ledger_entries=whole.entries, ledger_bytes=whole.payload_bytes),)

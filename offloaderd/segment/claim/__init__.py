@@ -1,1 +1,1 @@
-"""What an owner writes under its claim, each write fenced by the epoch."""
+"""Records that an owner writes under its claim; the epoch fences each write."""

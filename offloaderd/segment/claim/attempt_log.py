@@ -1,7 +1,7 @@
 """The transactions of a topic's attempt: begin, update, commit, give up; and the changes of its map.
 
-Each is one transaction under the epoch (see `fence.py`). After a lost answer or a cancellation the segment's id decides
-what became of it: under one epoch there is no other writer of the attempt.
+Each is one transaction under the epoch (see `fence.py`). After a lost answer or a cancellation the segment's id shows
+its outcome: under one epoch there is no other writer of the attempt.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

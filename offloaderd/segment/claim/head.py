@@ -2,13 +2,13 @@
 
 It is put between the verification of a segment and the transaction that commits it. It is read once under each claim
 before the first commit or deletion, and again if a topic wakes with an older map. A head that is ahead of the map was
-put by owners whose records are lost: the metadata went back. A head of another deployment means that this writes the
-topic as well. A topic without a head is accepted, since earlier versions had none. With a head that cannot be read,
-nothing is committed before an operator confirms the metadata.
+put by owners whose records are lost: the metadata went back. A head of another deployment means that this one writes
+the topic as well. A topic without a head is accepted, since earlier versions had none. With an unreadable head, no
+segment is committed before an operator confirms the metadata.
 
 A late put, or one of a fenced owner, replaces no newer head in a store with conditional writes. In others a head may be
-older than the map, and then does not show that metadata went back. What a head is ahead by may have been given up: then
-it is on the trash list, or its manifest does not exist any more.
+older than the map, and then does not show that metadata went back. A segment that only the head has may have been given
+up: then it is on the trash list, or its manifest is deleted.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class HeadKeeper:
         """Put the head for the map after a commit. Raises IdentityRefused, Fenced."""
         await self.check(before, segment.segment_id)
         newest, self._seen = after.segments[-1], after.offloaded
-        history = after.history_end  # of one that is done as well: metadata from before its end do not know of it
+        history = after.history_end  # also of finished history: metadata from before its end lack it
         value = TopicHead(
             managed_ledger=self._topic.managed_ledger,
             cluster=self._context.cluster,
@@ -145,7 +145,7 @@ class HeadKeeper:
                     epoch=self._told_epoch,
                 )
             if etag == known:
-                etag = None  # the store's condition failed for nothing
+                etag = None  # the store's condition failed without a reason
 
     async def _newer(self, ours: HeadSegment | None, theirs: HeadSegment | None) -> HeadSegment | None:
         """Return the newer of two segments: an owner and a job each commit to the map that they have read.

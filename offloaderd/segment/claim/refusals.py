@@ -29,14 +29,14 @@ class TopicIdentity:
     """The refusals of one topic under one claim; `refusals` is for status, checks read the record."""
 
     def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: "TopicIdentity | None" = None) -> None:
-        """`before` is that of an earlier claim, whose refusals stand until they are read again."""
+        """`before` is that of an earlier claim, whose refusals stand until the record is read."""
         self.refusals: tuple[Refusal, ...] = before.refusals if before is not None else ()
-        """Those that stood when the record was read last."""
+        """The standing refusals at the last read of the record."""
         self.topic = fence.claim.topic
         self.checked = Event()
         """Set once the head was checked under this claim: nothing is deleted or granted before."""
         self.failure_tracker: FailureTracker | None = None
-        """Records the failures of a check that is retried."""
+        """Records the failures of a retried check."""
         self._fence = fence
         self._topic = fence.claim.topic
         self._clock = clock
@@ -131,7 +131,7 @@ class TopicIdentity:
         return wanted
 
     def _show(self, record: TopicIdentityRecord) -> tuple[Refusal, ...]:
-        """Set what stands for status and the metric."""
+        """Set the standing refusals for status and the metric."""
         topic = str(self._topic)
         for one in self.refusals:
             self._metrics.identity_refusals.remove(topic, one.kind)

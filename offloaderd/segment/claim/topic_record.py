@@ -1,7 +1,7 @@
-"""What is recorded of a topic, beside what has been seen of its ledgers: one writer at a time brings the former up.
+"""The record of a topic: its map, changed by one writer at a time, and the chain of its known ledgers.
 
-The map and the chain meet here: ends of ledgers are recorded as soon as all before them is offloaded, losses as soon
-as they are noticed, so that a restart knows what a vanished ledger means.
+Ends of ledgers are recorded as soon as all entries before them are offloaded, and losses as soon as they are noticed,
+so that after a restart the owner knows what a deleted ledger means.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from offloaderd.segment.claim.attempt_log import AttemptLog
 log = structlog.get_logger(__name__)
 
 CHANGES_MAX = 10
-"""How often a change is made anew while somebody else changes the map."""
+"""Tries of a change while another process changes the map."""
 
 
 class HistoryGap(OffloaderError):
-    """History and the live segments behind it would not join on to each other: nothing is committed, loudly."""
+    """History and the live segments behind it would not be adjacent: nothing is committed."""
 
 
 class TopicRecord:
@@ -54,16 +54,16 @@ class TopicRecord:
         self.map = topic_map
         self.chain = LedgerChain(resume, end=end, begin=begin, losses=topic_map.losses)
         self.history_error: OffloaderError | None = None
-        """What hinders the offloading of history at the moment."""
+        """The present failure of offloading history."""
         self.history_ranges = HistoryRanges(topic_map.topic)
-        """Into which ranges history is split, as far as it was looked up."""
+        """The ranges of history, as far as they were read."""
         self.trash_due = False
-        """Whether the owner has put something on the trash list since that was emptied last; its watch may be late."""
+        """Whether the owner has added to the trash list since that was emptied last; its watch may be late."""
         self.fence = attempts.fence
         self._attempts = attempts
         self._clock = clock
         self._metrics = metrics
-        self._writing = asyncio.Lock()  # who writes nodes has to know their versions
+        self._writing = asyncio.Lock()  # a writer of nodes has to know their versions
 
     @property
     def offloaded(self) -> Position | None:
@@ -71,7 +71,7 @@ class TopicRecord:
         return self.map.offloaded
 
     def end_is_a_change(self) -> bool:
-        """Say whether the end of the ledger in which the offloading stands is known and not recorded."""
+        """Return whether the end of the ledger at the offloaded position is known and not recorded."""
         return bool(self._end_of_offloaded())
 
     async def note_end(self) -> None:
@@ -81,7 +81,7 @@ class TopicRecord:
     async def note_closed(self, last: Position) -> None:
         """Record that a ledger ends with the entry at `last`, if it is offloaded up to there. Raises Fenced.
 
-        For a topic without a source, whose pusher may say so only after that entry, or later ledgers, were committed.
+        For a topic without a source: its pusher may report this after that entry, or later ledgers, are committed.
         """
         ends = {last.ledger_id: LedgerEnd(last.entry_id + 1, None)}
         await self._change(lambda known: self._attempts.note_ends(known, ends))
@@ -89,16 +89,16 @@ class TopicRecord:
     def known_ends(
         self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
     ) -> tuple[tuple[int, LedgerEnd], ...]:
-        """Return how ledgers ended, as far as known: the one that offloading stands in, and those of the next segment.
+        """Return the known ends of ledgers: of the one at the offloaded position, and of those in the next segment.
 
-        `parts` is what that segment holds of each, `infos` what the source last said.
+        `parts` is the next segment's part of each ledger, `infos` are the source's ledgers.
         """
         return known_ends(self.chain, self.map.standing, parts, infos)
 
     def losses_before(self, parts: Sequence[LedgerPart]) -> tuple[Loss, ...]:
-        """Return the losses between what is offloaded and the end of the next segment, which holds `parts`.
+        """Return the losses between the offloaded position and the end of the next segment, which holds `parts`.
 
-        A loss at the end of history is known to no segment of it, so live ones keep it for whoever rebuilds the map.
+        No segment of history has a loss at its end, so live segments keep it for a rebuild of the map.
         """
         plan = self.map.history
         tail = [loss for loss in self.map.losses if plan is not None and loss.before == plan.live_begin]
@@ -114,9 +114,9 @@ class TopicRecord:
         self.trash_due = True
 
     async def commit(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
-        """Make a live segment part of the topic, and record which ledgers ended. Raises Fenced and Conflict.
+        """Commit a live segment, and record which ledgers ended. Raises Fenced, Conflict.
 
-        Raises HistoryGap when it would not join on to history.
+        Raises HistoryGap when it is not adjacent to history.
         """
 
         async def committed(known: TopicMap) -> TopicMap:
@@ -127,9 +127,9 @@ class TopicRecord:
         self.chain.forget_before(segment.end)
 
     def _check_boundary(self, segment: CommittedSegment) -> None:
-        """Raise HistoryGap for a live segment that begins in history, or certainly leaves something out behind it."""
+        """Raise HistoryGap for a live segment that begins in history, or certainly omits entries behind it."""
         plan, offloaded = self.map.history, self.map.offloaded
-        # Not the segments: retention may have removed the first live one since.
+        # Not by the segments: retention may have removed the first live one since.
         if plan is None or (offloaded is not None and offloaded >= plan.live_begin):
             return
         boundary = self.chain.end_of(plan.boundary)
@@ -143,7 +143,7 @@ class TopicRecord:
             )
 
     async def adopt(self, segment: CommittedSegment, end: LedgerEnd) -> None:
-        """Make a ledger that a broker has offloaded itself part of the topic. Raises Fenced, Conflict, HistoryGap."""
+        """Commit a ledger that a broker has offloaded itself. Raises Fenced, Conflict, HistoryGap."""
 
         async def adopted(known: TopicMap) -> TopicMap:
             self._check_boundary(segment)
@@ -162,9 +162,9 @@ class TopicRecord:
         along: Sequence[Step],
         plan: HistoryPlan | None = None,
     ) -> None:
-        """Make a segment of history part of the topic; steps that go `along` with it are carried out as well.
+        """Commit a segment of history; the steps `along` are part of the same transaction.
 
-        The plan becomes `plan` with it, if there is one. Raises Fenced, Conflict and HistoryGap.
+        The plan becomes `plan`, if given. Raises Fenced, Conflict, HistoryGap.
         """
         async with self._writing:
             self._check_joint(segment, ends)
@@ -178,9 +178,9 @@ class TopicRecord:
         return Replace(paths.history_plan(self.map.topic), history_record.encode(plan), self.map.history_version)
 
     def _check_joint(self, segment: CommittedSegment, ends: Mapping[int, LedgerEnd]) -> None:
-        """Raise HistoryGap for a segment that does not join on to what is offloaded of history, or to its end."""
+        """Raise HistoryGap for a segment that is not adjacent to the offloaded part of history, or exceeds its end."""
         plan, before = self.map.history, self.map.history_end
-        assert plan is not None  # noqa: S101 - else there is no segment of it
+        assert plan is not None  # noqa: S101 - only a plan has segments of history
         _, after = self.map.with_commit(segment, ends)
         if before is None:
             front = any(loss.after == START and loss.before == segment.begin for loss in self.map.losses)
@@ -197,14 +197,14 @@ class TopicRecord:
             )
 
     async def change_plan(self, plan: HistoryPlan, steps: Sequence[Step] = ()) -> None:
-        """Record another state of the plan, and carry out steps that go along with it. Raises Fenced, Conflict."""
+        """Record a change of the plan, with other steps in the same transaction. Raises Fenced, Conflict."""
         async with self._writing:
             after = replace(self.map, history=plan, history_version=self.map.history_version + 1)
             written = [self._planned(plan), *steps]
             self.map = await self._attempts.change(self.map, lambda _: (written, after))
 
     async def exchange(self, attempts: AttemptLog, whole: CommittedSegment) -> None:
-        """Put a ledger's object in the place of its slices of segments. Raises Fenced, Conflict."""
+        """Replace a ledger's slices of segments by its whole object. Raises Fenced, Conflict."""
         async with self._writing:
             self.map = await attempts.exchange(self.map, whole)
 
@@ -212,10 +212,10 @@ class TopicRecord:
         await self._change(lambda known: self._attempts.change(known, edit))
 
     async def _change(self, make: Callable[[TopicMap], Awaitable[TopicMap]]) -> None:
-        """Bring the map up to what `make` does with it. Raises Fenced, Conflict, NotFound, what `make` raises.
+        """Replace the map by what `make` returns for it. Raises Fenced, Conflict, NotFound, what `make` raises.
 
-        A job that rewrites segments changes contexts as well: after a conflict what it has left is read, and the
-        change made with that.
+        A job that rewrites segments changes contexts as well: after a conflict the map is read again, and the change
+        repeated with it.
         """
         async with self._writing:
             for tries in range(1, CHANGES_MAX + 1):
@@ -236,14 +236,14 @@ class TopicRecord:
         return await until_answered(self._clock, lambda: catalog.load(store, topic))
 
     async def reload(self) -> None:
-        """Take in what somebody else has committed of history, or said of its plan. Raises CorruptData."""
+        """Read the map again, with another process's commits of history and changes of its plan. Raises CorruptData."""
         async with self._writing:
             self.map = await self._loaded()
 
     async def lost(self, loss: Loss) -> None:
-        """Record, count and tell what was deleted before it was offloaded. Raises IdentityRefused, Fenced.
+        """Record, count and log a range that was deleted before it was offloaded. Raises IdentityRefused, Fenced.
 
-        Not by metadata that went back: the bucket may have what these do not know.
+        Refused if the metadata went back: the bucket may have entries that the map lacks.
         """
         await self._attempts.check_head(self.map)
         async with self._writing:
@@ -269,27 +269,27 @@ class TopicRecord:
             )
 
     async def mark_deleted(self, ledger_ids: Iterable[int]) -> None:
-        """Record that ledgers are deleted, as many at a time as go into a transaction. Raises Fenced.
+        """Record that ledgers are deleted, as many at a time as fit a transaction. Raises Fenced.
 
-        See `removal.mark_deleted`; what was marked before an error stays so.
+        See `removal.mark_deleted`; ledgers that were marked before an error stay marked.
         """
         now_ms = self._clock.wall_ms()
         for some in removal.batches(self.map, ledger_ids):
             await self._edit(partial(removal.mark_deleted, ledger_ids=some, now_ms=now_ms))
 
     async def note_source_deleted(self, ledger_ids: Iterable[int]) -> None:
-        """Record that the source has no copy of ledgers any more, or is about to delete it. Raises Fenced."""
+        """Record that the source has deleted ledgers, or is about to. Raises Fenced."""
         for some in removal.batches(self.map, set(ledger_ids) - self.map.source_deleted):
             await self._edit(partial(removal.note_source_deleted, ledger_ids=some))
 
     async def note_created(self, created: Mapping[int, int]) -> None:
-        """Record when ledgers were made, in place of what was recorded. Raises Fenced."""
+        """Record creation times of ledgers, over recorded ones. Raises Fenced."""
         change_signal = {one: at for one, at in created.items() if self.map.created.get(one) != at}
         for some in removal.batches(self.map, change_signal):
             await self._edit(partial(removal.note_created, created={one: change_signal[one] for one in some}))
 
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
-        """Take the oldest segment out of the map and put it on the trash list; False if that was done meanwhile.
+        """Remove the oldest segment from the map and put it on the trash list; False if that was done meanwhile.
 
         Raises Fenced, Conflict.
         """
@@ -306,7 +306,7 @@ class TopicRecord:
         return removed
 
     def trimmed(self) -> list[int]:
-        """Return the ledgers of the map that the source had and has no more: those before the first that it lists."""
+        """Return the map's ledgers that the source has trimmed: those before the first that it lists."""
         listed = self.chain.ledgers
         first = min(listed, default=0)
         return [ledger_id for ledger_id in self.map.ends if ledger_id < first and ledger_id in self.map.contexts]
@@ -314,7 +314,7 @@ class TopicRecord:
     def _end_of_offloaded(self) -> dict[int, LedgerEnd]:
         offloaded, plan = self.offloaded, self.map.unfinished
         if offloaded is not None and plan is not None and offloaded < plan.live_begin:
-            return {}  # whoever commits history records it
+            return {}  # the committer of history records it
         end = self.chain.end_of(offloaded.ledger_id) if offloaded is not None else None
         if offloaded is None or end is None or end.entries != offloaded.entry_id + 1:
             return {}
@@ -324,7 +324,7 @@ class TopicRecord:
 def known_ends(
     chain: LedgerChain, standing: Position | None, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]
 ) -> tuple[tuple[int, LedgerEnd], ...]:
-    """Return how ledgers ended, as far as known: that in which `standing` lies, and those of the segment behind it."""
+    """Return the known ends of ledgers: of the one at `standing`, and of those in the segment behind it."""
     held = {part.ledger_id: part.last_entry_id + 1 for part in parts}
     before = {standing.ledger_id} if standing is not None else set()
     ends = []
