@@ -25,7 +25,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
 from offloaderd.format.pulsar.broker_entry import encode_head
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source.source import register
+from offloaderd.spark.source import register
 
 ADDRESS = os.environ["OFFLOADCTL_ADDRESS"]
 PICTURE = Path(os.environ.get("PICTURE", "lag.svg"))

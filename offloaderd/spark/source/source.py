@@ -1,6 +1,6 @@
 """`spark.read.format("offload")`: committed segments as a table, read from the bucket without any broker or daemon.
 
-    from offloaderd.spark.source.source import register
+    from offloaderd.spark.source import register
     register(spark)
     spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
 
