@@ -53,11 +53,12 @@ EVENTS = {
 LOG_MODULES = {
     "config": "daemon.settings",
     "doctor": "daemon.doctor",
+    "ledgers.bookkeeper": "bookkeeper",
     "offload": "topic",
     "pages": "daemon.status_page",
     "rpc": "api",
 }
-"""Packages in `log.levels` and `offloadctl log-level`. `offload` was split into five; most of its lines come from
+"""Packages in `log.levels` and `offloadctl log-level`. `offload` was split into six; most of its lines come from
 topic."""
 
 METRICS = {

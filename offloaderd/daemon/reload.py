@@ -12,7 +12,7 @@ import structlog
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.log.modules import AUDIT
+from offloaderd.daemon.log.modules import AUDIT, unknown_modules
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.change import Change, changes, followed
 from offloaderd.daemon.settings.rules import RENAMED
@@ -124,3 +124,5 @@ class Reloader:
 def _warn(settings: Settings) -> None:
     for line in settings.renamed:
         log.warning("settings.renamed", setting=line, hint=RENAMED)
+    for what, hint in unknown_modules(settings.log.levels):
+        log.warning("settings.module_unknown", setting=what, hint=hint)

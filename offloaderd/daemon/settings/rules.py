@@ -13,6 +13,7 @@ from offloaderd.access.roles import BARE, Grant
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
+from offloaderd.daemon.log.modules import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
 
 S3_PART_BYTES_MIN = 5 * 1024**2
@@ -350,6 +351,7 @@ RENAMED = "write the new name: the next release does not take the old one"
 def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield settings that may be a mistake, each with advice."""
     yield from ((line, RENAMED) for line in settings.renamed)
+    yield from unknown_modules(settings.log.levels)
     pulsar, bookkeeper = settings.pulsar, settings.bookkeeper
     has_token = pulsar.admin_token is not None or pulsar.admin_token_file is not None
     if has_token and pulsar.admin_url is not None and not is_private(pulsar.admin_url):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.change import LIVE, Change, changes, followed
 from offloaderd.daemon.settings.fields import all_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def settings(**values: object) -> Settings:
@@ -70,11 +65,8 @@ def test_new_values_that_do_not_go_with_old_ones_are_refused() -> None:
     assert "restart the daemon" in caught.value.hint
 
 
-def test_levels_of_modules_are_checked_like_any_setting(tmp_path: Path) -> None:
-    """Every mistake at once: a module that is none, a level that is none, and what would write secrets."""
-    path = tmp_path / "offloaderd.toml"
-    path.write_text('[objects]\nbucket = "offload"\n[log]\nlevels = ["topci debug"]\n')
-    assert "did you mean topic?" in check(path, {}).mistakes[0]
+def test_levels_of_modules_are_checked_like_any_setting() -> None:
+    """A level that is none, and what would write secrets."""
     for line, words in (("read loud", "no level"), ("botocore debug", "signed headers"), ("kazoo.client info", "")):
         report = check(None, {"OFFLOADERD__OBJECTS__BUCKET": "offload", "OFFLOADERD__LOG__LEVELS": line})
         assert (words in report.mistakes[0]) if words else report.settings is not None

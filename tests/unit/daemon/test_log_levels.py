@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log import log
 from offloaderd.daemon.log.modules import AUDIT, known_module, parsed_levels
 from offloaderd.daemon.log_levels import LogLevels, ModuleLevel
+from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.settings import load
+from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.daemon.settings.sections import LogSettings
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 TAILER = "offloaderd.topic.tailer"
 
@@ -119,7 +125,7 @@ def test_the_audit_log_is_written_whatever_the_levels() -> None:
     """Also of the package that it lies in."""
     log.set_levels("error", {"offloaderd": "error"})
     assert writes(AUDIT) == "info"
-    with pytest.raises(InvalidInput, match="no module"):
+    with pytest.raises(InvalidInput, match="audit log is written"):
         parsed_levels(["audit error"])
 
 
@@ -127,4 +133,28 @@ def test_a_module_may_be_called_by_its_short_name() -> None:
     """Packages, modules and libraries."""
     assert known_module("topic") == known_module("offload") == known_module("offloaderd.topic") == "offloaderd.topic"
     assert known_module("rpc.gate") == "offloaderd.api.gate"
+    assert known_module("ledgers.bookkeeper") == "offloaderd.bookkeeper"
+    assert known_module("ledgers.embedded") == "offloaderd.ledgers.embedded"
     assert known_module("grpc.aio") == "grpc.aio"
+
+
+def test_a_module_that_an_upgrade_moved_stops_no_daemon(tmp_path: Path) -> None:
+    """Its level is left out with a warning and the likely module, at the check, at the start and at a reload."""
+    path = tmp_path / "offloaderd.toml"
+    path.write_text(
+        '[objects]\nbucket = "offload"\n[log]\nlevels = ["offload.adoption debug", "read info", "topci info"]\n'
+    )
+    settings = load(path, {})
+    assert parsed_levels(settings.log.levels) == {"offloaderd.read": "info"}
+    warned = [
+        (f"log.levels: there is no module {old!r} that logs, so this level changes nothing", f"did you mean {new}?")
+        for old, new in (("offload.adoption", "history.adoption"), ("topci", "topic"))
+    ]
+    assert [one for one in doubtful(settings) if one[0].startswith("log.levels")] == warned
+    with structlog.testing.capture_logs() as lines:
+        reloader = Reloader(settings, partial(load, path, {}), FakeClock(), Metrics())
+        reloader.connect(lambda _: lambda: None)
+        reloader.reload(by="test")
+    assert [line["setting"] for line in lines if line["event"] == "settings.module_unknown"] == 2 * [
+        what for what, _ in warned
+    ]
