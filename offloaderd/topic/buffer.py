@@ -1,9 +1,9 @@
-"""The tailing buffer (PIP-76's offload buffer): newest entries of a topic in memory, bounded, never the authority.
+"""The tailing buffer (PIP-76's offload buffer): a topic's newest entries in memory, bounded, never the authority.
 
-A stored batch remembers which position it directly follows, as its feeder knew it. So the buffer can tell a gap (an
-offer that was declined, to be read from the ledger source) from a change of ledger. Entries are pinned until they are
-inside a cut part; a topic with a ledger source may lose them after that under pressure, a push-only topic keeps them
-until they are committed. Nothing here awaits: offers are answered at once.
+A stored batch keeps the position that it directly follows, as its feeder knew it. So the buffer can tell a gap (a
+declined offer, to be read from the ledger source) from a change of ledger. Entries are pinned until they are inside a
+cut part. A topic with a ledger source may then lose them under pressure; a push-only topic keeps them until they are
+committed. Nothing here awaits: offers are answered at once.
 """
 
 from bisect import bisect_left, bisect_right
@@ -45,7 +45,7 @@ class BufferPool:
         self._overdrawing: TailingBuffer | None = None
 
     def follow(self, limit_bytes: int) -> None:
-        """Take another limit; memory beyond a lower one is freed as segments are committed."""
+        """Take another limit; under a lower one, memory is freed as segments are committed."""
         self.limit_bytes = limit_bytes
         self.freed.notify()
 
@@ -57,9 +57,9 @@ class BufferPool:
     def admit(self, wanted: int, *, needed_by: "TailingBuffer | None" = None) -> bool:
         """Make room for `wanted` bytes by evicting entries of cut parts; False if there is none.
 
-        Then the topic with the most memory is asked to seal early, or the next one if that cannot help. An entry larger
-        than the whole budget is admitted alone. A buffer that starves (`needed_by`) may overdraw unless another does;
-        this counts once the bytes are booked.
+        Then the topic with the most memory is requested to seal early, or the next one if that cannot help. An entry
+        larger than the whole budget is admitted alone. A starving buffer (`needed_by`) may overdraw unless another
+        does; this counts once the bytes are booked.
         """
         if self._fits(wanted):
             return True
@@ -145,8 +145,8 @@ def cost_bytes(batch: EntryBatch) -> int:
 class TailingBuffer:
     """One topic's part of the pool, with PIP-76's offer protocol.
 
-    `resume` is the newest position that is offloaded already (START for none). `rereadable` says that a ledger
-    source holds everything, so declining and evicting lose nothing.
+    `resume` is the newest offloaded position (START for none). `rereadable`: a ledger source holds all entries, so
+    declining and evicting lose none.
     """
 
     def __init__(self, pool: BufferPool, *, resume: Position, rereadable: bool) -> None:
@@ -163,19 +163,19 @@ class TailingBuffer:
         self.diverted = False
         """Whether offers find no room because earlier ones wait elsewhere for theirs."""
         self.starving = False
-        """Whether a segment that cannot end yet has taken all there is for it, and needs more."""
+        """Whether a segment that cannot end yet has taken all its entries here, and needs more."""
         self.demand = Signal()
-        """Wakes when it has begun to starve."""
+        """Notified when it begins to starve."""
         self.changed = Signal()
         self.need = 0
-        """Changes whenever what the source has to fill may be another than before."""
+        """Changes whenever the entries that the source has to fill in may have changed."""
         self.used_bytes = 0
         self.evictable_bytes = 0
         pool.add(self)
 
     @property
     def closed(self) -> bool:
-        """Say whether the topic has been given up."""
+        """Whether the topic was given up."""
         return self._closed
 
     async def wait_for_room(self) -> None:
@@ -184,19 +184,19 @@ class TailingBuffer:
 
     @property
     def last_offered(self) -> Position | None:
-        """Newest position that was taken, or was offloaded before; None when nothing is known."""
+        """Newest position that was taken or offloaded before; None when none is known."""
         return None if self._offered == START else self._offered
 
     def can_offer(self, size_bytes: int) -> bool:
-        """Say whether an offer of that many bytes would find room now."""
+        """Return whether an offer of that many bytes would find room now."""
         return not (self._closed or self.refusing or self.diverted) and self._has_room(size_bytes)
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Say whether an offer finds room; one that can be read again never takes more than there is."""
+        """Return whether an offer finds room; one that can be read again never overdraws."""
         return self._pool.admit(size_bytes, needed_by=None if self.rereadable else self)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
-        """Take a pushed batch, or say why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
+        """Take a pushed batch, or return why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
         if self._closed or self.refusing:
             return OfferResult.CLOSED
         follows = self._follows(batch)
@@ -208,7 +208,7 @@ class TailingBuffer:
                 self._seen = batch.last
                 self.need += 1
             return OfferResult.FULL
-        # Which ledger comes next is for the source to say, if there is one: a broker may have left some out.
+        # The source, if there is one, decides which ledger is next: a broker may have left some out.
         known = self._seen is not None and not (self.rereadable and batch.ledger_id != follows.ledger_id)
         self._seen = self._offered = batch.last
         self.need += 1
@@ -216,11 +216,11 @@ class TailingBuffer:
         return OfferResult.ACCEPTED
 
     def expects(self, batch: EntryBatch) -> bool:
-        """Say whether a batch is the next one to be offered."""
+        """Return whether a batch is the next one to be offered."""
         return bool(batch.payloads) and self._follows(batch) is not None
 
     def overflow(self, batch: EntryBatch) -> Position | None:
-        """Count a batch as offered that is kept elsewhere until `fill` brings it; returns what it follows."""
+        """Count a batch as offered that is kept elsewhere until `fill`; return the position that it follows."""
         follows = self._seen
         self._seen = self._offered = batch.last
         return follows
@@ -239,7 +239,7 @@ class TailingBuffer:
     def fill(self, batch: EntryBatch, follows: Position) -> bool:
         """Take a batch read from the ledger source; False when there is no room.
 
-        What lies behind a gap gives way to what fills it: the segment cannot use it before, and it can be read again.
+        Entries behind a gap are evicted for it: the segment cannot use them before, and they can be read again.
         """
         cost = cost_bytes(batch)
         if self._closed or not (self._pool.admit(cost) or self._squeeze_in(batch.last, cost)):
@@ -252,7 +252,7 @@ class TailingBuffer:
         return True
 
     def _squeeze_in(self, last: Position, cost: int) -> bool:
-        """Make room for what ends at `last` with what lies behind it, or by what a starving segment may overdraw."""
+        """Make room for a batch that ends at `last` by evicting later entries, or by a starving segment's overdraft."""
         dropped = self.rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
         return (bool(dropped) or self.starving) and self._pool.admit(cost, needed_by=self)
 
@@ -312,14 +312,14 @@ class TailingBuffer:
         return Missing(after, self._stored[at].batch.first if at < len(self._stored) else None)
 
     def connect(self, gap: Missing) -> None:
-        """The source has nothing between the two ends of a gap: what was pushed behind it follows directly."""
+        """Close a gap in which the source has no entries: those pushed behind it follow directly."""
         at = bisect_right(self._lasts, gap.after)
         if at < len(self._stored) and self._stored[at].batch.first == gap.before:
             self._stored[at] = self._stored[at]._replace(follows=gap.after)
             self.changed.notify()
 
     def forget(self, gap: Missing) -> list[EntryBatch]:
-        """Drop what is held of the ledger that a gap ends in, which the source will never fill; returns it."""
+        """Drop and return the held entries of the ledger in which a gap ends, which the source will never fill."""
         at = end = bisect_right(self._lasts, gap.after)
         while end < len(self._stored) and self._stored[end].batch.ledger_id == self._stored[at].batch.ledger_id:
             end += 1
@@ -366,7 +366,7 @@ class TailingBuffer:
         return entries, size
 
     def mark_cut(self, position: Position) -> None:
-        """Everything up to `position` is inside a part: a rereadable topic may lose it under pressure."""
+        """Note that entries up to `position` are inside a part: a rereadable topic may lose them under pressure."""
         before = bisect_right(self._lasts, self._cut)
         self._cut = max(self._cut, position)
         if self.rereadable:
@@ -374,9 +374,9 @@ class TailingBuffer:
             self.evictable_bytes += sum(stored.cost for stored in self._stored[before:at])
 
     def restart(self, position: Position) -> None:
-        """The open segment was given up: what follows `position` is needed (and pinned) again.
+        """Pin the entries behind `position` again, since the open segment was given up.
 
-        Who waits for room to fill what was needed before is woken: room may never come while the front is missing.
+        Tasks that wait for room for the old need are woken: while the front is missing, there may never be room.
         """
         self._cut = position
         self.evictable_bytes = 0
@@ -397,9 +397,9 @@ class TailingBuffer:
         self.evictable_bytes -= freed
 
     def release(self, position: Position) -> None:
-        """Everything up to `position` is committed: drop it, and let everybody who waits for room try again.
+        """Drop the entries up to `position`, which is committed, and wake all tasks that wait for room.
 
-        It may be more than was offered, when an earlier owner had taken it; offers go on behind it.
+        It may be beyond the last offer, when an earlier owner had taken that; offers then continue behind it.
         """
         if self._seen is not None and self._seen < position:
             self._seen = self._offered = position
@@ -436,17 +436,17 @@ class TailingBuffer:
         return freed
 
     def starve(self) -> None:
-        """Say that a segment which cannot end yet has taken all there is for it; who has more for it tries again."""
+        """Note that a segment which cannot end yet has taken all its entries here; feeders try again."""
         if not self.starving:
             self.starving = True
             self.demand.notify()
 
     def let_others(self) -> None:
-        """Leave it to another topic to take more memory than there is, as nothing comes for this one."""
+        """Let another topic overdraw the memory, as no entries come for this one."""
         self._pool.pass_on(self)
 
     def refuse(self) -> None:
-        """Answer offers with CLOSED from now on; what is held stays."""
+        """Answer offers with CLOSED from now on; held entries stay."""
         self.refusing = True
 
     def close(self) -> None:

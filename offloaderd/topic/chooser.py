@@ -1,13 +1,13 @@
-"""What an owner does next with its topic between two segments, and how its entries go: pure, by a look at the topic.
+"""The chooser: what an owner does with its topic between two segments, and by which method. Pure, by a view of the
+topic.
 
-What an earlier owner left is resumed, or abandoned once the source has lost its first entry. Else ledgers that brokers
-have offloaded are adopted, and a segment begins with the next entry as soon as that is to be offloaded.
+The attempt of an earlier owner is resumed, or abandoned once the source has lost its first entry. Else ledgers that
+brokers have offloaded are adopted, and a segment begins with the next entry as soon as that is to be offloaded.
 
-Entries go by the method of the topic's policy as it is when their segment begins. Ledger-based offloading (PIP-17)
-takes closed ledgers from entry 0, one after the other, once they are due: by the size of the closed ledgers from there
-on, by the time since the close (`ManagedLedgerImpl.maybeOffload`), or because somebody asked for what they hold. What
-is left of a ledger that was offloaded in part goes by streaming whatever the method says: no object of PIP-17 can hold
-it. Under `none` nothing begins.
+Entries go by the method of the topic's policy when their segment begins. Ledger-based offloading (PIP-17) takes closed
+ledgers from entry 0, one after the other, once they are due: by the size of the closed ledgers from there on, by the
+time since the close (`ManagedLedgerImpl.maybeOffload`), or by request. The rest of a ledger that was offloaded in part
+is streamed under every method: no object of PIP-17 can hold it. Under `none` no segment begins.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def begins(view: TopicView) -> bool:
 
 
 def method_of(view: TopicView, run: Run) -> OffloadMethod:
-    """Return the method for the entries of a run, NONE for not now; not for what an open segment needs."""
+    """Return the method for the entries of a run, NONE for not now; does not apply to an open segment's entries."""
     attempt = view.attempt
     begun = attempt is not None and attempt.begin.ledger_id == run.ledger_id
     adopted = run.first_entry_id == 0 and not begun and run.ledger_id in view.adoptable
@@ -43,7 +43,7 @@ def method_at(view: TopicView, first: Position) -> OffloadMethod:
 
 
 def wants(view: TopicView, step: Run | Loss) -> bool:
-    """Return whether a run is to be read, or a loss to be recorded, for this segment or the next."""
+    """Return whether to read a run, or record a loss, for this segment or the next."""
     if not view.settled:
         return False
     end = view.attempt.end if view.attempt is not None else None
@@ -159,7 +159,7 @@ Choice = Leave | Adopt | Abandon | Resume | Begin | NoteEnd | Wait
 
 
 def choose(view: TopicView) -> Choice:
-    """Return what to do while no segment is open; `view.attempt` is what an earlier owner left."""
+    """Return what to do while no segment is open; `view.attempt` is an earlier owner's attempt."""
     left, first = view.attempt, view.first
     if left is not None and left.parts and (view.rereadable or left.whole):
         return Resume(left)
@@ -177,7 +177,7 @@ def choose(view: TopicView) -> Choice:
 
 
 def _of_left(left: Attempt, view: TopicView) -> Choice:
-    """Return what to do with an attempt that holds nothing yet, or whose entries are pushed again."""
+    """Return what to do with an attempt that holds no entries yet, or whose entries are pushed again."""
     first = view.first
     if first is not None:
         return Resume(left) if left.parts or first <= left.begin else Abandon(left)

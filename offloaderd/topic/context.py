@@ -1,4 +1,4 @@
-"""The context of topics: beyond that of segments, memory to tail in and rules for outages."""
+"""The context of topics: that of segments, with memory for tailing and rules for outages."""
 
 from dataclasses import dataclass, field
 

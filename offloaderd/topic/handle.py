@@ -1,8 +1,8 @@
-"""What is pushed to a topic: PIP-76's OffloadHandle, and the check that the ledger source knows a pushed ledger.
+"""Pushes to a topic: PIP-76's OffloadHandle, and the check that the ledger source knows a pushed ledger.
 
-The source decides: entries that it does not have can neither be read again after memory was lost nor be told from a
-mistake of the pusher, and would stay in memory for ever. A broker may push a ledger while it creates it, so the source
-is asked again, at once and at each of its changes, for a moment before a push is refused.
+The source decides: entries that it lacks cannot be read again after a loss of memory, may be a mistake of the pusher,
+and would stay in memory for ever. A broker may push a ledger while it creates it, so the source is queried again, at
+once and at each of its changes, for a moment before a push is refused.
 """
 
 from collections.abc import Awaitable, Callable
@@ -106,7 +106,7 @@ APPEARS_S = 5.0
 
 
 async def check_ledger(tailer: Tailer | None, buffer: TailingBuffer, batch: EntryBatch, clock: Clock) -> None:
-    """Return once the source knows the ledger of a batch that comes next. Raises LedgerUnknown, Transient."""
+    """Return once the source knows the ledger of a batch that is the next one. Raises LedgerUnknown, Transient."""
     if tailer is None or buffer.refusing or not buffer.expects(batch) or _has(tailer, batch):
         return
     until_s = clock.monotonic() + APPEARS_S
@@ -120,7 +120,7 @@ async def check_ledger(tailer: Tailer | None, buffer: TailingBuffer, batch: Entr
 
 
 def _has(tailer: Tailer, batch: EntryBatch) -> bool:
-    """Return whether the source has these entries or may get them, as of an open ledger."""
+    """Return whether the source has these entries, or may get them since their ledger is open."""
     info = tailer.chain.ledgers.get(batch.ledger_id)
     if info is None:
         return False

@@ -1,6 +1,6 @@
-"""How far a topic is behind, and how old its oldest entry is that is not offloaded.
+"""The lag of a topic, and the age of its oldest entry that is not offloaded.
 
-The age follows from what is stored, so every owner reports the same. An entry has the time when it was written (the
+The age follows from stored values, so every owner reports the same. An entry has the time when it was written (the
 broker's timestamp, else the publish time). An entry without one was written after its ledger was created; one that
 arrived while this daemon watched is as old as its first sight. Otherwise the age is unknown, which is not 0.
 """
@@ -82,7 +82,7 @@ class OldestEntry:
         *,
         pushed: Callable[[], Position | None] | None = None,
     ) -> None:
-        """`pushed` returns the oldest entry of a topic without a source; else it follows from the ledgers."""
+        """`pushed` returns the oldest entry of a topic without a source; with one it follows from the ledgers."""
         self._record = record
         self._buffer = buffer
         self._lag = lag
@@ -91,7 +91,7 @@ class OldestEntry:
 
     @property
     def position(self) -> Position | None:
-        """Which entry it is, None when all that is known is offloaded."""
+        """Its position, None when all known entries are offloaded."""
         if self._pushed is not None:
             return self._pushed()
         topic_map = self._record.map
@@ -101,7 +101,7 @@ class OldestEntry:
 
     @property
     def undated(self) -> Position | None:
-        """The entry if its time must be read from the source, None if it is known or in memory."""
+        """The entry if its time has to be read from the source, None if it is known or in memory."""
         position = self.position
         return position if position is not None and not self._is_dated(position) else None
 

@@ -58,7 +58,7 @@ class LiveCommitter(MapCommitter):
 
 
 class LiveAttempts:
-    """The attempts of one topic under one claim: first what an earlier owner left, then new ones."""
+    """The attempts of one topic under one claim: first that of an earlier owner, then new ones."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class LiveAttempts:
         left: LeftBehind,
     ) -> None:
         self.left = left.attempt
-        """The attempt that an earlier owner left, until it is finished."""
+        """The attempt of an earlier owner, until it is finished."""
         self.settled = left.attempt is None
-        """Whether its state in the bucket is known; until then nothing is read from the source."""
+        """Whether its state in the bucket is known; until then the source is not read."""
         self._context = context
         self._attempts = attempts
         self._record = record
@@ -83,11 +83,11 @@ class LiveAttempts:
         self._tries, self._last_error = left.failures  # of the segment that begins at the present position
 
     async def settle(self) -> Attempt | None:
-        """Compare what an earlier owner left with the bucket, and return it. Raises IdentityRefused, Fenced."""
+        """Compare an earlier owner's attempt with the bucket, and return it. Raises IdentityRefused, Fenced."""
         if self.left is None:
             return None
         record, tracker, topic = self._record, self._failure_tracker, self._record.map.topic
-        # A finished segment is read whole, which old metadata should not cause.
+        # First, since old metadata should not cause a whole read of a finished segment.
         await self._attempts.check_head(record.map, self.left.segment_id)
         self.left = await as_finished(self._context, topic, self.left, failure_tracker=tracker, identity=self._identity)
         for loss in unrecorded(record.map, self.left):
@@ -96,7 +96,7 @@ class LiveAttempts:
         return self.left
 
     async def abandon(self, left: Attempt) -> None:
-        """Give up what an earlier owner left. Raises Fenced."""
+        """Give up an earlier owner's attempt. Raises Fenced."""
         metrics = self._context.upload_context.metrics
         await abandon(self._attempts, left, "the source has lost its first entry", metrics)
         self.left = None
@@ -114,7 +114,7 @@ class LiveAttempts:
     async def assigned(self, begin: Begin, policy: Callable[[], RollPolicy]) -> Attempt:
         """Return an attempt that begins with an entry, once its place and layout are known.
 
-        Each try takes the place of the current policy, so that a corrected policy ends the wait.
+        Each try uses the place of the present policy, so that a corrected policy ends the wait.
         """
         tracker = self._failure_tracker
         layout = await self._layout(begin)

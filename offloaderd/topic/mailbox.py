@@ -10,11 +10,11 @@ from offloaderd.segment.view import Requested
 
 
 class Requests:
-    """The requests to one topic that stand at the moment; `changed` wakes its loop."""
+    """The open requests to one topic; `changed` wakes its loop."""
 
     def __init__(self, changed: Signal, policy: RollPolicy) -> None:
         self.policy = policy
-        """How to offload."""
+        """The policy in force."""
         self.stopping = False
         """Whether the owner is to release the topic."""
         self._seal_to: Position | None = None

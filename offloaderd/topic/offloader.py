@@ -1,7 +1,7 @@
-"""One topic under one claim: writes its live segments one after the other, until it is stopped.
+"""The offloader: writes one topic's live segments under one claim, one after the other, until it is stopped.
 
-A segment begins after the one before was committed, or given up: then its entries begin the next attempt. An attempt
-that an earlier owner left is resumed where its record ends.
+A segment begins once the one before is committed, or given up: then its entries begin the next attempt. An earlier
+owner's attempt is resumed at the end of its record.
 """
 
 from offloaderd.core.aio.groups import Group
@@ -62,9 +62,9 @@ class TopicOffloader:
         left: LeftBehind,
         identity: TopicIdentity,
     ) -> None:
-        """Begin at the end of the topic's map, with what an earlier owner left behind it."""
+        """Begin at the end of the topic's map, with the attempt that an earlier owner left behind it."""
         self.identity, self.claim, self.head = identity, log.fence.claim, log.head
-        self.damaged_ledgers: tuple[int, ...] = ()  # as the grants found them last
+        self.damaged_ledgers: tuple[int, ...] = ()  # as the grants last found them
         self.topic: TopicName = self.claim.topic
         self.changed = Signal()
         self.policy_changed = Signal()
@@ -124,7 +124,7 @@ class TopicOffloader:
 
     @property
     def policy(self) -> RollPolicy:
-        """How to offload."""
+        """The policy in force."""
         return self.requests.policy
 
     @property
@@ -139,13 +139,13 @@ class TopicOffloader:
 
     @property
     def progress(self) -> SegmentProgress | None:
-        """How far the open segment is."""
+        """Progress of the open segment."""
         found = self.writer.progress
         return found if found is not None and found.open else None
 
     @property
     def map(self) -> TopicMap:
-        """What is committed."""
+        """The committed segments, and what else is recorded of the topic."""
         return self.record.map
 
     async def record_loss(self, loss: Loss) -> None:
@@ -165,7 +165,7 @@ class TopicOffloader:
 
     @property
     def taken(self) -> Position:
-        """Newest entry that is in the open segment or committed; START when there is none."""
+        """Newest entry that is committed or in the open segment; START when there is none."""
         return max(self.feed.position, (self.progress.end if self.progress is not None else None) or START)
 
     @property
@@ -175,7 +175,7 @@ class TopicOffloader:
 
     @property
     def newest(self) -> Position | None:
-        """Newest entry that is known to exist and be readable."""
+        """Newest entry that is known to exist and to be readable."""
         pushed = self.buffer.last_offered if self.handle.push_only else None
         return max((one for one in (self.lag.newest, self.offloaded, pushed) if one is not None), default=None)
 
@@ -200,7 +200,7 @@ class TopicOffloader:
     async def accept(self, batch: EntryBatch) -> OfferResult:
         """Offer a pushed batch; without a source wait for room, with one return FULL, since the source has it.
 
-        Raises LedgerUnknown for entries that the source does not have, Transient when it cannot be asked.
+        Raises LedgerUnknown for entries that the source does not have, Transient when it does not answer.
         """
         await check_ledger(self.tailer, self.buffer, batch, self._clock)
         while (result := self.offer(batch)) is OfferResult.FULL and self.tailer is None:
@@ -236,10 +236,10 @@ class TopicOffloader:
         return self.rest.until()
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
-        """Request a commit of everything confirmed so far, or up to a position.
+        """Request a commit of all confirmed entries, or of those up to a position.
 
-        Returns the position to wait for: what the method can take of it, or the offloaded position. Raises InvalidInput
-        for a position beyond the newest entry, Conflict for a paused topic or the method none.
+        Returns the position to wait for: the last entry that the method can take, or the offloaded position. Raises
+        InvalidInput for a position beyond the newest entry, Conflict for a paused topic or the method none.
         """
         if self.policy.paused:
             raise Conflict(f"{self.topic} is paused", hint="offloadctl topics resume, then ask again")
@@ -260,7 +260,7 @@ class TopicOffloader:
     def stop(self) -> None:
         """Seal and commit the open segment, then return from `run`; the next owner reads the rest from the source.
 
-        Without a source all that was accepted is committed.
+        Without a source all accepted entries are committed.
         """
         self.buffer.refuse()
         self.requests.stop()
@@ -312,7 +312,7 @@ class TopicOffloader:
                 await backoff.wait(Transient(str(error)))
 
     async def _between(self, choice: Adopt | Abandon | NoteEnd | Wait) -> None:
-        """Carry out a choice while no segment is open. Nothing awaits before a wait: see Signal."""
+        """Carry out a choice while no segment is open. It contains no await before a wait: see Signal."""
         match choice:
             case Adopt(info):
                 self.adopted(await self.adoption.adopt(info))
@@ -386,7 +386,7 @@ class TopicOffloader:
 
     @property
     def view(self) -> TopicView:
-        """The topic as it is now."""
+        """The topic's present state."""
         return self.at(self.taken)
 
     @property

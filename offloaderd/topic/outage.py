@@ -1,9 +1,9 @@
-"""What a topic does while the store cannot take its entries, and what is not protected until all of them are stored.
+"""The outage of a topic: what happens to its entries while the store cannot take them, and which are unprotected.
 
 An outage begins when a request to the store keeps failing (see segment/failures.py). It ends when all entries that had
 arrived before the store recovered are committed. Under `block` no entries are taken meanwhile. Under `source`, the
-default, the ledger source keeps what memory cannot, and pushers to a topic without one wait once memory is full. Under
-`spill` entries pushed to a topic without a source overflow to disk.
+default, entries beyond the memory stay in the ledger source, and pushers to a topic without one wait once memory is
+full. Under `spill` entries pushed to a topic without a source overflow to disk.
 
 Only requests that are retried close the gate of `block`, since only these end by themselves.
 """
@@ -43,11 +43,11 @@ class _Begun:
     since_s: float
     entries_max: int = 0
     payload_bytes_max: int = 0
-    until: Position | None = None  # newest entry when the store worked again; None: it does not yet
+    until: Position | None = None  # newest entry at the store's recovery; None before it
 
 
 class Outage:
-    """A topic's outage policy at work."""
+    """The outage policy of one topic, carried out."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Outage:
         self._begun: _Begun | None = None
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
         self.spill: Spill | None = None
-        """Overflow of a topic that may need one; works while its `run` does."""
+        """Overflow of a topic that may need one; works while its `run` runs."""
         if context.outage.area is not None and self._push_only:
             area = context.outage.area
             self.spill = Spill(area, buffer, context.pool, clock=self._clock, metrics=self._metrics)
@@ -100,7 +100,7 @@ class Outage:
         return self.policy is OutagePolicy.BLOCK and self._failure_tracker.outage is not None
 
     async def may_take(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Return when entries may be taken; `meanwhile` is called now and then until then."""
+        """Return when entries may be taken; until then `meanwhile` is called at intervals."""
         while self.blocked and not self._buffer.closed:
             await self._changed.wait_at_most(self._clock, WAIT_S)
             if meanwhile is not None:
@@ -119,7 +119,7 @@ class Outage:
     def look(
         self, entries: int, payload_bytes: int, *, newest: Position | None, offloaded: Position | None
     ) -> Unprotected:
-        """Return what is unprotected, given what is not committed; logs the begin and the end of an outage."""
+        """Return the unprotected part of the entries not committed; logs the begin and the end of an outage."""
         failure = self._failure_tracker.outage
         if self._begun is None:
             if failure is None:

@@ -1,10 +1,10 @@
-"""What somebody asks to be offloaded by hand, and what that comes to: which entries, by which method, or why none.
+"""Manual requests to offload a topic: which entries they mean, by which method, or why none.
 
 A size threshold means what it does in `pulsar-admin topics offload` (CmdTopics.findFirstLedgerWithinThreshold): from
 the newest ledger on, the open one's size included, ledgers stay as long as their sizes add up to no more than the
-threshold; the first one that goes beyond it is offloaded with all that are older. So at most the threshold stays in
-BookKeeper, not at least, and the open ledger stays however large it is. Thresholds of a policy leave the open ledger
-out of the sum (ManagedLedgerImpl.maybeOffload walks closed ledgers alone).
+threshold; the first one beyond it is offloaded with all older ones. So at most the threshold stays in BookKeeper, not
+at least, and the open ledger stays however large it is. Thresholds of a policy leave the open ledger out of the sum
+(ManagedLedgerImpl.maybeOffload sums closed ledgers alone).
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,13 +34,13 @@ from offloaderd.topic.status import Described, lag_of
 
 
 class AskedTopic(Described, Protocol):
-    """A topic that manual requests are made to."""
+    """A topic that takes manual requests."""
 
     closed_ledgers: dict[int, LedgerInfo]
 
     @property
     def view(self) -> TopicView:
-        """The topic as it is now."""
+        """The topic's present state."""
         ...
 
     async def request_roll(self, to: Position | None = None) -> Position | None:
@@ -90,9 +90,9 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Consecutive entries of one ledger that are to be offloaded, with their payload bytes.
+    """Consecutive entries of one ledger to offload, with their payload bytes.
 
-    `due` says that they go by themselves, by the topic's policy.
+    `due`: the topic's policy offloads them without a request.
     """
 
     ledger_id: int
@@ -104,16 +104,16 @@ class Take:
 
     @property
     def entries(self) -> int:
-        """How many."""
+        """Number of entries."""
         return self.last_entry_id - self.first_entry_id + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a wish comes to now. `target` is the position to wait for, None when there is nothing to do.
+    """The present meaning of a request. `target` is the position to wait for, None when there is nothing to do.
 
-    `why` says why that is so, or why it is less than was wanted. `takes` has what was not offloaded of the source's
-    ledgers; a topic without a source has none.
+    `why` is the reason for that, or for less than was requested. `takes` has the entries of the source's ledgers that
+    are not offloaded; a topic without a source has none.
     """
 
     wanted: Wanted
@@ -129,7 +129,7 @@ class Plan:
 
 
 async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted) -> Plan:
-    """Say what a wish comes to. Raises InvalidInput for one that cannot be meant of this topic, Transient."""
+    """Return the plan of a request. Raises InvalidInput for one that the topic cannot fulfil, Transient."""
     wanted.checked()
     newest = await topic.tailer.refresh() if topic.tailer is not None else topic.buffer.last_offered
     newest = max((one for one in (newest, topic.map.standing) if one is not None), default=None)
@@ -197,7 +197,7 @@ def left(topic: AskedTopic, target: Position) -> tuple[int, int]:
 
 
 def _check(topic: AskedTopic, to: Position, newest: Position | None) -> None:
-    """Raise InvalidInput for a position that is no entry of the topic, as far as anybody knows its ledgers."""
+    """Raise InvalidInput for a position that is no entry of the topic, as far as its ledgers are known."""
     if newest is None or to > newest:
         end = f"the newest entry is {newest}" if newest is not None else "it has no entries"
         raise InvalidInput(f"position {to} is beyond the end of {topic.topic}", hint=end)
@@ -215,7 +215,7 @@ def _check(topic: AskedTopic, to: Position, newest: Position | None) -> None:
 
 
 async def _infos(topic: AskedTopic, source: LedgerSource) -> list[LedgerInfo]:
-    """Return the source's ledgers in order, the open one with its size as it is now."""
+    """Return the source's ledgers in order, the open one with its present size."""
     infos = list(topic.record.chain.ledgers.values())
     if infos and not infos[-1].closed and infos[-1].entries:
         size = await _length(topic, source, Position(infos[-1].ledger_id, infos[-1].entries - 1))
@@ -265,11 +265,11 @@ async def _length(topic: AskedTopic, source: LedgerSource, position: Position) -
 log = structlog.get_logger(__name__)
 
 WRITE_TRIES = 5
-"""Tries to write the record while others write it too."""
+"""Tries to write the record while other processes write it too."""
 
 
 class Outcome(StrEnum):
-    """What became of a request."""
+    """The outcome of a request."""
 
     NOTHING = "nothing"
     RUNNING = "running"
@@ -278,7 +278,7 @@ class Outcome(StrEnum):
 
 
 class Fate(NamedTuple):
-    """What became of a request, why if that needs a word, and when it was done (0: not, or nobody can say)."""
+    """The outcome of a request, its reason where it needs one, and when it was done (0: not done, or unknown)."""
 
     outcome: Outcome
     reason: str = ""
@@ -291,9 +291,9 @@ async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
 
 
 async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, asked: Asked) -> None:
-    """Note a request, unless an earlier one that is under way includes it. Raises Transient when it may not be noted.
+    """Record a request, unless an open earlier one includes it. Raises Transient, Conflict when it may not be recorded.
 
-    What is there and cannot be read is replaced, unless a later release wrote it: raises NewerRecord.
+    An unreadable record is replaced, unless a later release wrote it: raises NewerRecord.
     """
     path, value = paths.asked(topic), asked_record.encode(asked)
     for _ in range(WRITE_TRIES):
@@ -311,7 +311,7 @@ async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, as
 
 
 def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> bool:
-    """Say whether a request that is on record is under way and goes at least as far as another one."""
+    """Return whether the recorded request is open and reaches at least as far as `asked`."""
     try:
         known = asked_record.decode(value, path=path)
     except NewerRecord:
@@ -326,9 +326,9 @@ def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> boo
 def fate_of(
     asked: Asked, topic_map: TopicMap, *, none: bool = False, paused: bool = False, active: bool = True
 ) -> Fate:
-    """Say what became of a request.
+    """Return the outcome of a request.
 
-    `none`: the topic's method takes nothing now, `paused`: nor does an operator let it; `active`: it is offloaded.
+    `none`: the topic's method is none, `paused`: an operator has paused the topic, `active`: it is offloaded at all.
     """
     target = asked.target
     if target is None:
@@ -357,14 +357,14 @@ class ByHand:
         self._context = context
 
     async def plan(self, wanted: Wanted) -> Plan:
-        """Say what a wish comes to now. Raises InvalidInput for one that cannot be meant of this topic, Transient."""
+        """Return the plan of a request. Raises InvalidInput for one that the topic cannot fulfil, Transient."""
         return await planned(self._topic, self._context.source, wanted)
 
     async def ask(self, wanted: Wanted, by: str) -> tuple[Asked, Plan]:
-        """Have offloaded what somebody wants; returns the request and what it comes to.
+        """Record a request and begin to fulfil it; return it and its plan.
 
-        Without a position it means all that is written, also what the source is about to hear of. Raises InvalidInput
-        for what cannot be meant of this topic, Conflict when its method takes nothing, Transient.
+        Without a position it means all written entries, also those that the source does not report yet. Raises
+        InvalidInput for one that the topic cannot fulfil, Conflict when its method is none, Transient.
         """
         topic = self._topic
         if topic.tailer is not None and wanted.to is None:
@@ -387,7 +387,7 @@ class ByHand:
         return asked, plan
 
     async def by_itself(self) -> Asked:
-        """Return what goes on without having been asked for, as if it had been, in no words. Raises Transient."""
+        """Return the offloading that needs no request as a request, with an empty text. Raises Transient."""
         topic, plan = self._topic, await self.plan(Wanted())
         target, why = plan.target, plan.why
         past = topic.map.unfinished if history.waits(topic.map, topic.policy) else None
@@ -406,12 +406,12 @@ class ByHand:
         )
 
     def left(self, target: Position) -> tuple[int, int]:
-        """Return the entries and payload bytes up to `target` that are not offloaded, of what the source has."""
+        """Return the entries and payload bytes up to `target` that the source has and that are not offloaded."""
         return left(self._topic, target) if self._topic.tailer is not None else lag_of(self._topic)
 
 
 async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
-    """Resume the request to an earlier owner, and after a method that takes nothing."""
+    """Resume the recorded request of an earlier owner, and again at each change of the policy."""
     topic, clock = offloader.topic, context.upload_context.clock
     while True:
         try:
@@ -425,7 +425,7 @@ async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
 
 
 async def _resume(offloader: AskedTopic, target: Position) -> None:
-    """Request a position again; dropped if the source does not have it any more."""
+    """Request a position again; a position that the source does not have any more is dropped."""
     try:
         await offloader.failure_tracker.until_answered(lambda: offloader.request_roll(target), "source")
     except InvalidInput as error:

@@ -8,14 +8,14 @@ A record holds one offered batch; big endian:
 | 4 | 2 | version | 1 |
 | 6 | 2 | reserved | 0 |
 | 8 | 8 | ledger_id | ledger of all its entries |
-| 16 | 8 | first_entry_id | of the first; the others follow without a gap |
+| 16 | 8 | first_entry_id | id of the first; the others follow without a gap |
 | 24 | 4 | entry_count | at least 1 |
 | 28 | 4 | body_bytes | 4 * entry_count lengths, then the payloads |
 | 32 | 4 | crc32c | over the 32 bytes before it and the body |
 
-Nothing here outlives its daemon: what is spilled was accepted and never reported durable, so that whoever pushed it
-pushes it again after a restart. Hence nothing is synced, and what a crash left behind is thrown away at the next start,
-under a lock that tells whether its owner still lives. The work is done in threads.
+Spilled entries end with their daemon: they were accepted and never reported durable, so their pusher pushes them again
+after a restart. Hence nothing is synced, and the next start deletes files that a crash left, under a lock that shows
+whether their owner still runs. The work is done in threads.
 """
 
 import asyncio
@@ -62,9 +62,9 @@ def encode(batch: EntryBatch) -> bytes:
 
 
 def decode(data: bytes, at: int, *, where: str, offset: int) -> tuple[EntryBatch, int] | None:
-    """Read the record at `at`; returns it and where the next begins, None when the data ends before it does.
+    """Read the record at `at`; return it and the offset of the next, None if the data ends within it.
 
-    Raises CorruptData; `where` and `offset` say what the data is.
+    Raises CorruptData; `where` and `offset` describe the data in it.
     """
     if len(data) - at < HEADER.size:
         return None
@@ -87,7 +87,7 @@ def decode(data: bytes, at: int, *, where: str, offset: int) -> tuple[EntryBatch
 
 @dataclass(slots=True)
 class _File:
-    """One file, with the bytes written and those read back."""
+    """One file, with the number of bytes written and read back."""
 
     path: Path
     file: BinaryIO
@@ -105,7 +105,7 @@ class SpillArea:
         self.used_bytes = 0
         self.freed = Signal()
         self.refused = ""
-        """Why the last batch was refused; empty: it was not."""
+        """Why the last batch was refused; empty if it was taken."""
         self._count = 0
         self._lock: BinaryIO | None = None
 
@@ -156,7 +156,7 @@ class SpillArea:
         return True
 
     def note(self, refused: str) -> None:
-        """Note why a batch was refused, or (empty) that one was not; the first refusal is logged."""
+        """Note why a batch was refused, or (empty) that one was taken; the first refusal is logged."""
         if refused and not self.refused:
             log.warning("spill.refused", directory=str(self.directory), error=refused, hint=HINT)
         self.refused = refused
@@ -214,7 +214,7 @@ class SpillQueue:
             record, done = memoryview(encode(batch)), 0
             while done < len(record):
                 done += os.pwrite(last.file.fileno(), record[done:], last.written + done)
-            last.written += len(record)  # after all of it is written: a failed record is overwritten
+            last.written += len(record)  # only once all of it is written: a failed record is overwritten
             return True
 
     async def take(self, bytes_max: int) -> Sequence[EntryBatch]:
@@ -256,7 +256,7 @@ class SpillQueue:
         return batches, at
 
     def _size_of_next(self, file: _File) -> int:
-        """Return the size of the next record, whatever it is said to be. Raises CorruptData if it cannot be there."""
+        """Return the size of the next record by its header. Raises CorruptData if the file does not hold as much."""
         head = os.pread(file.file.fileno(), HEADER.size, file.taken)
         size = HEADER.size + HEADER.unpack(head)[6] if len(head) == HEADER.size else 0
         left = file.written - file.taken
@@ -276,7 +276,7 @@ class SpillQueue:
             self._area.give_back(held)
 
     async def drop(self) -> None:
-        """Delete all files; nothing is written or read afterwards."""
+        """Delete all files; later calls neither write nor read."""
         self.unread = 0
         await asyncio.to_thread(self._drop)
         self._give_back(self._booked_bytes)
@@ -315,7 +315,7 @@ class Spill:
         self._queue = SpillQueue(area)
         self._offers: deque[_Offer] = deque()
         self._back: deque[EntryBatch] = deque()  # read from disk, not yet in the buffer
-        self._edge: Position | None = None  # what the oldest of them follows
+        self._edge: Position | None = None  # the position that the oldest of them follows
         self._wake = Signal()
         self._over = False
         self.entries = 0
@@ -323,7 +323,7 @@ class Spill:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits, on disk or on its way there or back."""
+        """Whether no entry is on disk, or on its way there or back."""
         return not (self._queue.unread or self._back or self._offers)
 
     @property
@@ -372,7 +372,7 @@ class Spill:
         return self._fill() or wrote or self.empty
 
     async def _write(self) -> bool:
-        """Answer the first offer; False when it has to wait."""
+        """Take the first offer and answer it; False when it has to wait."""
         offer = self._offers[0]
         if offer.answer.cancelled():
             self._offers.popleft()
@@ -393,7 +393,7 @@ class Spill:
         return True
 
     def _taken_directly(self, batch: EntryBatch) -> OfferResult | None:
-        """Offer to the buffer when nothing is before it on disk; None when it has to go there."""
+        """Offer a batch to the buffer if no earlier one is on disk; None when it has to go there."""
         if self._buffer.closed or self._buffer.refusing:
             return OfferResult.CLOSED
         if self._queue.unread or self._back:

@@ -16,7 +16,7 @@ OVERDRAW_S = 10.0
 
 
 class SourceState(Protocol):
-    """What is known of the topic's source."""
+    """The known state of the topic's source."""
 
     @property
     def chain(self) -> LedgerChain:
@@ -39,7 +39,7 @@ class TailingFeed:
         self.position = resume
         """Newest entry that was taken before the last step, or is committed."""
         self.changed = buffer.changed
-        """Notified of entries, and of all else that may end the segment."""
+        """Notified of entries, and of every other event that may end the segment."""
         self.source: SourceState | None = None
         self._buffer = buffer
         self._clock = clock
@@ -47,7 +47,7 @@ class TailingFeed:
 
     @property
     def rereadable(self) -> bool:
-        """See EntryFeed: with a source to read them from."""
+        """See EntryFeed: true with a source."""
         return self._buffer.rereadable
 
     def first(self, after: Position | None = None) -> Position | None:
@@ -84,7 +84,7 @@ class TailingFeed:
         await self.changed.wait_at_most(self._clock, timeout_s)
 
     def restart(self, at: Position) -> None:
-        """See EntryFeed. What lies before a later position is stored, and may be dropped."""
+        """See EntryFeed. Entries before a later position are stored, and may be dropped."""
         if at > self.position:
             self._buffer.mark_cut(at)
         elif at < self.position or self._buffer.starving:
