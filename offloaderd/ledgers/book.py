@@ -235,8 +235,8 @@ class BookSource(ABC):
     """The place of the store, for messages."""
 
     @abstractmethod
-    async def _known(self) -> Book:
-        """Return the present book. Raises Closed."""
+    async def _known(self, only: tuple[TopicName, int] | None = None) -> Book:
+        """Return the present book; with `only`, a topic and a ledger id, all others may be left out. Raises Closed."""
 
     @abstractmethod
     async def _fetch(
@@ -271,7 +271,7 @@ class BookSource(ABC):
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
         """Return a ledger as the store has it; see LedgerOrigin."""
-        return (await self._known()).ledger(topic, ledger_id).info()
+        return (await self._known((topic, ledger_id))).ledger(topic, ledger_id).info()
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
         """Return made-up metadata of a closed ledger; see LedgerDescriber. Raises InvalidInput."""
@@ -288,7 +288,7 @@ class BookSource(ABC):
         """Yield the range in batches; see LedgerSource. Raises InvalidInput, CorruptData."""
         if batch_bytes < 1:
             raise InvalidInput(f"batch_bytes must be positive, not {batch_bytes}")
-        (await self._known()).check_range(topic, ledger_id, first_entry_id, last_entry_id)
+        (await self._known((topic, ledger_id))).check_range(topic, ledger_id, first_entry_id, last_entry_id)
         at = first_entry_id
         while at <= last_entry_id:
             payloads = await self._fetch(topic, ledger_id, at, last_entry_id, batch_bytes)
@@ -299,7 +299,7 @@ class BookSource(ABC):
 
     async def length_at(self, topic: TopicName, ledger_id: int, entry_id: int) -> int:
         """Return the payload bytes up to and including the entry. Raises CorruptData."""
-        if not 0 <= entry_id < (await self._known()).ledger(topic, ledger_id).entries:
+        if not 0 <= entry_id < (await self._known((topic, ledger_id))).ledger(topic, ledger_id).entries:
             raise NotFound(f"no entry {ledger_id}:{entry_id} in {topic}")
         length = await self._length_at(ledger_id, entry_id)
         if length is None:
@@ -308,7 +308,7 @@ class BookSource(ABC):
 
     async def _missing(self, topic: TopicName, ledger_id: int, entry_id: int) -> OffloaderError:
         """Return NotFound for a ledger deleted during a read, CorruptData for one without the entry."""
-        if (await self._known()).peek(topic, ledger_id) is None:
+        if (await self._known((topic, ledger_id))).peek(topic, ledger_id) is None:
             return NotFound(f"no ledger {ledger_id} in {topic}", hint="it has been deleted")
         return CorruptData(
             key=f"{self.where}, ledger {ledger_id}",

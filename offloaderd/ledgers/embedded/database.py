@@ -89,6 +89,19 @@ SWEEP_ROWS = 8
 """Rows of a deleted ledger in one transaction (about 8 MiB): appends do not wait long."""
 BUSY_TIMEOUT_S = 5.0
 
+_ALL = (
+    "SELECT topic_id, name FROM topics ORDER BY topic_id",
+    "SELECT topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms FROM ledgers ORDER BY ledger_id",
+    "SELECT ledger_id, created_ms FROM births",
+)
+_ONE = (
+    "SELECT topic_id, name FROM topics WHERE name = :topic",
+    "SELECT topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms FROM ledgers JOIN topics USING (topic_id) "
+    "WHERE ledger_id = :ledger AND name = :topic",
+    "SELECT ledger_id, created_ms FROM births WHERE ledger_id = :ledger",
+)
+"""Topics, ledgers and their births: all, or one topic and one of its ledgers."""
+
 _HEAD_COLUMNS = "ledger_id, first_entry_id, entry_count, bytes_before, lengths, lengths_crc32c"
 _FLOOR = "(SELECT max(first_entry_id) FROM rows WHERE ledger_id = :ledger AND first_entry_id <= :entry)"
 _HEAD_AT = f"SELECT {_HEAD_COLUMNS} FROM rows WHERE ledger_id = :ledger AND first_entry_id = {_FLOOR}"  # noqa: S608 - ours
@@ -243,12 +256,12 @@ class Database:
         head = rows.head(row, key=str(self.path))
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
 
-    def load(self) -> Stored:
-        """Return the present content. Raises CorruptData, Transient."""
+    def load(self, only: tuple[TopicName, int] | None = None) -> Stored:
+        """Return the present content, or of it `only` a topic and its ledger. Raises CorruptData, Transient."""
         with self._reading() as reader:
             reader.execute("BEGIN")  # both tables as they were at one moment
             try:
-                return self._load(reader)
+                return self._load(reader, only=only)
             finally:
                 reader.execute("COMMIT")
 
@@ -335,20 +348,19 @@ class Database:
                 hint="run the release that wrote it, or a newer one",
             )
 
-    def _load(self, writer: sqlite3.Connection, opened_s: float = 0.0) -> Stored:
-        names = {
-            topic_id: TopicName.parse(name)
-            for topic_id, name in writer.execute("SELECT topic_id, name FROM topics ORDER BY topic_id")
-        }
+    def _load(
+        self, writer: sqlite3.Connection, opened_s: float = 0.0, *, only: tuple[TopicName, int] | None = None
+    ) -> Stored:
+        topics, ledger_rows, births_of = _ALL if only is None else _ONE
+        wanted = {} if only is None else {"topic": str(only[0]), "ledger": only[1]}
+        names = {topic_id: TopicName.parse(name) for topic_id, name in writer.execute(topics, wanted)}
         self._topic_ids = {topic: topic_id for topic_id, topic in names.items()}
         ledgers: dict[int, list[Ledger]] = {topic_id: [] for topic_id in names}
         later = (
             writer.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('store', 'births')").fetchone()[0] == 2
         )
-        births = dict(writer.execute("SELECT ledger_id, created_ms FROM births")) if later else {}
-        for topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms in writer.execute(
-            "SELECT topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms FROM ledgers ORDER BY ledger_id"
-        ):
+        births = dict(writer.execute(births_of, wanted)) if later else {}
+        for topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms in writer.execute(ledger_rows, wanted):
             ledgers[topic_id].append(
                 Ledger(
                     ledger_id=ledger_id,

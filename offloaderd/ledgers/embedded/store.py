@@ -129,8 +129,8 @@ class EmbeddedReader(_SqliteSource):
         """Refuse: the store belongs to the process that has it open."""
         raise Denied(f"ledger {ledger_id} of {topic} is not this process's to delete")
 
-    async def _known(self) -> Book:
-        return (await self._blocking(self._database.load)).book
+    async def _known(self, only: tuple[TopicName, int] | None = None) -> Book:
+        return (await self._blocking(self._database.load, only)).book
 
 
 class EmbeddedLedgers(_SqliteSource):
@@ -292,7 +292,7 @@ class EmbeddedLedgers(_SqliteSource):
         self._check_open()
         return await super()._blocking(function, *arguments)
 
-    async def _known(self) -> Book:
+    async def _known(self, only: tuple[TopicName, int] | None = None) -> Book:
         self._check_open()
         return self._book
 

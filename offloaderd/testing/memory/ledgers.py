@@ -106,7 +106,7 @@ class MemoryLedgers(BookSource):
                     self._payloads.pop(ledger_id, None)
             self._changes.notify(topic)
 
-    async def _known(self) -> Book:
+    async def _known(self, only: tuple[TopicName, int] | None = None) -> Book:
         await self._turn()
         return self._book
 

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, Denied, NotFound
 from offloaderd.core.model import Confirmed, Position, TopicName
+from offloaderd.ledgers.embedded.database import READERS
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 
 if TYPE_CHECKING:
@@ -81,3 +82,33 @@ async def test_a_missing_row_of_a_ledger_that_is_there_is_corrupt(tmp_path: Path
                 await read(reader, 0, 0, 3)
             with pytest.raises(CorruptData):
                 await reader.length_at(TOPIC, 0, 3)
+
+
+async def test_a_range_costs_the_same_in_a_store_of_many_ledgers(tmp_path: Path) -> None:
+    """A job asks for thousands of lengths while it finds the boundaries of segments: none of them reads all ledgers."""
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    async def cost() -> int:
+        nonlocal steps
+        async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
+            connections = [reader._database._readers.get() for _ in range(READERS)]
+            for connection in connections:
+                connection.set_progress_handler(step, 1)
+                reader._database._readers.put(connection)
+            steps = 0
+            assert await reader.length_at(TOPIC, 0, 0) == 1
+            assert await read(reader, 0, 0, 0) == [b"x"]
+            return steps
+
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=1) as store:
+        await store.append(TOPIC, [b"x"] * 3)
+        alone = await cost()
+        await store.append(TOPIC, [b"x"] * 300)
+        for number in range(20):
+            await store.append(TopicName.parse(f"public/default/other-{number}"), [b"x"])
+        assert 0 < await cost() < 2 * alone
