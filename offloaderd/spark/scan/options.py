@@ -182,7 +182,7 @@ class _Parser:
         since, until = values.get("start_time"), values.get("end_time")
         messages = values.get("messages", False)
         schema = self._schema(messages=messages)
-        if "skip" in values and values.get("mode") is Mode.SKIP:
+        if values.get("skip") and values.get("mode") is Mode.SKIP:
             self._mistakes.append("mode, skip: mode=skip leaves out everything, say one of the two")
         if first is not None and last is not None and first > last:
             self._mistakes.append(f"start, end: the range {first}..{last} is reversed")

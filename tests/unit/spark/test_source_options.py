@@ -72,6 +72,15 @@ def test_each_option_has_the_spelling_that_spark_has_for_its_own() -> None:
     assert "startingoffsets: no such option; did you mean start?" in caught.value.message
 
 
+def test_an_empty_list_of_conditions_names_none() -> None:
+    """A program that fills in its options may give an empty `skip` beside `mode=skip`."""
+    given = {**GIVEN, "mode": "skip"}
+    for empty in ("", " , "):
+        assert parse({**given, "skip": empty}, environ={}) == parse(given, environ={})
+    with pytest.raises(InvalidConfig, match="mode, skip: mode=skip leaves out everything"):
+        parse({**given, "skip": "losses"}, environ={})
+
+
 def camel(name: str) -> str:
     """Return a name as Spark writes its own."""
     first, *others = name.split("_")
