@@ -1,7 +1,7 @@
 """The certificate of one drill: clients of its proxy to ZooKeeper and of its daemon have to present it.
 
-That proxy speaks TLS to ZooKeeper with the daemon's own certificate, and the drill's daemon has the rights of the
-operator's to the bucket; loopback is shared with everybody on the machine, or in the pod.
+That proxy speaks TLS to ZooKeeper with the daemon's own certificate, and the drill's daemon has the operator's rights
+to the bucket, while every process on the machine, or in the pod, can reach loopback.
 """
 
 import ipaddress

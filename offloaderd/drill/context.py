@@ -16,7 +16,7 @@ from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2
 
 BATCH = 100
 WITHIN_S = 90.0
-"""Longest wait for anything that has to happen; after it the promise counts as broken."""
+"""Longest wait for an expected event; after it the promise counts as broken."""
 LOOK_S = 0.2
 
 
@@ -55,7 +55,7 @@ class Ground:
         self.written += payloads
 
     async def offload(self) -> None:
-        """Offload everything, and wait. Raises Broken if it fails or takes too long."""
+        """Offload all entries, and wait. Raises Broken if it fails or takes too long."""
         try:
             async for progress in self.client.offload(TOPIC, wait=True, timeout_s=WITHIN_S):
                 if progress.done and progress.outcome == "failed":
@@ -74,7 +74,7 @@ class Ground:
         return (await self.client.status(TOPIC)).topics[0]
 
     async def read_back(self) -> int:
-        """Read everything and compare it with the written entries; returns their number. Raises Broken."""
+        """Read all entries and compare them with the written ones; return their number. Raises Broken."""
         count, before = 0, START
         async for response in self.client.read(TOPIC, timeout_s=WITHIN_S):
             batch = response.batch
@@ -100,7 +100,7 @@ class Ground:
                     except Broken:
                         raise
                     except OffloaderError:
-                        pass  # what was asked for could not be told at this moment
+                        pass  # the condition could not be checked at this moment
                     await self.clock.sleep(LOOK_S)
         except TimeoutError:
             raise Broken(f"waited {WITHIN_S:g} s for {what}") from None

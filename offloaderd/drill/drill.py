@@ -1,7 +1,7 @@
 """A drill from its start to its report: proxies, a separate daemon, the exercises, and the clean-up.
 
-The daemon is part of this process, listens on loopback alone and knows a cluster of its own, so that no other daemon
-sees it, nor it any other topic. Whatever happens, what it made is taken away at the end; what cannot be is named.
+The daemon is part of this process, listens on loopback alone and has a cluster of its own, so it and other daemons
+never see each other's topics. At the end, even after errors, it is cleaned up; what cannot be deleted is named.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def run(scratch: Scratch, clock: Clock, tell: Tell, exercises: Sequence[Ex
 
 
 async def _cleaned(scratch: Scratch, clock: Clock) -> str:
-    """Delete everything of the drill; returns a text about what could not be deleted."""
+    """Delete everything of the drill; return a text about what could not be deleted."""
     try:
         await scratch.clean(clock)
     except OffloaderError as error:

@@ -1,7 +1,7 @@
-"""What a drill does to each promise: faults in front of the stores, and a comparison with what was written.
+"""The exercises of a drill, one for each promise: faults in the stores, and a comparison with the written entries.
 
-Every exercise leaves the stores sound. What it raises as Broken is its outcome; any other error of ours is told as one
-too, for nothing in a drill may fail for long.
+Every exercise leaves the stores sound. A Broken that it raises is its outcome; so is any other error of ours, since
+none may last in a drill.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 
 OVERHEAD_S = 10.0
-"""What may go by, beside a segment's age, until its commit is known."""
+"""Allowed time, beyond a segment's age, until its commit is known."""
 SMALL, LARGE = 2048, 8192
 UPLOADS = (
     ("create_upload", Fault.LOST),
@@ -41,7 +41,7 @@ READS = (("get data", Fault.FLIPPED), ("get data", Fault.TRUNCATED), ("get data"
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """One promise, what is done, and who does it; returns what was found. `run` None: it cannot be tried here."""
+    """One promise, the fault, and the function that returns the finding. `run` None: it cannot be tried here."""
 
     promise: str
     done: str
@@ -49,7 +49,7 @@ class Exercise:
 
 
 async def in_time(ground: Ground) -> str:
-    """Nothing is asked for: the age of the segment alone has it sealed."""
+    """No request is made: the age of the segment alone seals it."""
     started_s = ground.clock.monotonic()
     await ground.write(300, SMALL)
     await ground.until(ground.all_durable, "the age of a segment to have it sealed")
@@ -73,7 +73,7 @@ async def durable(ground: Ground) -> str:
 
 
 async def read(ground: Ground) -> str:
-    """Answers of the bucket are spoilt while everything is read; where no other tier has it, an error says so."""
+    """Answers of the bucket are damaged while all entries are read; an error reports those that no other tier has."""
     before, errors = sum(ground.s3.counts.faults.values()), []
     for operation, fault in READS:
         ground.s3.spoil(operation, fault)
@@ -96,7 +96,7 @@ async def read(ground: Ground) -> str:
 
 
 async def source(ground: Ground) -> str:
-    """The bucket cannot be reached while a ledger closes, and can be again."""
+    """The bucket cannot be reached while a ledger closes, and can be reached again later."""
     ground.s3.shake(Shaking(seed=1, rate=1.0, faults=(Fault.RESET,)))
     await ground.write(200, SMALL)
     closed = ground.last.ledger_id
@@ -124,7 +124,7 @@ async def _ledger(ground: Ground, ledger_id: int) -> retention_pb2.Ledger | None
 
 
 async def owner(ground: Ground) -> str:
-    """The session is cut for longer than it lives; then somebody else claims and releases behind the daemon's back."""
+    """The session is cut for longer than its timeout; then another owner claims and releases the topic meanwhile."""
     before = (await ground.topic()).epoch
     ground.zookeeper.cut()
     await ground.write(100, SMALL)
@@ -159,7 +159,7 @@ async def owner(ground: Ground) -> str:
 
 
 async def contiguous(ground: Ground) -> str:
-    """The map as it lies in ZooKeeper after all these faults."""
+    """The map in ZooKeeper is read after all these faults."""
     segments, entries = (await _map(ground)).segments, len(ground.written)
     for before, after in pairwise(segments):
         if after.range.begin <= before.range.end:
@@ -171,7 +171,7 @@ async def contiguous(ground: Ground) -> str:
 
 
 async def garbage(ground: Ground) -> str:
-    """An object and an open upload that nobody refers to are put beside the others; then all is collected."""
+    """An object and an open upload without a reference are put beside the others; then garbage collection runs."""
     scratch = ground.scratch
     labels = keys.segment_metadata(scratch.cluster)
     stray, open_one = (keys.SegmentKeys(scratch.prefix, ground.clock.uuid()).data for _ in range(2))
@@ -193,7 +193,7 @@ async def garbage(ground: Ground) -> str:
 
 
 async def rebuilt(ground: Ground) -> str:
-    """The manifests alone are read, and the map that follows from them compared with the one in ZooKeeper."""
+    """The map is rebuilt from the manifests alone, and compared with the one in ZooKeeper."""
     scratch = ground.scratch
     site = Site(cluster=scratch.cluster, bucket=scratch.settings.objects.bucket, prefix=scratch.prefix)
     async with bucket_store(scratch.settings.objects, ground.clock) as store:
@@ -218,7 +218,7 @@ async def memory(ground: Ground) -> str:
 
 
 async def _map(ground: Ground) -> TopicMap:
-    """Read the map past the daemon and the proxies."""
+    """Read the map directly, without the daemon and the proxies."""
     async with ground.scratch.metadata_store() as store:
         return await catalog.load(store, TOPIC)
 

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The check of a promise: what was done, the outcome, what was found, and the duration."""
+    """The check of a promise: the exercise, the outcome, the finding, and the duration."""
 
     promise: str
     done: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report of a drill. `left`: what could not be deleted; empty: everything was."""
+    """The report of a drill. `left`: what could not be deleted; empty if everything was."""
 
     drill: str
     started_ms: int
@@ -51,11 +51,11 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether no promise was broken and nothing was left behind."""
+        """Whether no promise was broken and everything was deleted."""
         return not self.left and all(one.outcome is not Outcome.BROKEN for one in self.findings)
 
     def document(self) -> dict[str, object]:
-        """Return the report as JSON shows it."""
+        """Return the report as JSON."""
         return {
             "drill": self.drill,
             "started_ms": self.started_ms,

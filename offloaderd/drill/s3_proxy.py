@@ -1,8 +1,8 @@
 """A proxy in front of a real S3 server that injects faults into requests and answers.
 
-It understands enough of S3 to tell operations apart, so a fault is planned for an operation (`spoil`) or drawn for
-each request from a seed (`shake`). Each request goes to the server over a connection of its own; what is signed passes
-unchanged. Every fault is counted when it was done, never when it was planned.
+It parses enough of S3 to distinguish operations, so a fault is planned for an operation (`spoil`) or drawn for each
+request from a seed (`shake`). Each request goes to the server over a connection of its own, with its signed parts
+unchanged. A fault is counted when it happens, not when it is planned.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ class Fault(StrEnum):
     LOST = "lost"  # carried out, connection reset before the answer
     SILENT = "silent"  # carried out, no answer until the client gives up
     TRUNCATED = "truncated"  # half of the answer's body, then a reset
-    SHORT = "short"  # half of the answer's body, as if that were all
-    FLIPPED = "flipped"  # one bit of the answer's body is another
+    SHORT = "short"  # half of the answer's body, as if it were complete
+    FLIPPED = "flipped"  # one bit of the answer's body is flipped
     WRONG_ETAG = "wrong etag"  # the answer names another ETag
     SLOW = "slow"  # carried out, answered late
     TWICE = "twice"  # carried out twice, the second time when the client has its answer
@@ -68,7 +68,7 @@ _XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message
 
 
 def suits(fault: Fault, operation: str) -> bool:
-    """Tell whether a fault can be done to an operation."""
+    """Return whether a fault is possible for an operation."""
     if fault is Fault.CUT:
         return operation in _WITH_BODY
     if fault is Fault.WRONG_ETAG:
@@ -89,7 +89,7 @@ class Message:
 
     @property
     def length(self) -> int | None:
-        """What Content-Length says, None without one."""
+        """The value of Content-Length, None without one."""
         value = self.header(b"content-length")
         return None if value is None else int(value)
 
@@ -146,7 +146,7 @@ class Counts:
     part_bytes: int = 0
 
     def by_kind(self) -> Mapping[Fault, int]:
-        """Return how many faults of each kind were done."""
+        """Return the number of faults of each kind that happened."""
         kinds: Counter[Fault] = Counter()
         for (_, fault), count in self.faults.items():
             kinds[fault] += count
@@ -156,8 +156,8 @@ class Counts:
 class S3Proxy(Listener):
     """Async context manager: listens on a free loopback port until it is left.
 
-    It speaks TLS to an `endpoint` with https, and checks it by `tls` (None: the system's authorities). Keys are told
-    apart behind `prefix`.
+    It speaks TLS to an `endpoint` with https, and checks it by `tls` (None: the system's authorities). Keys are
+    parsed behind `prefix`.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class S3Proxy(Listener):
         self._planned.append(_Planned(operation, fault, times, skip))
 
     def shake(self, shaking: Shaking | None) -> None:
-        """Draw a fault for each request from now on; None: no more."""
+        """Draw a fault for each request from now on; None ends it."""
         self._shaking = shaking
 
     def heal(self) -> None:
@@ -205,7 +205,7 @@ class S3Proxy(Listener):
         return self._shaking.draw(operation) if self._shaking else None
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection, until a fault or either side ends it; it ends by a reset."""
+        """Answer the requests of one connection until a fault or either side ends it, with a reset."""
         try:
             while (request := await receive_request(reader, writer)) is not None:
                 operation = operation_of(request.head[0].decode(), self._prefix)
@@ -218,14 +218,14 @@ class S3Proxy(Listener):
                 if not await self._answer(request, fault, reader, writer):
                     break
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the client is gone
+            pass  # the client has closed its side
         finally:
             writer.transport.abort()
 
     async def _answer(
         self, request: Message, fault: Fault | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request; returns whether the connection stays open."""
+        """Answer one request; return whether the connection stays open."""
         match fault:
             case Fault.ERROR:
                 return await refuse(writer, 500, "InternalError", empty=request.head[0].startswith(b"HEAD"))
@@ -267,7 +267,7 @@ class S3Proxy(Listener):
             writer.transport.abort()
 
     async def _forward(self, request: Message) -> Message:
-        """Have the server carry the request out; returns its answer."""
+        """Forward a request to the server; return its answer."""
         async with self._connected() as (reader, writer):
             writer.write(request.encoded([*request.without(b"expect", b"connection"), b"Connection: close"]))
             await writer.drain()
@@ -275,7 +275,7 @@ class S3Proxy(Listener):
             return Message(answer.without(b"connection"), await reader.read())
 
     async def _forward_half(self, request: Message) -> None:
-        """Let half of the request reach the server."""
+        """Forward half of the request to the server."""
         async with self._connected() as (_, writer):
             sent = request.encoded(request.without(b"expect"))
             writer.write(sent[: len(sent) - (len(request.body) + 1) // 2])
@@ -289,7 +289,7 @@ async def head_of(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def receive_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Message | None:
-    """Read one request whole; None when the client has no more."""
+    """Read one whole request; None when the client has no more."""
     try:
         request = Message(await head_of(reader))
     except asyncio.IncompleteReadError:
@@ -334,7 +334,7 @@ def changed(answer: Message, fault: Fault) -> Message:
 
 
 def operation_of(line: str, prefix: str = "") -> str:
-    """Name the operation of a request line, as ports name it."""
+    """Return the operation of a request line, by its name in the ports."""
     method, target, _ = line.split(" ", 2)
     path, _, query = target.partition("?")
     names = {part.partition("=")[0] for part in query.split("&")}

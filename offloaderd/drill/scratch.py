@@ -1,7 +1,7 @@
-"""Where a drill works: a cluster's name, a prefix and a directory of its own, and nothing else; and taking them away.
+"""The scratch area of a drill: a cluster's name, a prefix and a directory of its own; and their deletion.
 
-The settings are the operator's own as far as they say how the stores are reached; the stores are reached through
-proxies on loopback. Entries come from a ledger store in the directory, so neither bookies nor brokers are asked.
+The settings are the operator's own where they describe the stores, which are reached through proxies on loopback.
+Entries come from a ledger store in the directory, so neither bookies nor brokers are used.
 """
 
 import os
@@ -29,19 +29,19 @@ KiB, MiB = 1024, 1024**2
 SEGMENT_AGE_S = 3.0
 SESSION_S = 4.0
 KEPT = ("metadata.", "objects.")
-"""Sections of the operator's settings that hold in the drill: how the stores are reached."""
+"""Sections of the operator's settings that apply in the drill: the connections to the stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """One drill's own places. `settings` are the operator's, `name` is unique."""
+    """One drill's places. `settings` are the operator's, `name` is unique."""
 
     settings: Settings
     name: str
 
     @classmethod
     def named(cls, settings: Settings, word: str) -> "Scratch":
-        """Return the places of a drill by its word. Raises InvalidInput, InvalidConfig."""
+        """Return the places of a drill by the word in its name. Raises InvalidInput, InvalidConfig."""
         if not re.fullmatch(r"[0-9a-f]{12}", word):
             raise InvalidInput(f"{word!r} is no drill", hint="a drill is named by twelve hexadecimal digits")
         if settings.objects.kind != "s3":
@@ -53,7 +53,7 @@ class Scratch:
 
     @property
     def cluster(self) -> str:
-        """The name under which all of its records lie."""
+        """The cluster of all of its records."""
         return f"{self.settings.daemon.cluster}-{self.name}"[-200:]
 
     @property
@@ -63,20 +63,20 @@ class Scratch:
 
     @property
     def prefix(self) -> str:
-        """What all of its keys begin with."""
+        """The prefix of all of its keys."""
         return f"{self.settings.objects.prefix}{self.name}/"
 
     @property
     def endpoint(self) -> str:
-        """The service itself."""
+        """The address of the store itself."""
         objects = self.settings.objects
         return objects.endpoint or f"https://s3.{objects.region}.amazonaws.com"
 
     def of_daemon(self, directory: Path, *, zookeeper: str, s3: str, ports: tuple[int, int], pair: Pair) -> Settings:
         """Return the settings of the drill's daemon, which reaches the stores at these addresses.
 
-        `ports` are those of gRPC and HTTP; `pair` is what the daemon asks of its callers, and what the line to
-        ZooKeeper asks for where that speaks TLS.
+        `ports` are those of gRPC and HTTP; `pair` is the certificate for the daemon's clients, and for those of the
+        proxy to ZooKeeper where that speaks TLS.
         """
         line = pair if self.settings.metadata.tls else None
         given = {setting.key: self._given(setting.key) for setting in all_settings() if setting.key.startswith(KEPT)}
@@ -132,7 +132,7 @@ class Scratch:
         return getattr(getattr(self.settings, section), name)
 
     def zookeeper_tls(self) -> ssl.SSLContext | None:
-        """Return how the proxy speaks TLS to ZooKeeper; None: it does not. Raises InvalidConfig."""
+        """Return the TLS context of the proxy for ZooKeeper; None without TLS. Raises InvalidConfig."""
         options = self.settings.metadata
         if not options.tls:
             return None
@@ -150,7 +150,7 @@ class Scratch:
 
     @staticmethod
     def s3_tls() -> ssl.SSLContext:
-        """Return how the proxy checks the service; AWS_CA_BUNDLE names authorities, as for botocore."""
+        """Return the TLS context of the proxy for the store; AWS_CA_BUNDLE names authorities, as for botocore."""
         return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))
 
     def metadata_store(self, *, above: bool = False) -> ZooKeeperStore:
@@ -159,7 +159,7 @@ class Scratch:
         return ZooKeeperStore(options.servers, options.root if above else self.root, options)
 
     async def clean(self, clock: Clock) -> tuple[int, int]:
-        """Delete all keys and open uploads behind the prefix, and all records below the root; returns how many.
+        """Delete all keys and open uploads behind the prefix, and all records below the root; return their numbers.
 
         Raises what the stores raise; it may be called again.
         """
@@ -191,7 +191,7 @@ async def _remove(store: MetadataStore, path: str) -> int:
 
 
 def _text(value: object) -> str | None:
-    """Return a setting as an option says it, None for what is not set."""
+    """Return a setting as text for an option, None if it is not set."""
     if value is None:
         return None
     if isinstance(value, SecretStr):

@@ -35,12 +35,12 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Where it listens, as host:port."""
+        """Its address, as host:port."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, as a URL."""
+        """Its address, as a URL."""
         return f"http://{self.address}"
 
     async def __aenter__(self) -> Self:
@@ -83,9 +83,9 @@ class Listener:
 async def relay(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, turn: Turn | None = None
 ) -> None:
-    """Connect to `target` (host:port, or an http URL) and pass bytes on both ways, until either side ends.
+    """Connect to `target` (host:port, or an http URL) and relay bytes both ways, until either side ends.
 
-    `turn`: asked with the number of bytes before any are passed on to the target.
+    `turn` is called with the number of bytes before any are relayed to the target.
     """
     host, _, port = target.removeprefix("http://").rpartition(":")
     await between(reader, writer, *await asyncio.open_connection(host, int(port)), turn)
@@ -98,7 +98,7 @@ async def between(
     back: asyncio.StreamWriter,
     turn: Turn | None = None,
 ) -> None:
-    """Pass bytes on between two connections, until either ends."""
+    """Relay bytes between two connections, until either ends."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, back, turn))

@@ -1,4 +1,4 @@
-"""Between the model's values and the API's messages. What comes in is checked; no I/O."""
+"""Conversion between the model's values and the API's messages. Received values are checked; no I/O."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,11 +19,11 @@ TIERS = {
 }
 
 BATCH_ENTRIES_MAX = 1 << 17
-"""Entries of one message of a push: of a mebibyte with eight bytes each, as many."""
+"""Most entries in one message of a push: as many as eight-byte entries fill a mebibyte."""
 UNCOUNTED_BYTES = 10 * BATCH_ENTRIES_MAX
-"""So much of a push is parsed uncounted: that batch is as long. Empty entries in it would be 655,360, in 10 MiB."""
+"""Bytes of a push that are parsed uncounted, as many as that batch has. Of empty entries they hold 655,360: 10 MiB."""
 FIELDS_MAX = BATCH_ENTRIES_MAX + 3
-"""Fields of a push: the entries, and what says to which ledger or topic they belong."""
+"""Most fields of a push: its entries, and the fields that name their ledger or topic."""
 
 
 def to_position(value: Position | None) -> common_pb2.Position | None:
@@ -32,7 +32,7 @@ def to_position(value: Position | None) -> common_pb2.Position | None:
 
 
 def from_position(message: common_pb2.Position) -> Position:
-    """Read a position; raises InvalidInput when it is negative."""
+    """Read a position. Raises InvalidInput when it is negative."""
     return Position(message.ledger_id, message.entry_id).checked()
 
 
@@ -44,7 +44,7 @@ def to_batch(batch: EntryBatch) -> common_pb2.EntryBatch:
 
 
 def from_batch(message: common_pb2.EntryBatch) -> EntryBatch:
-    """Read a batch; raises InvalidInput for a negative id, no entry, or an entry that is too large."""
+    """Read a batch. Raises InvalidInput for a negative id, no entry, or an entry that is too large."""
     first = Position(message.ledger_id, message.first_entry_id).checked()
     payloads = checked_payloads(message.payloads)
     Position(first.ledger_id, first.entry_id + len(payloads) - 1).checked()
@@ -54,8 +54,8 @@ def from_batch(message: common_pb2.EntryBatch) -> EntryBatch:
 def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
     """Return the entries of a request as a list.
 
-    Raises InvalidInput when there is none, one is too large, or there are more than a message may take memory for: of
-    empty ones it could have eight million.
+    Raises InvalidInput for no entry, one that is too large, or more than BATCH_ENTRIES_MAX: a message could hold eight
+    million empty ones.
     """
     if len(payloads) > BATCH_ENTRIES_MAX:
         raise _too_many()
@@ -69,20 +69,20 @@ def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def check_push(data: bytes) -> None:
-    """Look at the bytes of a StreamingOffloadRequest, as `check_fields` does."""
+    """Check the bytes of a StreamingOffloadRequest, as `check_fields` does."""
     check_fields(data, batch=_tag(offload_pb2.StreamingOffloadRequest.BATCH_FIELD_NUMBER))
 
 
 def check_append(data: bytes) -> None:
-    """Look at the bytes of an AppendRequest, as `check_fields` does."""
+    """Check the bytes of an AppendRequest, as `check_fields` does."""
     check_fields(data)
 
 
 def check_fields(data: bytes, *, batch: int | None = None) -> None:
-    """Raise InvalidInput for a request with more fields than a batch may have, before protobuf has memory for them.
+    """Raise InvalidInput for a request with more fields than a batch may have, before protobuf takes memory for it.
 
-    Those in the field `batch` count as well. The last UNCOUNTED_BYTES are not looked at: a usual batch costs nothing.
-    What protobuf might read in another way is refused as malformed, so that nothing is hidden from the count.
+    Fields inside the field `batch` count as well. The last UNCOUNTED_BYTES are not counted, so a usual batch costs
+    nothing. Bytes that protobuf might read in another way are refused as malformed, so that no field escapes the count.
     """
     at = fields = batch_end = 0
     try:
@@ -105,10 +105,10 @@ def _too_many() -> InvalidInput:
 
 
 def encoded_read_response(batch: Entries, tier: Tier) -> bytes:
-    """Return a serialized ReadResponse, made by hand: everything is copied once, and nothing is grown.
+    """Return a serialized ReadResponse, built by hand: all bytes are copied once, into a buffer of the right size.
 
-    Framed entries go out as frames. Building the message and serializing it copies twice, and takes longer than all the
-    rest of a read.
+    Framed entries are sent as frames. To build the message and serialize it would copy twice, and takes longer than all
+    the rest of a read.
     """
     if isinstance(batch, FramedEntries):
         message = read_pb2.ReadResponse(tier=TIERS[tier], entries=batch.count)
@@ -125,10 +125,10 @@ def encoded_read_response(batch: Entries, tier: Tier) -> bytes:
 
 
 def decoded_read_response(data: bytes, *, where: str) -> tuple[EntryBatch, common_pb2.Tier.ValueType]:
-    """Return the entries of a serialized ReadResponse, which come framed or not, and their tier; `where` is for errors.
+    """Return the entries of a serialized ReadResponse, framed or not, and their tier; `where` is for errors.
 
-    Frames are taken apart where they lie, so every payload is copied once. Raises CorruptData for frames whose lengths,
-    ids or number are not right, and for what is no such message.
+    Frames are split in place, so every payload is copied once. Raises CorruptData for frames with wrong lengths, ids or
+    number, and for bytes that are no such message.
     """
     try:
         found = _frames_in(data)
@@ -147,9 +147,9 @@ def decoded_read_response(data: bytes, *, where: str) -> tuple[EntryBatch, commo
 
 
 def _frames_in(data: bytes) -> tuple[int, int, int] | None:
-    """Return where the field with the frames begins, where its content does, and where it ends; None without one.
+    """Return the offsets of the field with the frames: its begin, its content, and its end; None without one.
 
-    Raises IndexError for what is no message.
+    Raises IndexError for bytes that are no message.
     """
     at = 0
     while at < len(data):
@@ -161,9 +161,9 @@ def _frames_in(data: bytes) -> tuple[int, int, int] | None:
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return a field's tag, where its content begins, and where it ends.
+    """Return a field's tag, and the offsets of its content and its end.
 
-    Raises IndexError for what is no field, or ends behind `end`.
+    Raises IndexError for bytes that are no field, and for a field that ends behind `end`.
     """
     tag, start = _number_at(data, at)
     wire_type = tag & 7
@@ -179,7 +179,7 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 def _number_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place and where it ends. Raises IndexError at the end of the data, or without an end."""
+    """Return the varint at an offset, and its end. Raises IndexError for one that does not end within the data."""
     value = shift = 0
     while (byte := data[at]) > 0x7F:
         if shift > _SHIFT_MAX:
@@ -190,7 +190,7 @@ def _number_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(value: int) -> bytes:
-    """Return an unsigned number as protobuf writes it: seven bits a byte, the last one without the eighth."""
+    """Return an unsigned number as protobuf writes it: seven bits a byte, the highest bit set in all but the last."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -200,7 +200,7 @@ def _varint(value: int) -> bytes:
 
 
 def _tag(field_number: int) -> int:
-    """Return what stands before the length of a field of bytes."""
+    """Return the tag of a field of bytes."""
     return field_number << 3 | _LENGTH_DELIMITED
 
 
@@ -212,7 +212,7 @@ def _payload_head(length: int) -> bytes:
 _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _WIRE_TYPES = {0, _LENGTH_DELIMITED, *_FIXED_BYTES}
-"""Wire types of protobuf: varints, what has its length before it, numbers of always as many bytes. No groups."""
+"""Wire types of protobuf: varints, fields with their length before them, numbers of fixed size. No groups."""
 _TAG_MAX = (1 << 32) - 1
 _SHIFT_MAX = 63
 

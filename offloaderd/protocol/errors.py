@@ -1,8 +1,8 @@
-"""Our errors as gRPC statuses, and back: one interceptor for all services, and what a client does with a status.
+"""The conversion of our errors to gRPC statuses and back: for the interceptor of all services, and for clients.
 
-Every error status carries an ErrorDetail in the trailing metadata `offloaderd-error-bin`: `reason` is the error's
-class in upper snake case and never changes, `hint` says what to do. What is no OffloaderError is logged with its
-traceback and becomes INTERNAL, without a word of it for the client.
+Every error status carries an ErrorDetail in the trailing metadata `offloaderd-error-bin`: `reason` is the error's class
+in upper snake case and never changes, `hint` is what to do. Any other exception is logged with its traceback and
+becomes INTERNAL, without its text for the client.
 """
 
 import re
@@ -73,7 +73,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     CorruptData: grpc.StatusCode.DATA_LOSS,
     Unsound: grpc.StatusCode.DATA_LOSS,
 }
-"""By class; an error takes the code of its nearest ancestor here. NOT_FOUND is no word for what nobody can tell."""
+"""Codes by class; an error has the code of its nearest ancestor here. NOT_FOUND is never used for what is unknown."""
 
 _REASONS = (*CODES, Expired, Fenced, MapUnknown, LedgerUnknown, OutcomeUnknown, TopicNotFound, TopicUnknown)
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
@@ -94,7 +94,7 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class RemoteCorruptData(CorruptData):
-    """Corrupt data that another daemon found: its message is kept, key and offset are part of it."""
+    """Corrupt data that another daemon found: its message is unchanged, with key and offset in it."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         OffloaderError.__init__(self, message, hint=hint)
@@ -118,13 +118,13 @@ def code_of(error: OffloaderError) -> grpc.StatusCode:
 
 
 def detail_of(error: OffloaderError) -> common_pb2.ErrorDetail:
-    """Return the detail of an error; a class that is unknown to clients gives the reason of its nearest ancestor."""
+    """Return the detail of an error; for a class that clients do not know, with the reason of its nearest ancestor."""
     known = next((kind for kind in type(error).__mro__ if kind in _REASONS), OffloaderError)
     return common_pb2.ErrorDetail(reason=reason_of(known), hint=error.hint)
 
 
 def from_rpc_error(error: aio.AioRpcError) -> OffloaderError:
-    """Return the error that a daemon raised, or what its status means if it gave no detail."""
+    """Return the error that a daemon raised, or without a detail the error that the status stands for."""
     message = error.details() or error.code().name
     detail = _detail(error)
     if detail is None:

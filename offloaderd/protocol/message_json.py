@@ -1,6 +1,6 @@
-"""Messages and other values as JSON, field by field: what programs read of commands and pages.
+"""Messages and other values as JSON, field by field: the output of commands and pages for programs.
 
-What is not there is null: a field that was not set, an empty text, a time (`*_ms`) of 0. A position is the text
+A missing value is null: a field that was not set, an empty text, a time (`*_ms`) of 0. A position is the text
 `ledger:entry`, an enumeration its name in lower case; a number with a fraction has three digits of it.
 """
 
@@ -17,16 +17,16 @@ DIGITS = 3
 def as_json(
     message: Message, *, leave_out: Collection[str] = (), kept: Collection[str] = (), nullable: Collection[str] = ()
 ) -> dict[str, object]:
-    """Return a message as JSON shows it, without the fields to `leave_out`; `kept` and `nullable` as in `picked`."""
+    """Return a message as JSON, without the fields to `leave_out`; `kept` and `nullable` as in `picked`."""
     names = [name for name in message.DESCRIPTOR.fields_by_name if name not in leave_out]
     return picked(message, *names, kept=kept, nullable=nullable)
 
 
 def picked(of: object, *names: str, kept: Collection[str] = (), nullable: Collection[str] = ()) -> dict[str, object]:
-    """Return fields of a message, or attributes of any value, as JSON shows them; `shown=field` gives another name.
+    """Return fields of a message, or attributes of any value, as JSON; `shown=field` gives another name.
 
-    `kept` names texts and times that are shown as they are although they are empty, `nullable` numbers that are null
-    when they are 0; both hold for the messages in it as well.
+    `kept` names texts and times that are shown even if they are empty, `nullable` numbers that are null when they are
+    0; both apply to inner messages as well.
     """
 
     def of_field(of: object, name: str) -> object:

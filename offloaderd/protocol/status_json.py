@@ -8,14 +8,14 @@ from offloaderd.protocol.v1 import admin_pb2
 
 
 class Rate(NamedTuple):
-    """How fast entries of a topic go into segments, in entries and payload bytes a second."""
+    """Entries of a topic that go into segments, in entries and payload bytes a second."""
 
     entries_per_s: float
     bytes_per_s: float
 
 
 class Taken(Protocol):
-    """How much of a topic has been taken under one claim, as its status or the message of it says."""
+    """The entries of a topic taken under one claim, by its status or the status's message."""
 
     @property
     def topic(self) -> object:
@@ -23,19 +23,19 @@ class Taken(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Number of the claim, 0 for none."""
+        """The epoch, 0 for none."""
 
     @property
     def taken_entries(self) -> int:
-        """Entries that are in segments or in the open one."""
+        """Entries in segments, including the open one."""
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of their payloads."""
+        """Their payload bytes."""
 
 
 class Rates(dict[str, Rate]):
-    """Rates by topic, over the time between the last two looks; of those that were seen twice under one claim."""
+    """Rates by topic between the last two samples, for topics that were in both under one claim."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Rates(dict[str, Rate]):
         self._at_s = 0.0
 
     def look(self, topics: Iterable[Taken], now_s: float) -> None:
-        """Bring up every topic's rate; what is not here any more is forgotten."""
+        """Take a sample and set every topic's rate; topics that are not in it are dropped."""
         before, seconds = self._taken, now_s - self._at_s
         self._taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in topics}
         self._at_s = now_s
@@ -55,13 +55,13 @@ class Rates(dict[str, Rate]):
 
 
 def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
-    """Return the daemon as JSON shows it."""
+    """Return the daemon as JSON."""
     names = ("id=daemon_id", "version", "state", "started_ms", "memory_used_bytes", "memory_budget_bytes")
     return picked(found, *names, "dependencies", "alarms", kept=("daemon_id", "version", "state", "started_ms"))
 
 
 def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
-    """Return a topic's status as JSON shows it; what does not exist is null."""
+    """Return a topic's status as JSON; a missing value is null."""
     unprotected = {
         "entries": one.unprotected_entries,
         "bytes": one.unprotected_bytes,
@@ -96,7 +96,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
 
 
 def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, object]:
-    """Return a topic with its rates as JSON shows it; null while they are not known."""
+    """Return a topic with its rates as JSON; null while they are unknown."""
     return {
         **topic_json(one),
         "taken_entries_per_s": round(rate.entries_per_s, 3) if rate is not None else None,

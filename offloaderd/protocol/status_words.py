@@ -1,4 +1,4 @@
-"""A daemon's status in words: the same for `offloadctl status` and the status page."""
+"""A daemon's status as text: the same for `offloadctl status` and the status page."""
 
 from offloaderd.core import humanize as words
 from offloaderd.protocol.message_json import position_of
@@ -19,7 +19,7 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
 
 
 def down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
-    """Say since when a dependency does not answer, and what it said."""
+    """Return since when a dependency does not answer, and its last error."""
     since = f" since {words.moment(one.since_ms)} UTC" if one.since_ms else ""
     return f"DOWN{since}: {one.message or 'no reason given'}"
 
@@ -60,7 +60,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
 
 
 def lag_text(one: admin_pb2.TopicStatus) -> str:
-    """Say how far a topic is behind, as far as anybody knows."""
+    """Return the lag of a topic as text, as far as it is known."""
     if one.lag_unknown:
         return "unknown: " + (
             "the ledger source did not answer" if one.stalled_reason else "its owner has not looked at the source yet"
@@ -73,7 +73,7 @@ def lag_text(one: admin_pb2.TopicStatus) -> str:
 
 
 def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:
-    """Return entries, bytes and age of the lag for a table; what is not known is a question mark."""
+    """Return entries, bytes and age of the lag for a table; an unknown value is a question mark."""
     if one.lag_unknown:
         return "?", "?", "?"
     age = "?" if one.lag_age_unknown else words.age(one.lag_seconds)
@@ -81,7 +81,7 @@ def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:
 
 
 def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
-    """Say since when a topic stalls, and what is not protected meanwhile, if anything."""
+    """Return since when a topic stalls, and its unprotected entries, if any."""
     lines = []
     if one.stalled_since_ms:
         since = words.moment(one.stalled_since_ms)
@@ -95,19 +95,19 @@ def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
 
 
 def refusal_text(one: admin_pb2.IdentityRefusal) -> str:
-    """Say what does not fit together, and what to do."""
+    """Return the finding of a refusal, and what to do."""
     since = words.moment(one.since_ms)
     return f"{one.kind} since {since} UTC: {one.found}; nothing of the topic is deleted or granted. To do: {one.hint}"
 
 
 def damage_text(one: admin_pb2.TopicStatus) -> str:
-    """Say of which ledgers the copy is damaged, and what follows."""
+    """Return the ledgers whose copy is damaged, and what follows from it."""
     named = ", ".join(map(str, one.damaged_ledgers))
     return f"the copies of ledgers {named}; their grants are revoked: see offloadctl ledgers list {one.topic}"
 
 
 def history_text(one: history_pb2.HistorySummary) -> str:
-    """Say what is left of a topic's history, and what that means for new entries."""
+    """Return the rest of a topic's history as text, and what it means for new entries."""
     left = f"{words.plural(one.left_entries, 'entry', 'entries')}, {words.size(one.left_bytes)} left"
     whose = "for the daemon" if one.worker == "daemon" else "for a backfill job"
     live = "WAIT until it is done" if one.live_waits else "are offloaded beside it"
@@ -116,7 +116,7 @@ def history_text(one: history_pb2.HistorySummary) -> str:
 
 
 def edge_text(one: admin_pb2.TopicStatus) -> str:
-    """Say how the newest entry is known, and what is hidden behind it."""
+    """Return how the newest entry is known, and the entries hidden behind it."""
     known = {
         "exact": "exact",
         "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
@@ -128,7 +128,7 @@ def edge_text(one: admin_pb2.TopicStatus) -> str:
 
 
 def loss_text(loss: admin_pb2.LostRange) -> str:
-    """Say which entries were gone before they could be offloaded."""
+    """Return the entries that were deleted before they could be offloaded, as text."""
     after = position_of(loss, "after")
     entries = words.plural(loss.entries, "entry", "entries")
     lost = f"at least {entries}" if loss.entries else "nobody can tell whether any"

@@ -1,1 +1,1 @@
-"""Work on whole topics with Spark: the only room that imports PySpark."""
+"""Spark jobs on whole topics, and the data source: the only package that imports PySpark."""

@@ -1,1 +1,1 @@
-"""Real servers without Docker or root, as child processes of the daemon."""
+"""The standalone: a daemon with real servers as child processes, without Docker or root."""

@@ -60,7 +60,7 @@ class Lines:
                     raise self._too_long(len(kept), "at least ")
             for batch in grouped(self._checked([kept])):
                 yield batch
-            self.skipped -= not kept  # what follows the last line feed is no line
+            self.skipped -= not kept  # data behind the last line feed are no line
         finally:
             if self.path != STDIN:
                 os.close(descriptor)
@@ -168,7 +168,7 @@ class OwnLines:
 
     @property
     def title(self) -> str:
-        """Name of the source for people."""
+        """Name of the source for users."""
         return "standard input" if self.lines.path == STDIN else self.lines.path
 
     @property
@@ -179,7 +179,7 @@ class OwnLines:
 
     @property
     def skipped(self) -> int:
-        """How many empty lines there were so far."""
+        """Number of empty lines so far."""
         return self.lines.skipped
 
     def batches(self) -> AsyncIterator[list[bytes]]:

@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Ask the kernel for SIGKILL when the parent dies, make sure that it has not died before, and exec.
+    """Request SIGKILL from the kernel for the parent's death, check that the parent still lives, and exec.
 
     SIGKILL and not SIGTERM: both servers survive it without loss, and the ports are free at once for a restart.
     """

@@ -19,7 +19,7 @@ GRPC_OFFSET = 10_000
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on this loopback port now. Raises OSError for anything but a port in use."""
+    """Return whether a server could listen on this loopback port now. Raises OSError unless it is free or in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: closed connections don't count
         try:
@@ -44,8 +44,8 @@ def require_free(ports: Sequence[int], server: str) -> None:
 def free_ports(count: int, clock: Clock, *, grpc: bool = False) -> list[int]:
     """Return `count` different free ports, with `grpc` such that each one's gRPC port is free as well.
 
-    The search starts at a random place, so that two processes that choose at once rarely choose the same.
-    Raises InvalidConfig when there are not enough.
+    The search starts at a random port, so that two processes that choose at once rarely choose the same. Raises
+    InvalidConfig when there are not enough.
     """
     chosen: list[int] = []
     for port in _rotated(clock.uuid().int):
@@ -57,7 +57,7 @@ def free_ports(count: int, clock: Clock, *, grpc: bool = False) -> list[int]:
 
 
 def _rotated(seed: int) -> Iterator[int]:
-    """Yield every port of the range once, from a place that depends on `seed`."""
+    """Yield every port of the range once, from a port that depends on `seed`."""
     width = PORT_MAX - PORT_MIN + 1
     start = seed % width
     return (PORT_MIN + (start + step) % width for step in range(width))

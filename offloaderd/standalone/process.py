@@ -1,9 +1,9 @@
 """Supervision of one child process: start, wait until it is ready, notice its death, stop.
 
 Rules: a child never outlives its parent (the kernel ensures it on Linux). It has its own session, so that Ctrl-C in a
-terminal reaches only the parent, which drains first and stops its servers last. Its output goes to a log file, and
-the end of that file into the error when it fails. Start it from the main thread: the kernel takes the end of the thread
-that started it for the death of the parent.
+terminal reaches only the parent, which drains first and stops its servers last. Its output goes to a log file, and the
+end of that file into the error when it fails. It has to be started from the main thread, since the kernel takes the end
+of the starting thread for the death of the parent.
 
 No loop is bound: the same child may be started under one event loop and stopped under another.
 """
@@ -39,9 +39,9 @@ class ServerDied(OffloaderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to run: `name` for people, an absolute program, and the directory of its data and log.
+    """The command of a child: `name` for users, an absolute program, and the directory of its data and log.
 
-    Asked to stop, it gets `stop_grace_s` seconds before it is killed.
+    After a request to stop it gets `stop_grace_s` seconds before it is killed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Command:
 
     @property
     def log(self) -> Path:
-        """File of all output of the process; that of the previous run stays as `.log.1`."""
+        """File of the process's output; the previous run's is renamed to `.log.1`."""
         return self.directory / f"{self.name.lower()}.log"
 
 
@@ -68,7 +68,7 @@ class ChildProcess:
 
     @property
     def name(self) -> str:
-        """The server's name for people."""
+        """The server's name for users."""
         return self._command.name
 
     @property
@@ -130,10 +130,7 @@ class ChildProcess:
             raise self.death(code)
 
     async def stop(self) -> None:
-        """Send SIGTERM, and after the `stop_grace_s` seconds of the command SIGKILL; repeating is harmless.
-
-        Cancelled, it is killed at once.
-        """
+        """Send SIGTERM, and after `stop_grace_s` seconds SIGKILL. Idempotent; cancellation kills it at once."""
         self._stopping = True
         if self._process is None:
             return
@@ -147,7 +144,7 @@ class ChildProcess:
             self._process.wait()
 
     def death(self, code: int) -> OffloaderError:
-        """Return why it ended, as far as its log shows."""
+        """Return the reason of its end, as far as its log shows it."""
         log, words = "\n".join(self.tail(lines=1000)), self._last_words()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if _DISK_FULL.search(log):
@@ -167,7 +164,7 @@ class ChildProcess:
         return [line.strip() for line in text.splitlines() if not _SILENT.match(line)][-lines:]
 
     def _last_words(self) -> str:
-        """Return the end of the log as one line, with the path of the log."""
+        """Return the last lines of the log as one line, with the path of the log."""
         return f"{' | '.join(self.tail()) or 'it wrote nothing'}; log: {self._command.log}"
 
     def _poll(self) -> int | None:

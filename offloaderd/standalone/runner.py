@@ -1,7 +1,7 @@
 """One standalone from start to stop: servers, daemon, and perhaps a walkthrough, in one process tree.
 
-The first SIGINT or SIGTERM drains the daemon and then stops the servers; during the start it stops what runs already.
-The second ends everything at once. A server that dies ends all, with the reason.
+The first SIGINT or SIGTERM drains the daemon and then stops the servers; during the start it stops those that run. The
+second ends everything at once. A server that dies ends everything, with an error.
 """
 
 import asyncio

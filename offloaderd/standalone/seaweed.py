@@ -1,4 +1,4 @@
-"""A real S3 server, SeaweedFS from its wheel, on loopback, over a directory that outlives it.
+"""A real S3 server, SeaweedFS from its wheel, on loopback, with a directory that outlives it.
 
 Its telemetry is on by default and is switched off here. A write never creates a bucket, so that a mistyped name is an
 error as on S3.
@@ -21,7 +21,7 @@ from offloaderd.standalone.process import ChildProcess, Command
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 1.0
-"""After SIGTERM it waits for connections between its parts to close, far longer than it needs for its data."""
+"""After SIGTERM it waits for internal connections to close, far longer than its data need."""
 
 PORT_COUNT = 4
 _SOCKET_PATH_BYTES_MAX = 100
@@ -72,7 +72,7 @@ def find_weed() -> Path:
 
 @asynccontextmanager
 async def seaweed(options: SeaweedOptions, clock: Clock) -> AsyncIterator[SeaweedServer]:
-    """Run SeaweedFS; it takes writes when the body starts and is gone when the context ends. The data stays.
+    """Run SeaweedFS; it accepts writes when the body starts and has ended when the context ends. The data stays.
 
     Raises InvalidConfig (not installed, port in use), NoSpace and Denied (directory), ServerDied.
     """
@@ -92,7 +92,7 @@ async def seaweed(options: SeaweedOptions, clock: Clock) -> AsyncIterator[Seawee
 
 
 def _remove_sockets(options: SeaweedOptions) -> None:
-    """Remove the sockets that it creates in a fixed folder and leaves behind."""
+    """Remove the sockets that it leaves in a fixed folder."""
     for name, port in zip(("master", "volume", "filer", "s3"), options.ports, strict=True):
         with contextlib.suppress(OSError):
             Path(f"{_SOCKET_FOLDER}/seaweedfs-{name}-grpc-{port + GRPC_OFFSET}.sock").unlink()
@@ -124,7 +124,7 @@ def _command(options: SeaweedOptions) -> Command:
         program=weed,
         arguments=("-logtostderr=true", "server", *_arguments(options, directory, credentials)),
         directory=directory,
-        # A bucket is a collection, and a collection grows by seven volumes at a time unless told otherwise.
+        # A bucket is a collection, and a collection grows by seven volumes at a time by default.
         environment={"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"},
         stop_grace_s=STOP_GRACE_S,
     )

@@ -1,8 +1,8 @@
-"""Everything that a standalone daemon stands on: ZooKeeper, an S3 server, ports, credentials, settings.
+"""The servers and settings of a standalone daemon: ZooKeeper, an S3 server, ports, credentials.
 
-The first start over a directory chooses, `standalone.json` remembers, every later start is the same system again.
-All of it listens on the loopback interface only. The order down is the order up in reverse, with the daemon, which
-the caller runs inside this context, first.
+The first start in a directory chooses them and writes `standalone.json`; every later start is the same system again.
+All servers listen on the loopback interface only. They stop in the reverse order of their start, after the daemon,
+which the caller runs inside this context.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -38,7 +38,7 @@ BUCKET_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """Where the data lies; `config` is a settings file for what the stack does not decide itself."""
+    """The data directory; `config` is a settings file for values that the stack does not set itself."""
 
     directory: Path
     config: Path | None = None
@@ -47,7 +47,7 @@ class StackOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What runs, and the settings for a daemon on top of it."""
+    """The running servers, and the settings for their daemon."""
 
     directory: Path
     state: StandaloneState
@@ -58,10 +58,10 @@ class Stack:
 
 @asynccontextmanager
 async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock) -> AsyncIterator[Stack]:
-    """Run the servers; both answer when the body starts and are gone when the context ends. The data stays.
+    """Run the servers; both answer when the body starts and have ended when the context ends. The data stays.
 
-    Raises InvalidConfig (settings, no Java, nothing installed, port in use), NoSpace and Denied (directory),
-    Conflict (another standalone holds the directory), ServerDied.
+    Raises InvalidConfig (settings, no Java, missing package, port in use), NoSpace and Denied (directory), Conflict
+    (another standalone holds the directory), ServerDied.
     """
     directory = options.directory.absolute()
     zookeeper_jars(), find_java(), find_weed()
@@ -93,7 +93,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
 
 
 def remembered(directory: Path, clock: Clock, *, new_ports: bool) -> tuple[bool, StandaloneState]:
-    """Return whether the directory was used before, and its state; the first time it is chosen and written."""
+    """Return whether the directory was used before, and its state, which the first start chooses and writes."""
     try:
         found = state.load(directory)
     except NotFound:
@@ -132,7 +132,7 @@ def require_ports(chosen: StandaloneState) -> None:
 
 
 def seaweed_options(chosen: StandaloneState, directory: Path) -> SeaweedOptions:
-    """Return what the S3 server is started with."""
+    """Return the options of the S3 server."""
     master, volume, filer, s3 = (chosen.ports[name] for name in SEAWEED_PORTS)
     return SeaweedOptions(
         directory=directory / "seaweedfs",
@@ -143,7 +143,7 @@ def seaweed_options(chosen: StandaloneState, directory: Path) -> SeaweedOptions:
 
 
 def settings_for(chosen: StandaloneState, directory: Path, config: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Return the daemon's settings: the user's own, with what the stack decides laid over them."""
+    """Return the daemon's settings: the user's own, overridden by those of the stack."""
     decided = {
         "DAEMON__ID": "standalone",
         "DAEMON__CLUSTER": "standalone",
@@ -170,7 +170,7 @@ def settings_for(chosen: StandaloneState, directory: Path, config: Path | None, 
 
 
 SHORTER = {"OFFLOADERD__METADATA__SESSION_TIMEOUT_S": "6"}
-"""Defaults of a standalone that differ: with ZooKeeper on the same machine, a restart after a crash need not wait."""
+"""Other defaults of a standalone: with ZooKeeper on the same machine, a restart after a crash need not wait."""
 
 
 async def make_bucket(settings: Settings, clock: Clock) -> None:

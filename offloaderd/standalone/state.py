@@ -1,8 +1,8 @@
-"""What a standalone remembers in its data directory, and the lock that keeps a second one out.
+"""The state of a standalone in its data directory, and the lock against a second one.
 
 `standalone.json` (mode 0600) holds the ports and the credentials that the first start chose, so that every later start
-is the same system again; offloadctl finds the daemon by it. `standalone.lock` is held by flock for as long as the
-process lives, so a crash leaves nothing to clean up.
+is the same system again; offloadctl finds the daemon by it. `standalone.lock` is held by flock for the life of the
+process, so it needs no clean-up after a crash.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ class StandaloneState:
         return f"http://{LOOPBACK}:{self.ports['s3']}"
 
     def __repr__(self) -> str:
-        """Without the secret, which must not reach a log."""
+        """Return its text without the secret, which must not reach a log."""
         return f"StandaloneState(ports={dict(self.ports)}, bucket={self.bucket!r})"
 
 
@@ -77,12 +77,12 @@ def address(directory: str | Path = DEFAULT_DIRECTORY) -> str:
 
 
 def decoded(text: str) -> StandaloneState:
-    """Read a state file's text; raises ValueError, TypeError, KeyError or AttributeError for what is not one."""
+    """Read a state file's text. Raises ValueError, TypeError, KeyError or AttributeError for any other text."""
     found = json.loads(text)
     if found["version"] != VERSION:
         raise ValueError(f"version {found['version']!r} is not {VERSION}")
     state = StandaloneState(**found)
-    if not all(type(port) is int and 0 < port < 65_536 for port in state.ports.values()):  # not even True
+    if not all(type(port) is int and 0 < port < 65_536 for port in state.ports.values()):  # True is an int, and no port
         raise ValueError("a port is out of range")
     if not {"grpc", "http", "s3"} <= state.ports.keys():
         raise ValueError("a port is missing")
@@ -128,7 +128,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def running(directory: Path) -> bool:
-    """Say whether a standalone holds the directory."""
+    """Return whether a standalone holds the directory."""
     try:
         descriptor = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

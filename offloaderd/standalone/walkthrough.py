@@ -79,7 +79,7 @@ class Comparison:
     seconds: float
 
     def differences(self) -> list[str]:
-        """Return what differs, in words; empty when the copy in the bucket is proven."""
+        """Return the differences as text; empty when the copy in the bucket is proven."""
         found = []
         if self.sent.entries != self.received.entries:
             found.append(f"{self.sent.entries:,} entries went in, {self.received.entries:,} came back")
@@ -129,7 +129,7 @@ class Walkthrough:
         self._now = Progress(total_entries=dataset.total_entries)
 
     async def run(self) -> TopicName:
-        """Run all steps; returns the topic. Raises WalkthroughFailed for a difference, and what the client raises."""
+        """Run all steps; return the topic. Raises WalkthroughFailed for a difference, and what the client raises."""
         topic = await self._new_topic()
         await self._client.enable(topic, segment_bytes_max=SEGMENT_BYTES_MAX)
         self._screen.appending(self._dataset.title, topic)

@@ -1,4 +1,4 @@
-"""A real ZooKeeper from the jars that PySpark brings, on loopback, over a directory that outlives it."""
+"""A real ZooKeeper from PySpark's jars, on loopback, with a directory that outlives it."""
 
 import importlib.util
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ class ZooKeeperOptions:
 
 
 def zookeeper_jars() -> list[Path]:
-    """Return the jars that the server needs. Raises InvalidConfig when PySpark, or its ZooKeeper, is not there."""
+    """Return the jars of the server. Raises InvalidConfig when PySpark, or its ZooKeeper, is missing."""
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
     jars = [jar for pattern in _JAR_PATTERNS for jar in sorted(folder.glob(pattern))] if folder else []
@@ -81,7 +81,7 @@ class ZooKeeperServer:
 
 @asynccontextmanager
 async def zookeeper(options: ZooKeeperOptions, clock: Clock) -> AsyncIterator[ZooKeeperServer]:
-    """Run ZooKeeper; it answers when the body starts and is gone when the context ends. The data stays.
+    """Run ZooKeeper; it answers when the body starts and has ended when the context ends. The data stays.
 
     Raises InvalidConfig (no Java, no jars, port in use), NoSpace and Denied (directory), ServerDied.
     """

@@ -1,4 +1,4 @@
-"""What tests of offloaderd, and of programs that build on it, need: a clock that they own, and builders of entries."""
+"""Test kit for offloaderd, and for programs that build on it: a clock under the test's control, builders of entries."""
 
 from offloaderd.testing.builders import batch, flights, payloads
 from offloaderd.testing.clock import FakeClock

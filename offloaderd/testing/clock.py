@@ -1,8 +1,8 @@
 """A clock that a test advances; ids and jitter come from a seed.
 
 `advance` wakes sleepers in the order of their deadlines, each at its own time, and lets them run until they sleep
-again: a loop that sleeps 1 s ten times runs ten times in `advance(10)`. What waits for other things (a thread, a
-socket) is not waited for.
+again: a loop that sleeps 1 s ten times runs ten times in `advance(10)`. It does not wait for tasks that wait for other
+events (a thread, a socket).
 """
 
 import asyncio

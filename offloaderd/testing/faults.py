@@ -1,6 +1,6 @@
 """Adapters that fail on demand, before or after the real one has acted.
 
-A fault that comes after the act is a lost answer: the caller sees OutcomeUnknown, the store has done it.
+A fault after the act is a lost answer: the caller gets OutcomeUnknown, and the store has acted.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -12,11 +12,11 @@ from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
 
 When = Literal["before", "after"]
 Plan = Callable[[str, str, When], Exception | None]
-"""Asked with (operation, key or path, before or after the act); returns what to raise, or None."""
+"""Called with (operation, key or path, before or after the act); returns the error to raise, or None."""
 
 
 class Faults:
-    """A plan that fails the named operations a number of times; counts what it was asked."""
+    """A plan that fails the named operations a number of times, and counts calls."""
 
     def __init__(self) -> None:
         self._planned: list[tuple[str, When, Exception, int]] = []
@@ -32,7 +32,7 @@ class Faults:
         self._planned.append((operation, "after", OutcomeUnknown(f"the answer of {operation} was lost"), times))
 
     def heal(self) -> None:
-        """Forget all that was planned."""
+        """Drop all planned faults."""
         self._planned.clear()
 
     def __call__(self, operation: str, key: str, when: When) -> Exception | None:

@@ -1,7 +1,7 @@
-"""A whole ledger's object (PIP-17, V1) written and read block by block, as plainly as the format can be told.
+"""A whole ledger's object (PIP-17, V1) written and read block by block, in the plainest code for the format.
 
-What writes objects cuts them into runs and never holds a block (`segment/builders/ledger_builder.py`); it is compared
-with this, and this with what Pulsar's own offloader writes.
+The real writer cuts objects into runs and never holds a block (`segment/builders/ledger_builder.py`). It is compared
+with this one, and this one with the output of Pulsar's own offloader.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,8 +40,8 @@ def encode_ledger(
 ) -> Iterator[Block]:
     """Yield the blocks of a whole ledger as they fill up, holding one block's payloads at a time.
 
-    `entry_count` and `payload_bytes` are what the ledger's metadata says. Raises InvalidInput as soon as, or at the
-    end when, the entries turn out to be others than that: what was yielded until then is no complete object.
+    `entry_count` and `payload_bytes` are those of the ledger's metadata. Raises InvalidInput as soon as, or at the end
+    when, the entries prove to be others: the blocks yielded until then are no complete object.
     """
     entries_left, bytes_left = entry_count, payload_bytes
     first_entry_id, offset, part_id = 0, 0, 1
@@ -79,7 +79,7 @@ def encode_ledger(
 def decode_block(data: bytes | memoryview, *, ledger_id: int, key: str, at: int) -> EntryBatch:
     """Read one whole block, header, entries and padding; `data` has to end where the block does.
 
-    The block itself does not say its ledger. `at` is its offset in the object `key`. Raises CorruptData.
+    The block does not contain its ledger's id. `at` is its offset in the object `key`. Raises CorruptData.
     """
     data = bytes(data)
     header = v1.decode_header(data, key=key, at=at)

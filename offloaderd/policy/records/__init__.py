@@ -1,1 +1,1 @@
-"""Policies as stored, one module a node."""
+"""Records of policies, one module for each kind of node."""

@@ -118,7 +118,7 @@ def _priority(path: str, record: records_pb2.TopicPolicyRecord) -> ReadPriority 
 
 
 def _word(path: str, kind: type[W], text: str) -> W | None:
-    """Read one of an enumeration's words, None for the empty text."""
+    """Read a value of an enumeration, None for the empty text."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The ledger store in memory: for tests and simulations; what it acknowledges survives nothing."""
+"""The ledger store in memory, for tests and simulations; its entries do not outlive the process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
@@ -42,14 +42,14 @@ class MemoryLedgers(BookSource):
         self._closed = False
         self.where = "memory"
         self.store_id: str | None = "memory"
-        """What tells it from others."""
+        """Its id among stores."""
 
     async def __aenter__(self) -> Self:
         """Return itself; nothing needs opening."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Refuse everything from now on, and end the watches."""
+        """Refuse all calls from now on, and end the watches."""
         self._closed = True
         self._changes.close()
 
@@ -67,21 +67,21 @@ class MemoryLedgers(BookSource):
         return self.store_id
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
-        """Forget a closed ledger. Raises InvalidInput for an open one."""
+        """Delete a closed ledger. Raises InvalidInput for an open one."""
         await self._turn()
         draft = Draft(self._book, self._limits)
         if draft.delete(topic, ledger_id):
             self._take_over(draft)
 
     async def create(self, topic: TopicName) -> None:
-        """Make the topic known."""
+        """Create the topic."""
         await self._turn()
         draft = Draft(self._book, self._limits)
         draft.create(topic)
         self._take_over(draft)
 
     async def append(self, topic: TopicName, payloads: Sequence[bytes]) -> Position:
-        """Append entries; returns the last one's position. Raises InvalidInput."""
+        """Append entries; return the last one's position. Raises InvalidInput."""
         check_payloads(payloads)
         await self._turn()
         draft = Draft(self._book, self._limits)

@@ -1,10 +1,10 @@
-"""A metadata store in memory: one tree, any number of sessions; the same rules as ZooKeeper, for tests and rehearsals.
+"""A metadata store in memory: one tree, any number of sessions, the rules of ZooKeeper; for tests and dry runs.
 
     tree = MemoryTree()
     one, two = tree.connect(), tree.connect()
-    one.expire()    # its ephemeral nodes vanish, its session is lost, a new one follows
+    one.expire()    # its ephemeral nodes are deleted, its session is lost, a new one follows
 
-Every call yields to the loop once before it looks at the tree, so that callers interleave as they do with a server.
+Every call yields to the loop once before it reads the tree, so that callers interleave as they do with a server.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class _Node:
 
 
 class _Watcher:
-    """One who is told of changes of a node and of its list of children."""
+    """A callback for changes of a node and of its list of children."""
 
     def __init__(self, path: str, told: Callable[[], None]) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class _Watcher:
 
 
 class MemoryTree:
-    """The nodes, the sessions and who watches what."""
+    """The nodes, the sessions and the watches."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {"/": _Node(b"", 0)}
@@ -43,7 +43,7 @@ class MemoryTree:
         self._watchers: set[_Watcher] = set()
 
     def backup(self) -> "MemoryTree":
-        """Return a tree with what a backup of a metadata store would bring back: all but what sessions own."""
+        """Return a tree as a backup of a metadata store would restore it: without the sessions' nodes."""
         copy = MemoryTree()
         copy._nodes = {path: node for path, node in self._nodes.items() if not node.owner}
         copy._session_count = self._session_count
@@ -59,7 +59,7 @@ class MemoryTree:
         return StoreSession(f"memory-{self._session_count}")
 
     def end_session(self, session: StoreSession) -> None:
-        """End a session: its ephemeral nodes vanish and `lost` is set."""
+        """End a session: its ephemeral nodes are deleted and `lost` is set."""
         if not session.lost.is_set():
             session.lost.set()
             owned = [path for path, node in self._nodes.items() if node.owner == session.session_id]
@@ -103,11 +103,11 @@ class MemoryTree:
 
     @property
     def watcher_count(self) -> int:
-        """How many watches are open."""
+        """Number of open watches."""
         return len(self._watchers)
 
     def _commit(self, nodes: dict[str, _Node], gone: Sequence[str]) -> None:
-        """Make a new state the tree's, and wake those who watch what it changed."""
+        """Replace the nodes of the tree, and notify the watchers of changed ones."""
         for path in gone:
             del nodes[path]
         before, self._nodes = self._nodes, nodes
@@ -119,7 +119,7 @@ class MemoryTree:
 
 
 class _StepFailed(Exception):
-    """Which step of a transaction failed, and why."""
+    """The failed step of a transaction, with its error."""
 
     def __init__(self, number: int, step: Step, cause: OffloaderError) -> None:
         super().__init__(str(cause))
@@ -202,14 +202,14 @@ class MemoryMetadata:
             self._tell_no_more(watcher)
 
     async def arm(self, path: str, fired: Callable[[], None]) -> None:
-        """Have `fired` called whenever the node may have changed after this returned; see `ports.Znodes`."""
+        """Call `fired` whenever the node may have changed after this returned; see `ports.Znodes`."""
         rules.checked_path(path)
         await self._turn()
         if (path, fired) not in self._armed:
             self._armed[path, fired] = self._tell(path, fired)
 
     def disarm(self, path: str, fired: Callable[[], None]) -> None:
-        """Remove a callback that `arm` has set. An unknown one is no error."""
+        """Remove a callback of `arm`. An unknown one is no error."""
         watcher = self._armed.pop((path, fired), None)
         if watcher is not None:
             self._tell_no_more(watcher)
@@ -229,14 +229,14 @@ class MemoryMetadata:
         return self._session
 
     def expire(self) -> None:
-        """End the session as a server does that heard nothing for too long; a new one follows at once."""
+        """End the session, as a server does after too long a silence; a new one follows at once."""
         self._tree.end_session(self._session)
         self._session = self._tree.new_session()
         for watcher in self._watchers.copy():
             watcher.told()
 
     def close(self) -> None:
-        """End the session for good; every later call, and every open watch, raises Closed."""
+        """End the session; every later call, and every open watch, raises Closed."""
         self._closed = True
         self._tree.end_session(self._session)
         for watcher in self._watchers.copy():
@@ -285,7 +285,7 @@ def _carry_out(nodes: dict[str, _Node], step: Step, session_id: str) -> None:
             raise Conflict(f"{step.path} has children")
         del nodes[step.path]
     else:
-        assert isinstance(step, Check)  # noqa: S101 - the type checker sees that nothing else is left
+        assert isinstance(step, Check)  # noqa: S101 - the type checker sees that no other type is left
 
 
 def _found(nodes: dict[str, _Node], path: str) -> _Node:

@@ -44,10 +44,10 @@ class MemoryStore:
         return self
 
     async def check(self) -> None:
-        """Nothing can be wrong with memory."""
+        """Do nothing: memory is always usable."""
 
     async def create_bucket(self) -> None:
-        """Memory is its own bucket."""
+        """Do nothing: memory is its own bucket."""
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
@@ -66,7 +66,7 @@ class MemoryStore:
         return self._object(key)[0]
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """See ObjectReader; what is stored or deleted meanwhile may be missed."""
+        """See ObjectReader; objects stored or deleted meanwhile may be missing."""
         for key in sorted(key for key in self._objects if key.startswith(prefix)):
             if key in self._objects:
                 info = self._objects[key][0]
