@@ -1,6 +1,5 @@
 """The bytes that offloaderd stores and reads: pure functions, no I/O; FORMAT.md beside this file is the specification.
 
-Encoders give lists of chunks that reference the payloads, for the caller to join once. Decoders trust nothing: any
-input that does not follow the specification raises CorruptData, and nothing is allocated on the word of a length
-field before that length has been compared with the input.
+Encoders return lists of chunks that reference the payloads; the caller joins them once. Decoders raise CorruptData for
+any input that violates the specification, and compare each length field with the input before they allocate memory.
 """

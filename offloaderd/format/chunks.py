@@ -1,8 +1,7 @@
 """Chunks of a block with a checksum each, so that one entry can be read without the rest of its block.
 
-FORMAT.md, section 4.5. A block is cut every `chunk_bytes` from its first byte on, so a chunk may begin in the middle of
-an entry. The block's sparse positions have the first entry that begins in each chunk; two neighbouring ones enclose the
-bytes of the entries between them.
+FORMAT.md, section 4.5. A block is cut every `chunk_bytes` from its first byte on, so a chunk may begin inside an entry.
+The block's sparse positions are the first entry that begins in each chunk; they enclose the entries between them.
 """
 
 import struct
@@ -21,28 +20,28 @@ from offloaderd.core.frames import FramedEntries
 from offloaderd.format.values import BlockInfo
 
 CHUNK_BYTES = 64 * 1024
-"""Length of the chunks that are written."""
+"""Length of new chunks."""
 
 CHECKSUM_BYTES = 4
 
 
 def packed(checksums: Sequence[int]) -> bytes:
-    """Return checksums as they are kept in memory, 4 bytes each."""
+    """Return checksums in their compact form, 4 bytes each."""
     return struct.pack(f">{len(checksums)}I", *checksums)
 
 
 def unpacked(chunks: bytes) -> tuple[int, ...]:
-    """Return the checksums that `packed` has packed."""
+    """Return the checksums in a compact form."""
     return struct.unpack(f">{len(chunks) // CHECKSUM_BYTES}I", chunks)
 
 
 def chunk_count(length: int, chunk_bytes: int) -> int:
-    """Return into how many chunks so many bytes are cut; the last one may be shorter."""
+    """Return the number of chunks of `length` bytes; the last one may be shorter."""
     return -(-length // chunk_bytes)
 
 
 def chunk_checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> list[int]:
-    """Return the CRC-32C of each chunk of the `length` bytes at `data[start]`; each is copied once for it."""
+    """Return the CRC-32C of each chunk of the `length` bytes at `data[start]`; each chunk is copied once."""
     end = start + length
     return [google_crc32c.value(data[at : min(at + chunk_bytes, end)]) for at in range(start, end, chunk_bytes)]
 
@@ -50,8 +49,8 @@ def chunk_checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> l
 def checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> tuple[int, bytes]:
     """Return the CRC-32C of the block of `length` bytes at `data[start]`, and those of its chunks, packed.
 
-    A block that is not longer than one chunk has none. The block's follows from those of its whole chunks: only what is
-    behind them is gone over twice.
+    A block of at most one chunk has none. The block's checksum is computed from those of its whole chunks; only the
+    bytes behind them are read twice.
     """
     end = start + length
     if length <= chunk_bytes:
@@ -65,10 +64,11 @@ def checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> tuple[i
 
 @lru_cache(maxsize=4)
 def _behind(length: int) -> tuple[list[int], ...]:
-    """Return what becomes of a checksum when `length` bytes follow, less their own: a table for each of its bytes.
+    """Return the change of a checksum by `length` further bytes, without their own checksum: a table for each byte of
+    it.
 
-    That is linear: CRC-32C of A and B is that of B, exclusive or a sum over the bits of that of A (as in zlib's
-    crc32_combine). What each value of a byte adds is found with zeros for B.
+    The change is linear: CRC-32C(A + B) is CRC-32C(B) exclusive-or a sum over the bits of CRC-32C(A), as in zlib's
+    crc32_combine. Zeros as B show what each value of a byte adds.
     """
     zeros = bytes(length)
     own = google_crc32c.value(zeros)
@@ -76,16 +76,15 @@ def _behind(length: int) -> tuple[list[int], ...]:
 
 
 def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) -> tuple[tuple[int, int], ...]:
-    """Return the first entry that begins in each chunk, with its byte, of entries with payloads of these lengths.
+    """Return the first entry that begins in each chunk, with its byte, for payloads of these lengths.
 
-    Of the chunk in which entry 0 begins, and of those in which none does, nothing is said. `head_bytes` stand before
-    the entries in their block.
+    The chunk in which entry 0 begins, and chunks in which none begins, are left out. `head_bytes` are before entry 0.
     """
     sums = list(accumulate(lengths, initial=0))
     count = len(sums) - 1
 
     def start(entry: int) -> int:
-        """Where an entry begins in the block: asked for where a chunk ends, not for each entry."""
+        """Offset of an entry in the block; computed for the ends of chunks, not for each entry."""
         return head_bytes + sums[entry] + ENTRY_OVERHEAD_BYTES * entry
 
     found: list[tuple[int, int]] = []
@@ -106,8 +105,8 @@ def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) 
 class Piece(NamedTuple):
     """Neighbouring chunks, `first_chunk` to `last_chunk`, that hold entries `first` to `last` of a block.
 
-    All are counted from 0. Entry `known` begins at byte `at` of the block, and is the first wanted or lies before it;
-    the last one ends at byte `end`, None where that is not known beforehand.
+    All are counted from 0. Entry `known` begins at byte `at` of the block, and is the first wanted or an earlier one;
+    the last one ends at byte `end`, None if that is unknown.
     """
 
     first_chunk: int
@@ -120,12 +119,12 @@ class Piece(NamedTuple):
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks it has."""
+        """Number of chunks."""
         return self.last_chunk - self.first_chunk + 1
 
 
 def piece_of(block: BlockInfo, chunk_bytes: int, first_entry_id: int, last_entry_id: int) -> Piece:
-    """Return which chunks of a block, which has to have some, hold entries that it has to hold as well."""
+    """Return the chunks with a range of entries of a block. The block has to have chunks, and these entries."""
     first, last = first_entry_id - block.first_entry_id, last_entry_id - block.first_entry_id
     index = bisect_right(block.sparse, first, key=itemgetter(0))
     known, at = block.sparse[index - 1] if index else (0, block.head_bytes)
@@ -143,13 +142,13 @@ def piece_of(block: BlockInfo, chunk_bytes: int, first_entry_id: int, last_entry
 
 
 def extent(block: BlockInfo, chunk_bytes: int, first_chunk: int, last_chunk: int) -> tuple[int, int]:
-    """Return where neighbouring chunks of a block begin in the object, and how long they are."""
+    """Return offset in the object and length of neighbouring chunks of a block."""
     start = first_chunk * chunk_bytes
     return block.offset + start, min((last_chunk + 1) * chunk_bytes, block.length) - start
 
 
 def checked_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, *, key: str) -> bytes:
-    """Return `data` if it is chunk `number` of a block, by its checksum; raises CorruptData."""
+    """Return `data` if its checksum is that of chunk `number` of a block. Raises CorruptData."""
     at = CHECKSUM_BYTES * number
     wanted = int.from_bytes(block.chunks[at : at + CHECKSUM_BYTES], "big")
     found = google_crc32c.value(data)
@@ -161,10 +160,9 @@ def checked_chunk(data: bytes, block: BlockInfo, chunk_bytes: int, number: int, 
 
 
 def decode_piece(data: bytes, block: BlockInfo, chunk_bytes: int, piece: Piece, *, key: str) -> FramedEntries:
-    """Return the entries wanted as they lie in the bytes of all chunks of a piece, each of which was checked.
+    """Return the wanted entries in their stored form from the bytes of a piece's chunks, which are checked already.
 
-    Ids and lengths have to be what the manifest says, which finds one that belongs to another object. Raises
-    CorruptData.
+    Ids and lengths are compared with the manifest, which detects one of another object. Raises CorruptData.
     """
     start = piece.first_chunk * chunk_bytes
     payloads = decode_entries(

@@ -1,4 +1,4 @@
-"""The head of a topic and the marker of a place: the deployment and the progress, as the bucket itself records them.
+"""The head of a topic and the marker of a place: the bucket's own record of progress and of its deployment.
 
 Each is a small object beside the segments: a header (magic, version, checksum) and a protobuf message.
 """
@@ -56,7 +56,7 @@ MARKER_MAGIC = 0x8F4F464C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSegment:
-    """A segment that is committed, or whose commit comes next, and where its objects lie."""
+    """A committed segment, or the one whose commit is next, and the place of its objects."""
 
     segment_id: UUID
     begin: Position
@@ -68,9 +68,9 @@ class HeadSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicHead:
-    """How far a topic is by its newest commit. `history` is the newest segment of its history.
+    """A topic's progress at its newest commit. `history` is the newest segment of its history.
 
-    `deployment_id` is empty where it is not known; `epoch` is that of the owner that commits.
+    `deployment_id` is empty if unknown; `epoch` is that of the committing owner.
     """
 
     managed_ledger: str
@@ -84,7 +84,7 @@ class TopicHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceMarker:
-    """Which deployment of a cluster's name works in a place, since when (wall time), and who put it."""
+    """The deployment of a cluster that uses a place, since when (wall time), and the daemon that put the marker."""
 
     deployment_id: str
     cluster: str

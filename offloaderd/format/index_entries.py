@@ -1,6 +1,6 @@
 """Index entries, the same 20 bytes in V1 and V2 indexes (FORMAT.md, section 1): pointers from entry ids into the data.
 
-Lookups are by floor: the entry wanted is at or after the position that the last index entry not beyond it points to.
+Lookups are by floor: the wanted entry is at or behind the place of the last index entry whose id is not above its own.
 """
 
 import struct
@@ -21,14 +21,14 @@ DATA_BYTES_MIN = DATA_HEADER_BYTES + ENTRY_OVERHEAD_BYTES
 
 
 INDEX_BYTES_MAX = 16 * 1024 * 1024
-"""Of an index that is read: 800,000 blocks. It takes fifteen times as much in memory."""
+"""Largest index that is read: 800,000 blocks. It takes fifteen times as much in memory."""
 
 
 class IndexEntry(NamedTuple):
-    """Where to find entries from `first_entry_id` on.
+    """Pointer to the entries from `first_entry_id` on.
 
     `part_id` counts the blocks of the data object from 1. The entry's bytes begin at `offset` plus the length of a
-    block header, so `offset` is that of the header for the first entry of a block.
+    block header, so for the first entry of a block `offset` is that of the header.
     """
 
     first_entry_id: int
@@ -37,24 +37,24 @@ class IndexEntry(NamedTuple):
 
 
 def check_length(data: bytes | memoryview, *, key: str) -> None:
-    """Refuse an index that would fill the memory. Raises CorruptData."""
+    """Refuse an index that is too large for the memory. Raises CorruptData."""
     if len(data) > INDEX_BYTES_MAX:
         raise CorruptData(key=key, offset=0, expected=f"an index of at most {INDEX_BYTES_MAX} bytes", found=len(data))
 
 
 def floor(entries: Sequence[IndexEntry], entry_id: int) -> IndexEntry | None:
-    """Return the last index entry that is not beyond `entry_id`, or None."""
+    """Return the last index entry whose id is not above `entry_id`, or None."""
     at = bisect_right(entries, entry_id, key=itemgetter(0))
     return entries[at - 1] if at else None
 
 
 def encode_run(entries: Sequence[IndexEntry]) -> bytes:
-    """Return the bytes of the index entries; raises struct.error for a number that is too large."""
+    """Return the bytes of the index entries. Raises struct.error for a number that is too large."""
     return b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
 
 
 def decode_run(data: bytes, *, start: int, count: int) -> tuple[IndexEntry, ...]:
-    """Return the `count` index entries from `data[start]` on, unchecked; `data` has to be long enough."""
+    """Return `count` index entries from `data[start]` on, unchecked; `data` has to be long enough."""
     stop = start + count * INDEX_ENTRY.size
     return tuple(map(IndexEntry._make, INDEX_ENTRY.iter_unpack(data[start:stop])))
 
@@ -64,8 +64,7 @@ def check_run(
 ) -> IndexEntry:
     """Check that no number is below `lowest` or, from the second index entry on, the one before plus `step`.
 
-    `at` is the offset of the first index entry in the object `key`. Returns the lowest that may follow. Raises
-    CorruptData.
+    `at` is the first one's offset in the object `key`. Returns the lowest that may follow. Raises CorruptData.
     """
     for number, entry in enumerate(entries):
         here = at + number * INDEX_ENTRY.size

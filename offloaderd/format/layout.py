@@ -21,10 +21,10 @@ class SegmentLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLayout:
-    """What decides the bytes of a whole ledger's object (PIP-17): the settings, and the ledger.
+    """The values that decide the bytes of a whole ledger's object (PIP-17): the settings, and the ledger.
 
-    A block is at most `block_bytes` long unless one entry is longer. The manifest has a checksum for every run of about
-    `run_bytes`, and with `dense_index` the index an entry. `metadata` is BookKeeper's LedgerMetadataFormat.
+    A block is at most `block_bytes` long unless one entry is longer. The manifest has a checksum for each run of about
+    `run_bytes`; a `dense_index` has an entry for each. `metadata` is BookKeeper's LedgerMetadataFormat.
     """
 
     block_bytes: int

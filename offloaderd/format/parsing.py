@@ -1,6 +1,6 @@
-"""Protobuf messages inside stored objects and records: parsed as strictly as the headers around them, made of values.
+"""Strict parsing of protobuf messages in stored objects and records, and their conversion from and to values.
 
-The library alone is too lenient for a hostile disk: it lets missing required fields pass, and hands out `bytes` for a
+The library alone is too lenient for stored data: it accepts messages without required fields, and returns `bytes` for a
 proto2 string that is not UTF-8.
 """
 
@@ -21,9 +21,9 @@ V = TypeVar("V")
 
 
 def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool = True) -> M:
-    """Return the message that `data` holds; `at` is its offset in the object `key`. Raises CorruptData.
+    """Return the message in `data`, which is at offset `at` of the object `key`. Raises CorruptData.
 
-    Without `text` its strings are not looked at, for whoever does not read them.
+    Without `text` its strings are not checked, for callers that do not read them.
     """
     name = kind.DESCRIPTOR.name
     try:
@@ -51,10 +51,10 @@ def _strings_are_text(message: Message) -> bool:
 
 
 def filled(kind: type[M], value: object = None, /, **other: object) -> M:
-    """Return a message whose fields are in `other`, or else are the value's attributes of the same names.
+    """Return a message with the fields in `other`, and for the rest the value's attributes of the same names.
 
-    None leaves a field unset. What is to be a message is filled in the same way; ids and names of topics become text.
-    Raises AttributeError for a field that neither has, ValueError for one that the message has not.
+    None leaves a field unset. Embedded messages are filled in the same way; ids and names of topics become text. Raises
+    AttributeError for a field in neither, ValueError for one that the message does not have.
     """
     content = _CONTENT.get(kind) or _CONTENT.setdefault(kind, _content(kind))
     found = {name: getattr(value, name) for name in content if name not in other} | other
@@ -62,7 +62,7 @@ def filled(kind: type[M], value: object = None, /, **other: object) -> M:
 
 
 def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
-    """Return what makes the content of each field out of a value."""
+    """Return the converter of each field."""
     found: dict[str, Callable[[Any], object]] = {}
     for field in kind.DESCRIPTOR.fields:
         inner: Any = field.message_type  # its stub names a class that is not there at run time
@@ -76,7 +76,7 @@ def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
 
 _CONTENT: dict[type[Message], dict[str, Callable[[Any], object]]] = {}
 _PLAIN = {type(None), bool, int, float, str, bytes}
-"""What a message takes as it is."""
+"""Types that a message accepts unchanged."""
 
 
 def _each(one: Callable[[Any], object], values: Iterable[object]) -> list[object]:
@@ -92,7 +92,7 @@ def _text(value: object) -> object:
 
 
 def value_of(kind: type[V], message: Message, /, **other: object) -> V:
-    """Return a value of what has the same name in a message, and of `other`; a field that is not there gives None."""
+    """Return a value made of the message's fields with its parameters' names, and of `other`; unset fields are None."""
     record: Any = message
     found = {
         name: getattr(record, name) if not optional or record.HasField(name) else None
@@ -104,7 +104,7 @@ def value_of(kind: type[V], message: Message, /, **other: object) -> V:
 
 
 def halves(name: str, value: Position | None) -> dict[str, object]:
-    """Return the two fields of a message that hold a position; both are unset for None."""
+    """Return the two fields of a position in a message; both are unset for None."""
     ledger_id, entry_id = value or (None, None)
     return {f"{name}_ledger_id".lstrip("_"): ledger_id, f"{name}_entry_id".lstrip("_"): entry_id}
 
@@ -113,7 +113,7 @@ _SAME: dict[tuple[type[Message], type], tuple[tuple[str, bool], ...]] = {}
 
 
 def _same(kind: type[Message], of: type) -> tuple[tuple[str, bool], ...]:
-    """Return which single fields of a message a value is made of as well, and whether they may be absent."""
+    """Return the single fields of a message that are also parameters of a type, and whether they may be unset."""
     if (kind, of) not in _SAME:
         names = signature(of).parameters
         plain = [one for one in kind.DESCRIPTOR.fields if one.message_type is None and not one.is_repeated]

@@ -26,15 +26,13 @@ class Broken(OffloaderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockInfo:
-    """One block of the data object: its entries, where it lies, and the CRC-32C of all its bytes.
+    """One block of the data object: its entries, its place, and the CRC-32C of all its bytes.
 
-    `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block. The
-    timestamps and indexes are PIP-70's of the first and the last entry; `survey` is about the times and indexes of all
-    of them, None in manifests of older versions. Of a whole ledger's object (V1) it is a run of entries inside one of
-    its much larger blocks, with `head_bytes` only where that begins, `pad_bytes` where it ends.
-
-    `chunks` has the CRC-32C of each chunk of the block (`chunks.py`), 4 bytes each, empty where nobody has them; then
-    `sparse` has the first entry that begins in each chunk behind that of entry 0.
+    `sparse` has ascending pairs (entry, at): entry `first_entry_id + entry` begins at byte `at` of the block.
+    Timestamps and indexes are PIP-70's of the first and the last entry; `survey` covers all, None in manifests of older
+    versions. In a whole ledger's object (V1) this is a run of entries inside a much larger block: only that block's
+    first run has `head_bytes`, only its last has `pad_bytes`. `chunks` has the CRC-32C of each chunk (`chunks.py`), 4
+    bytes each, empty if unknown; then `sparse` has the first entry that begins in each chunk behind that of entry 0.
     """
 
     ledger_id: int
@@ -56,7 +54,7 @@ class BlockInfo:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the payloads in it; negative in one that contradicts itself."""
+        """Bytes of all payloads; negative in a block that contradicts itself."""
         return self.length - self.head_bytes - self.pad_bytes - framed_bytes(0, self.entry_count)
 
     @property
@@ -66,7 +64,7 @@ class BlockInfo:
 
     @property
     def first_time(self) -> int | None:
-        """Time of the first entry: the broker's, else the producer's; None for none, or one that nobody looked for."""
+        """Time of the first entry: the broker's, else the producer's; None if it has none or none was looked up."""
         return self.first_publish_time if self.first_broker_timestamp is None else self.first_broker_timestamp
 
 
@@ -85,9 +83,9 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerPart:
-    """What a segment holds of one ledger, and what was known of the whole ledger when the segment was sealed.
+    """A segment's part of one ledger, and the metadata of the whole ledger at the time of the seal.
 
-    `created_ms` is when the ledger was made, None where that was not known; releases that do not know it leave it out.
+    `created_ms` is the ledger's creation time, None if unknown; releases that do not know the field omit it.
     """
 
     ledger_id: int
@@ -103,11 +101,11 @@ class LedgerPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentManifest:
-    """Everything about one segment; lengths are those of the objects in the bucket.
+    """All data about one segment; lengths are those of the objects in the bucket.
 
-    `losses` lie directly before the segment or inside it. `ends` are those that were known when it was sealed: of the
-    ledger in which the segment before ended, and of its own ledgers. `replaces` are the segments that it was made of.
-    `chunk_bytes` is the length of a chunk of those blocks that have chunks, 0 where none has.
+    `losses` are directly before the segment or inside it. `ends` are those known at the seal: of the ledger in which
+    the segment before ended, and of the segment's own ledgers. `replaces` are the sources of a rewritten segment.
+    `chunk_bytes` is the length of a chunk, 0 if no block has chunks.
     """
 
     segment_id: UUID
@@ -141,7 +139,7 @@ class SegmentManifest:
     def block_at(self, position: Position) -> int:
         """Return the index of the last block that begins at or before `position`; -1 if there is none.
 
-        If the segment holds the position, that block does; after a ledger's last entry it is the ledger's last block.
+        It has the position if the segment does; for a position after a ledger's end it is the ledger's last block.
         """
         return bisect_right(self.blocks, position, key=_begin_of) - 1
 

@@ -1,7 +1,7 @@
-"""Blocks and the index read back against the manifest: the one way from stored bytes to entries that may be handed out.
+"""Verification of blocks and indexes against the manifest. Every read of offloaded entries passes through it.
 
-The checksum is compared before anything inside the block is looked at. It covers header, entries and padding, so
-every change of a single bit, and every burst of up to 32, is found.
+The checksum is compared before the block is decoded. It covers header, entries and padding, and detects every change of
+a single bit and every burst of up to 32 bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ CHANGED = "the object is not what was committed; restore it, or read from the le
 
 
 def check_block(data: bytes, info: BlockInfo, *, key: str) -> None:
-    """Check that `data` is the block that `info` describes, by length and checksum; raises CorruptData."""
+    """Check length and checksum of a block. Raises CorruptData."""
     if len(data) != info.length:
         expected = f"a block of {info.length} bytes"
         raise CorruptData(key=key, offset=info.offset, expected=expected, found=f"{len(data)} bytes")
@@ -35,24 +35,23 @@ def check_block(data: bytes, info: BlockInfo, *, key: str) -> None:
 
 
 def decode_verified_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> EntryBatch:
-    """Return the entries of a block of the data object `key` after `check_block`; raises CorruptData.
+    """Return the entries of a block of the data object `key` after `check_block`. Raises CorruptData.
 
-    `method` tells the object's format.
-    The block also has to hold what `info` says, which finds a manifest that belongs to another object.
+    `method` selects the object's format. The entries are compared with `info`, which detects another object's manifest.
     """
     check_block(data, info, key=key)
     return _decoded(data, info, key=key, method=method)
 
 
 class BlockRun(NamedTuple):
-    """Neighbouring blocks, which are read with one request."""
+    """Neighbouring blocks that one request reads."""
 
     blocks: Sequence[BlockInfo]
     offset: int
     length: int
 
     def decoded(self, data: bytes, *, key: str, method: OffloadMethod) -> list[EntryBatch]:
-        """Return the entries of each block, as `decode_verified_block`; raises CorruptData."""
+        """Return the entries of each block, as `decode_verified_block`. Raises CorruptData."""
         starts = [(block, block.offset - self.offset) for block in self.blocks]
         return [
             decode_verified_block(data[at : at + block.length], block, key=key, method=method) for block, at in starts
@@ -60,7 +59,7 @@ class BlockRun(NamedTuple):
 
 
 def runs(blocks: Sequence[BlockInfo], run_bytes: int) -> Iterator[BlockRun]:
-    """Yield neighbouring blocks, up to so many bytes together, at least one."""
+    """Yield runs of neighbouring blocks with up to `run_bytes` bytes together, or with one larger block."""
     first = 0
     for end in range(1, len(blocks) + 1):
         offset = blocks[first].offset
@@ -70,7 +69,7 @@ def runs(blocks: Sequence[BlockInfo], run_bytes: int) -> Iterator[BlockRun]:
 
 
 def _decoded(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> EntryBatch:
-    """Return the entries of a checked block, which has to hold what `info` says; raises CorruptData."""
+    """Return the entries of a checked block, and compare them with `info`. Raises CorruptData."""
     if method is OffloadMethod.LEDGER_BASED:
         batch = v1.decode_run(data, info, key=key)
     else:
@@ -83,10 +82,10 @@ def _decoded(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -
 
 
 def framed_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> FramedEntries:
-    """Return the entries of a block as they lie in it, after `check_block`, without a look at each; raises CorruptData.
+    """Return the stored form of a block's entries after `check_block`, without decoding each. Raises CorruptData.
 
-    They end where the manifest says, which is compared with the padding. Where that may be mistaken (older manifests do
-    not tell of all padding, and an entry may end like it) the entries are gone through.
+    Their end follows from the manifest and is compared with the padding. If that is ambiguous, the entries are decoded:
+    older manifests do not record all padding, and an entry may end with the same bytes.
     """
     check_block(data, info, key=key)
     end = info.length - info.pad_bytes
@@ -115,7 +114,7 @@ def framed_block(data: bytes, info: BlockInfo, *, key: str, method: OffloadMetho
 
 
 def _told_by_header(data: bytes, info: BlockInfo, *, key: str, method: OffloadMethod) -> tuple[int, int]:
-    """Return ledger and first entry as the block's header has them; what it does not say is taken from `info`."""
+    """Return ledger and first entry from the block's header, or from `info` if the header does not have them."""
     if method is OffloadMethod.LEDGER_BASED:
         return info.ledger_id, v1.run_begin(data, info, key=key)
     header = v2.decode_whole_header(data, key=key, at=info.offset)
@@ -123,7 +122,7 @@ def _told_by_header(data: bytes, info: BlockInfo, *, key: str, method: OffloadMe
 
 
 def check_index(data: bytes, manifest: SegmentManifest, *, key: str) -> None:
-    """Check that an index is the one that was written with this manifest; raises CorruptData for any other bytes."""
+    """Check that an index belongs to this manifest. Raises CorruptData for any other bytes."""
     if len(data) != manifest.index_bytes:
         end = min(len(data), manifest.index_bytes)
         raise differs(key, end, f"{manifest.index_bytes} bytes", f"{len(data)} bytes")
@@ -164,5 +163,5 @@ def _check_ledger_index(index: LedgerObjectIndex, manifest: SegmentManifest, key
 
 
 def differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
-    """Return the error of an object that is not what was committed."""
+    """Return the error for an object that differs from the committed one."""
     return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=CHANGED)

@@ -1,8 +1,8 @@
-"""The manifest beside a V2 object: what a verified read, or a rebuild of the map from the bucket, needs.
+"""The manifest beside a data object, for verified reads and for a rebuild of the map from the bucket.
 
-FORMAT.md, section 4. A header (magic, version, length, checksum) and a protobuf message. Whatever is written or read
-has passed `check`: blocks lie one after the other from the preamble to the end of the data object, and the ledgers
-are exactly what the blocks add up to.
+FORMAT.md, section 4: a header (magic, version, length, checksum) and a protobuf message. Each manifest passes `check`
+when it is written and when it is read: the blocks cover the data object from the preamble to its end without a gap, and
+the ledgers are exactly the sums of the blocks.
 """
 
 import struct
@@ -27,7 +27,7 @@ _CHECKED_BYTES = HEADER.size - 4
 
 
 def encode(manifest: SegmentManifest) -> bytes:
-    """Return the manifest object; raises InvalidInput for a manifest that contradicts itself."""
+    """Return the manifest object. Raises InvalidInput for a manifest that contradicts itself."""
     try:
         check(manifest)
         body = _to_message(manifest).SerializeToString(deterministic=True)
@@ -40,8 +40,8 @@ def encode(manifest: SegmentManifest) -> bytes:
 def decode(data: bytes | memoryview, *, key: str, data_bytes: int | None = None) -> SegmentManifest:
     """Read a manifest object; `key` names it in errors. Raises CorruptData.
 
-    `data_bytes` is how long the data object is by whoever stores it, which bounds how many blocks are looked at; None
-    where nobody has asked. What a manifest takes in memory is bounded in any case (`wire.py`).
+    `data_bytes` is the data object's length from the store, which bounds the number of blocks; None if it is unknown.
+    The memory of a manifest is bounded in any case (`wire.py`).
     """
     data = bytes(data)
     _check_header(data, key)
@@ -88,7 +88,7 @@ def _to_message(manifest: SegmentManifest) -> pb.SegmentManifest:
 
 
 def _from_message(message: pb.SegmentManifest, blocks: tuple[BlockInfo, ...]) -> SegmentManifest:
-    """Return the manifest that a message describes; raises Broken where it cannot even be expressed."""
+    """Return the manifest of a message. Raises Broken for values that the types cannot express."""
     return value_of(
         SegmentManifest,
         message,

@@ -1,6 +1,6 @@
-"""The parts of a manifest as messages: blocks, ledgers, losses, ends, and what lay before.
+"""The parts of a manifest as messages: blocks, ledgers, losses, ends, and the totals of earlier entries.
 
-Records of open segments in the metadata store hold the same messages.
+Records of open segments in the metadata store use the same messages.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ def block_to_message(block: BlockInfo) -> pb.SegmentBlock:
 
 
 def past_to_message(past: Past) -> pb.SegmentPast:
-    """Return the message of what lay before a segment."""
+    """Return the message of the totals before a segment."""
     return filled(pb.SegmentPast, past, **halves("since", past.since))
 
 
@@ -62,7 +62,7 @@ def end_to_message(ledger_id: int, end: LedgerEnd) -> pb.SegmentLedgerEnd:
 
 
 def block_from_message(message: pb.SegmentBlock) -> BlockInfo:
-    """Read a block; raises Broken."""
+    """Read a block. Raises Broken."""
     return BlockInfo(
         ledger_id=message.ledger_id,
         first_entry_id=message.first_entry_id,
@@ -91,7 +91,7 @@ def _survey_from_message(message: pb.SegmentBlock) -> Survey | None:
 
 
 def past_from_message(message: pb.SegmentPast) -> Past:
-    """Read what lay before a segment."""
+    """Read the totals before a segment."""
     return value_of(Past, message, since=Position(message.since_ledger_id, message.since_entry_id))
 
 
@@ -108,7 +108,7 @@ def end_from_message(message: pb.SegmentLedgerEnd) -> tuple[int, LedgerEnd]:
 
 
 def _optional(message: pb.SegmentBlock, field: _Number) -> int | None:
-    """Return a number if it is there."""
+    """Return a field's number, None if the field is not set."""
     value: int = getattr(message, field)
     return value if message.HasField(field) else None
 

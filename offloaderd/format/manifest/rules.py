@@ -1,7 +1,7 @@
-"""What has to hold in a manifest, whoever wrote it (FORMAT.md, section 4.3).
+"""The rules that every manifest has to meet (FORMAT.md, section 4.3).
 
-The rules are applied to what is written and to what is read, so a manifest that exists has passed them twice. They
-need nothing but the manifest; whether the data object is what it says is for checksums to tell.
+They are applied at each write and each read. They need only the manifest; checksums decide whether the data object
+agrees with it.
 """
 
 from uuid import UUID
@@ -18,7 +18,7 @@ from offloaderd.format.values import BlockInfo, Broken, LedgerPart, SegmentManif
 
 
 def canonical_uuid(text: str) -> UUID:
-    """Read a UUID in its one canonical spelling, lower case with hyphens; raises Broken."""
+    """Read a UUID in its canonical spelling, lower case with hyphens. Raises Broken."""
     try:
         value = UUID(text)
     except ValueError:
@@ -29,7 +29,7 @@ def canonical_uuid(text: str) -> UUID:
 
 
 def check(manifest: SegmentManifest) -> None:
-    """Check all rules; raises Broken at the first that does not hold."""
+    """Check all rules. Raises Broken at the first violation."""
     try:
         TopicName.from_managed_ledger(manifest.managed_ledger)
     except InvalidInput:
@@ -58,7 +58,7 @@ def _index_bytes_min(manifest: SegmentManifest) -> int:
 
 
 def _check_whole_ledger(manifest: SegmentManifest) -> None:
-    """A ledger's object holds one closed ledger from entry 0 to its last, without a preamble."""
+    """Check that a whole-ledger object holds one closed ledger from entry 0 to its last, without a preamble."""
     part = manifest.ledgers[0] if len(manifest.ledgers) == 1 else None
     if part is None or not part.closed or (part.first_entry_id, part.last_entry_id + 1) != (0, part.ledger_entries):
         raise Broken("one closed ledger, all of it", f"{len(manifest.ledgers)} ledgers, {_shortened_parts(manifest)}")
@@ -74,7 +74,7 @@ def _shortened_parts(manifest: SegmentManifest) -> str:
 
 
 def _check_edges(number: int, block: BlockInfo, before: BlockInfo | None, *, whole_ledger: bool) -> None:
-    """Check what stands before and behind the entries: runs of a ledger's object have a header only here and there."""
+    """Check header and padding of a block. In a whole-ledger object, runs inside a block have neither."""
     if not whole_ledger:
         if block.head_bytes != BLOCK_HEADER_BYTES or block.pad_bytes < PAD_BYTES_MIN:
             raise Broken(f"a header of {BLOCK_HEADER_BYTES} bytes, and padding, in block {number}", block.head_bytes)
@@ -85,7 +85,7 @@ def _check_edges(number: int, block: BlockInfo, before: BlockInfo | None, *, who
 
 
 def _check_blocks(manifest: SegmentManifest) -> None:
-    """Blocks have to follow each other without a gap, in the data object and in each ledger's entry ids."""
+    """Check that blocks follow each other without a gap, in the data object and in each ledger's entry ids."""
     offset = manifest.preamble_bytes
     before: BlockInfo | None = None
     for number, block in enumerate(manifest.blocks):
@@ -134,7 +134,7 @@ def _check_block(number: int, block: BlockInfo) -> None:
 
 
 def _check_chunks(number: int, block: BlockInfo, chunk_bytes: int) -> None:
-    """All of a block has to be in chunks, and each sparse position has to be the first of its chunk."""
+    """Check that the chunks cover the block, and that each sparse position is the first in its chunk."""
     if not 0 < chunk_bytes < block.length:
         raise Broken(f"chunks of 1 to {block.length - 1} bytes in block {number}", chunk_bytes)
     count = chunk_count(block.length, chunk_bytes)
@@ -143,7 +143,7 @@ def _check_chunks(number: int, block: BlockInfo, chunk_bytes: int) -> None:
     entry, at = 0, block.head_bytes
     for following, begin in (*block.sparse, (block.entry_count, block.length)):
         end = (at // chunk_bytes + 1) * chunk_bytes
-        # Entries between two positions begin in the chunk of the former, or there would be one more.
+        # Entries between two positions begin in the chunk of the former, or a position would be missing.
         if at + framed_bytes(0, following - entry - 1) >= end:
             raise Broken(
                 f"a sparse position of block {number} for entries from byte {end} on", f"{following} after {entry}"
@@ -154,7 +154,7 @@ def _check_chunks(number: int, block: BlockInfo, chunk_bytes: int) -> None:
 
 
 def _check_survey(number: int, block: BlockInfo) -> None:
-    """What a block says of all its entries has to have room for what it says of the first and the last."""
+    """Check that times and indexes of the first and the last entry are within those of the whole block."""
     survey = block.survey
     if survey is None:
         if block.first_publish_time is not None:
@@ -180,7 +180,7 @@ def _check_survey(number: int, block: BlockInfo) -> None:
 
 
 def _check_ledgers(manifest: SegmentManifest) -> None:
-    """The ledgers have to be those of the blocks, in the same order, with the same first and last entries."""
+    """Check that the ledgers are those of the blocks, in the same order, with the same first and last entries."""
     blocks: dict[int, list[BlockInfo]] = {}
     for block in manifest.blocks:
         blocks.setdefault(block.ledger_id, []).append(block)
@@ -204,10 +204,10 @@ def _check_part(part: LedgerPart, blocks: list[BlockInfo]) -> None:
 
 
 def _check_losses(manifest: SegmentManifest) -> None:
-    """Losses have to ascend, before the segment's end, and hold none of its entries.
+    """Check that losses ascend, end before the segment's end, and hold none of its entries.
 
-    One up to a ledger's first entry, and the next one from a ledger before that on, share no entry: so they are where
-    the end of history and the begin of what is live were both lost.
+    A loss may end at a ledger's first entry while the next one begins in an earlier ledger. They share no entry: the
+    end of history and the begin of the live part were both lost.
     """
     before = least = START
     for loss in manifest.losses:
@@ -229,7 +229,7 @@ def _check_apart(loss: Loss, parts: tuple[LedgerPart, ...]) -> None:
 
 
 def _check_ends(manifest: SegmentManifest) -> None:
-    """Ends have to ascend by ledger, up to the segment's last, and not to lie before what the segment holds."""
+    """Check that ends ascend by ledger, up to the segment's last, and are not before the segment's entries."""
     held = {part.ledger_id: part.last_entry_id + 1 for part in manifest.ledgers}
     least, last = 0, manifest.ledgers[-1].ledger_id
     for ledger_id, end in manifest.ends:
@@ -243,7 +243,7 @@ def _check_ends(manifest: SegmentManifest) -> None:
 
 
 def _check_past(manifest: SegmentManifest) -> None:
-    """What is known of the time before cannot begin behind the segment's begin."""
+    """Check that the totals of earlier entries do not begin behind the segment's begin."""
     past, begin = manifest.past, manifest.range.begin
     if past is None:
         return

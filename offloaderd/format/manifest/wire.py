@@ -1,7 +1,7 @@
-"""A manifest's message taken apart block by block, so that what it takes in memory is bounded whoever wrote it.
+"""Incremental parser of a manifest's message, which bounds its memory whoever wrote it.
 
-A protobuf parser makes an object of every field before one can be checked, and an empty block is two bytes: a manifest
-of empty blocks takes 85 times its size. Here each block is checked before the next is made.
+A protobuf parser creates all objects before any can be checked, and an empty block is two bytes: a manifest of empty
+blocks takes 85 times its size. Here each block is checked before the next one is parsed.
 """
 
 from collections.abc import Iterator
@@ -15,28 +15,28 @@ from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.format.values import BlockInfo, Broken
 
 PARSED_BYTES_MAX = 256 * 1024 * 1024
-"""Memory that a decoded manifest may take: that of a segment of some 100 GiB in blocks of 1 MiB."""
+"""Most memory of a decoded manifest: enough for a segment of some 100 GiB in blocks of 1 MiB."""
 FIELD_BYTES = 256
 BLOCK_BYTES = 512
 SPARSE_BYTES = 128
 CHUNKS_BYTES = 40
 CHUNK_BYTES = 48
-"""Memory, about: of a field that is no block, a block, a sparse position, a block's chunks beside their checksums; and
-of the checksum of a chunk while its block is read."""
+"""Approximate memory: of a field that is no block, a block, a sparse position, a block's chunks besides their
+checksums; and of a chunk's checksum while its block is parsed."""
 BLOCKS_SPARE = 1024
-"""So many blocks more are read than the data has room for: that data was cut is for others to say."""
+"""Number of blocks that are read beyond those that fit the data: other checks report truncated data."""
 
 FIELDS_LOOKED_AT = 32
-"""For a name, which is the second field of what is written here."""
+"""Fields that are searched for the managed ledger's name, which is the second field in our manifests."""
 
 _BLOCKS = pb.SegmentManifest.BLOCKS_FIELD_NUMBER
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 
 
 def taken_apart(body: memoryview, *, data_bytes: int | None) -> tuple[list[BlockInfo], bytes]:
-    """Return the blocks of an encoded SegmentManifest, and its other fields as they are encoded.
+    """Return the blocks of an encoded SegmentManifest, and its other fields in their encoded form.
 
-    `data_bytes` is how long its data object is, None where nobody has asked. Raises Broken.
+    `data_bytes` is the data object's length, None if it is unknown. Raises Broken.
     """
     blocks: list[BlockInfo] = []
     rest = bytearray()
@@ -58,7 +58,7 @@ def taken_apart(body: memoryview, *, data_bytes: int | None) -> tuple[list[Block
 
 
 def managed_ledger(body: memoryview) -> str:
-    """Return whose a manifest says that it is, whatever else is wrong with it; empty if it does not. Raises Broken."""
+    """Return the managed ledger's name in a manifest, however damaged the rest is; empty without one. Raises Broken."""
     for number, _, begin, end in islice(_fields(body), FIELDS_LOOKED_AT):
         if number == pb.SegmentManifest.MANAGED_LEDGER_FIELD_NUMBER:
             return bytes(body[begin:end]).decode(errors="replace")
@@ -66,7 +66,7 @@ def managed_ledger(body: memoryview) -> str:
 
 
 def _block(encoded: memoryview, number: int, room: int) -> tuple[BlockInfo, int]:
-    """Return a block, and what it takes in memory, if there is room for it. Raises Broken."""
+    """Return a block and its memory in bytes, at most `room`. Raises Broken."""
     try:
         message = pb.SegmentBlock.FromString(bytes(encoded))
     except DecodeError as error:
@@ -88,7 +88,7 @@ def _too_large() -> Broken:
 
 
 def _fields(body: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield of each field its number, and where it begins, where its value does, and where both end. Raises Broken."""
+    """Yield each field's number, its begin, its value's begin, and its end. Raises Broken."""
     at = 0
     while at < len(body):
         tag, begin = _varint(body, at)
@@ -109,7 +109,7 @@ def _fields(body: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(body: memoryview, at: int) -> tuple[int, int]:
-    """Return the number at a place, and where it ends. Raises Broken."""
+    """Return the number at an offset, and the offset of its end. Raises Broken."""
     value = shift = 0
     while at < len(body) and shift < 70:
         byte = body[at]

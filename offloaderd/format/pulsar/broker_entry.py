@@ -1,7 +1,7 @@
-"""PIP-70 broker entry metadata: what a broker may have put before the client's bytes of an entry.
+"""PIP-70 broker entry metadata: the optional bytes that a broker adds before the client's bytes of an entry.
 
-Whether an entry has it can only be told by looking: entries with and without it are mixed in one ledger. So reading
-never fails; bytes that are no such head are simply the client's.
+Only the bytes show whether an entry has them: entries with and without them are mixed in one ledger. So reads never
+fail; bytes that are no such head belong to the client.
 """
 
 import struct
@@ -18,14 +18,14 @@ HEAD = struct.Struct(">2si")
 
 @dataclass(frozen=True, slots=True)
 class BrokerEntry:
-    """What the broker noted: its clock in milliseconds, and the index of the entry's last message in the topic."""
+    """The broker's metadata: its clock in milliseconds, and the index of the entry's last message in the topic."""
 
     broker_timestamp: int | None = None
     index: int | None = None
 
 
 def read_head(payload: bytes) -> BrokerEntry | None:
-    """Return the broker's metadata of an entry, or None where there is none; never raises."""
+    """Return the broker's metadata of an entry, None without them; never raises."""
     if payload[:2] != MAGIC or len(payload) < HEAD.size:
         return None
     _, size = HEAD.unpack_from(payload)
@@ -42,7 +42,7 @@ def read_head(payload: bytes) -> BrokerEntry | None:
 
 
 def without_head(payload: bytes) -> bytes:
-    """Return what the client sent: the entry without the broker's metadata, if it has any; never raises."""
+    """Return the client's bytes: the entry without the broker's metadata; never raises."""
     if read_head(payload) is None:
         return payload
     _, size = HEAD.unpack_from(payload)
@@ -50,7 +50,7 @@ def without_head(payload: bytes) -> bytes:
 
 
 def encode_head(*, broker_timestamp: int | None = None, index: int | None = None) -> bytes:
-    """Return the head to put before the client's bytes; raises InvalidInput for a number that is no uint64."""
+    """Return the head for the client's bytes. Raises InvalidInput for a number that is no uint64."""
     try:
         message = BrokerEntryMetadata(broker_timestamp=broker_timestamp, index=index)
     except ValueError as error:

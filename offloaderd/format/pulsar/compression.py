@@ -1,7 +1,7 @@
-"""The four ways in which Pulsar compresses: its lists of ledgers, and producers the contents of messages. Pure.
+"""Pulsar's compression methods, used for lists of ledgers and for the contents of messages. Pure.
 
-No more memory is taken than the caller allows by `size`, and what comes out must be exactly as long. Pulsar never
-finishes a ZLIB stream, so its end is not looked for.
+Memory is limited to the caller's `size`, and the result must have exactly that length. Pulsar never finishes a ZLIB
+stream, so its end is not required.
 """
 
 import zlib
@@ -22,11 +22,11 @@ class Compression(IntEnum):
 
 
 class Undecodable(ValueError):
-    """The compressed bytes are none, or not as many as declared; the message says which."""
+    """The compressed bytes are invalid, or not of the declared length; the message says which."""
 
 
 def decompress(method: Compression, body: bytes, size: int) -> bytes:
-    """Return the `size` bytes that `body` holds. Raises Undecodable."""
+    """Return the `size` bytes that `body` contains. Raises Undecodable."""
     return _METHODS[method](body, size)
 
 
@@ -46,7 +46,7 @@ def _zlib(body: bytes, size: int) -> bytes:
 
 
 def _lz4(body: bytes, size: int) -> bytes:
-    """Decode a raw block; the library fills up with zeros unless it is asked how much it wrote."""
+    """Decode a raw block. The library fills up with zeros unless it is asked for the number of bytes."""
     return _into(size, lambda out: cramjam.lz4.decompress_block_into(body, out, output_len=size))
 
 
@@ -59,7 +59,7 @@ def _snappy(body: bytes, size: int) -> bytes:
 
 
 def _into(size: int, method: Callable[[bytearray], int]) -> bytes:
-    """Let the library write into a buffer of the declared size: it cannot write more."""
+    """Let the library write into a buffer of the declared size, which it cannot exceed."""
     out = bytearray(size)
     try:
         written = method(out)

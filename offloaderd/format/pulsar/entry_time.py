@@ -1,12 +1,12 @@
-"""When an entry was written, and which message indexes it has: what a seek goes by. Pure.
+"""Time and message index of entries, which seeks by time and by index need. Pure.
 
-An entry's time is the broker's timestamp if the broker put one before it (PIP-70), else the publish time in the
-producer's metadata, in milliseconds: the same that Pulsar seeks by (Commands.getEntryTimestamp). As there, the
-producer's checksum is not looked at. An entry without either, which no Pulsar producer wrote, has no time.
+An entry's time is the broker's timestamp if the broker has added one (PIP-70), else the publish time in the producer's
+metadata, in milliseconds, as in Pulsar's own seek (Commands.getEntryTimestamp). As there, the producer's checksum is
+not verified. An entry without either is not from a Pulsar producer and has no time.
 
-`survey` is on the way of every entry into the bucket, so it does not take each apart: protobuf messages behind each
-other are one message, and a block's heads are read as that. It takes a third of the time, and says the same: whatever
-is not as brokers and Pulsar's producers write it goes through `time_of`.
+`survey` reads every entry on its way to the bucket, so it does not parse each by itself: concatenated protobuf messages
+are one message, so all heads of a block are parsed as one. That takes a third of the time, with the same result.
+Entries that differ from those of brokers and Pulsar's producers are read by `time_of`.
 """
 
 import re
@@ -24,26 +24,26 @@ from offloaderd.format.pulsar import broker_entry
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6
 _BODY = _CHECKSUM_BYTES + 4
-"""Where a producer's metadata begins, behind checksum and length."""
+"""Offset of a producer's metadata, behind checksum and length."""
 _VARINT = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _HEAD = re.compile(rb"\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08(%b))?(?:\x10(%b))?" % (_VARINT, _VARINT))
 _HEADS = re.compile(rb"(?:\x0e\x02\x00\x00\x00[\x00-\x7f](?:\x08%b)?(?:\x10%b)?)*+" % (_VARINT, _VARINT))
-"""Heads as brokers write them, one behind the other. A number that reached into the next head would spoil its magic."""
+"""Heads as brokers write them, concatenated. A number that reached into the next head would change its magic."""
 _ORDERED_BYTES = 9
-"""A number of more bytes may have more than 64 bits, of which protobuf drops the highest."""
+"""A longer number may have more than 64 bits, and protobuf drops the highest."""
 _TOGETHER = 512
-"""How many heads are compared at once: what is kept for it is some 30 KB."""
+"""Number of heads that are compared at once; the masks for it take some 30 KB."""
 
 
 class EntryTime(NamedTuple):
-    """Time in milliseconds and message index (that of the entry's last message) of one entry; None: it has none."""
+    """Time in milliseconds and message index (that of the last message) of an entry; None if it has none."""
 
     time_ms: int | None
     message_index: int | None
 
 
 class Survey(NamedTuple):
-    """The least and greatest time of some entries, how many have none, and their greatest message index."""
+    """Least and greatest time of some entries, the number of entries without a time, and the greatest message index."""
 
     time_min: int | None = None
     time_max: int | None = None
@@ -52,7 +52,7 @@ class Survey(NamedTuple):
 
 
 class BlockTimes(NamedTuple):
-    """What a manifest says of a block's times and indexes, by the names that `BlockInfo` has for it."""
+    """A block's times and indexes for the manifest, under the names that `BlockInfo` uses."""
 
     first_broker_timestamp: int | None
     last_broker_timestamp: int | None
@@ -63,7 +63,7 @@ class BlockTimes(NamedTuple):
 
 
 def block_times(payloads: Sequence[bytes]) -> BlockTimes:
-    """Return what a manifest has to say of a block with these entries, of which there is at least one."""
+    """Return times and indexes of a block with these entries, at least one, for the manifest."""
     first, last = broker_entry.read_head(payloads[0]), broker_entry.read_head(payloads[-1])
     by_broker = first is not None and first.broker_timestamp is not None
     return BlockTimes(
@@ -87,7 +87,7 @@ def time_of(payload: bytes) -> EntryTime:
 
 
 def _publish_time(payload: bytes) -> int | None:
-    """Return the publish time in a producer's bytes, None when they are no message."""
+    """Return the publish time in a producer's bytes, None if they are no message."""
     begin = _BODY if payload.startswith(CHECKSUM) else 4
     size = int.from_bytes(payload[begin - 4 : begin], "big")
     if not 0 < size <= len(payload) - begin:
@@ -100,7 +100,7 @@ def _publish_time(payload: bytes) -> int | None:
 
 
 def survey(payloads: Sequence[bytes]) -> Survey:
-    """Return what `time_of` says of all these entries together."""
+    """Return the combined result of `time_of` for all these entries."""
     if payloads and payloads[0][:2] == broker_entry.MAGIC and (found := _survey_heads(payloads)):
         return found
     headed = [payload for payload in payloads if payload[:2] == broker_entry.MAGIC]
@@ -113,7 +113,7 @@ def survey(payloads: Sequence[bytes]) -> Survey:
 
 
 def _survey_heads(payloads: Sequence[bytes]) -> Survey | None:
-    """Read all heads together; None unless they are as brokers write them, all with a time or all with none."""
+    """Read all heads at once; None unless they are as brokers write them, and all or none have a time."""
     try:
         even = _even_heads(payloads)
         if even is not None and even.ascending:
@@ -134,7 +134,7 @@ def _survey_heads(payloads: Sequence[bytes]) -> Survey | None:
 
 
 class Heads(NamedTuple):
-    """The heads of many entries: times and indexes in their order, of those that have one, and where each head ends."""
+    """The heads of many entries: times and indexes of those that have one, in order, and the end of each head."""
 
     times: Sequence[int]
     indexes: Sequence[int]
@@ -142,7 +142,7 @@ class Heads(NamedTuple):
 
 
 def read_heads(payloads: Sequence[bytes]) -> Heads | None:
-    """Read the heads of entries as one message; None unless each has one as brokers write it."""
+    """Read the heads of entries as one message; None unless each entry has a head as brokers write it."""
     try:
         return _read_heads(payloads, _even_heads(payloads))
     except (IndexError, DecodeError):
@@ -150,7 +150,7 @@ def read_heads(payloads: Sequence[bytes]) -> Heads | None:
 
 
 def _read_heads(payloads: Sequence[bytes], even: "_Even | None") -> Heads | None:
-    """Read the heads of entries, which are `even` or not. Raises IndexError, DecodeError when they are no heads."""
+    """Read the heads of entries; `even` is from `_even_heads`. Raises IndexError, DecodeError if they are no heads."""
     bodies: Iterable[bytes]
     if even is not None:
         ends = [even.size] * len(payloads)
@@ -166,21 +166,21 @@ def _read_heads(payloads: Sequence[bytes], even: "_Even | None") -> Heads | None
 
 
 class _Even(NamedTuple):
-    """How heads are that differ in nothing but their numbers, which have as many bytes in each."""
+    """Heads of equal length that differ only in the values of their numbers."""
 
     size: int
     """Bytes of one head."""
     ascending: bool
-    """Whether no number is less than that of the head before."""
+    """Whether no number is less than in the head before."""
 
 
 def _even_heads(payloads: Sequence[bytes]) -> _Even | None:
-    """Compare the heads of entries with each other, as nearly all neighbours are even; None if they are not.
+    """Compare the heads of entries with each other; None unless they are even, as nearly all neighbours are.
 
-    Many at once as one large number, from which the same without its first head is taken away. No number may end
-    earlier or later than the one before, so the highest bit of each is 0: set in the later ones, it is still set after
-    the subtraction where a number is not less, and nothing was borrowed from what is beside it. Raises IndexError when
-    the first head is cut short.
+    Many heads are compared at once, as one large number minus the same number shifted by one head. All numbers have the
+    same length, so the highest bit of each is 0. It is set in the later number before the subtraction, and still set
+    after it if that number is not less; so no number borrows from its neighbour. Raises IndexError for a truncated
+    first head.
     """
     size = broker_entry.HEAD.size + payloads[0][5]
     heads = b"".join(map(itemgetter(slice(size)), payloads))
@@ -203,7 +203,7 @@ def _even_heads(payloads: Sequence[bytes]) -> _Even | None:
 
 @lru_cache(maxsize=16)
 def _masks(size: int, spans: tuple[tuple[int, int], ...]) -> tuple[int, int, int]:
-    """Return masks for `_TOGETHER` heads with numbers there: what may not differ, the rest, and the highest bits."""
+    """Return masks for `_TOGETHER` heads with numbers in `spans`: bits that must be equal, other bits, highest bits."""
     fixed, highest = bytearray(b"\xff" * size), bytearray(size)
     for start, end in spans:
         fixed[start:end] = b"\x80" * (end - start)
@@ -214,7 +214,7 @@ def _masks(size: int, spans: tuple[tuple[int, int], ...]) -> tuple[int, int, int
 
 
 def _survey_messages(payloads: Sequence[bytes]) -> Survey:
-    """Look at entries without heads."""
+    """Survey entries without heads."""
     checked = [payload for payload in payloads if payload[:2] == CHECKSUM]
     found = _survey_checked(checked) if checked else Survey()
     if len(checked) == len(payloads):
@@ -223,7 +223,7 @@ def _survey_messages(payloads: Sequence[bytes]) -> Survey:
 
 
 def _survey_checked(payloads: Sequence[bytes]) -> Survey:
-    """Read the metadata of entries that begin with a checksum, as Pulsar's clients write them, as one message."""
+    """Survey entries that begin with a checksum, as from Pulsar's clients; their metadata are parsed as one message."""
     ends = [_BODY + int.from_bytes(payload[_CHECKSUM_BYTES:_BODY], "big") for payload in payloads]
     bodies = b"".join([payload[_BODY:end] for payload, end in zip(payloads, ends, strict=True)])
     try:
@@ -237,7 +237,7 @@ def _survey_checked(payloads: Sequence[bytes]) -> Survey:
 
 
 def _survey_each(payloads: Iterable[bytes]) -> Survey:
-    """Take every entry apart."""
+    """Survey entries one by one."""
     found = [time_of(payload) for payload in payloads]
     times = [one.time_ms for one in found if one.time_ms is not None]
     indexes = [one.message_index for one in found if one.message_index is not None]
@@ -246,7 +246,7 @@ def _survey_each(payloads: Iterable[bytes]) -> Survey:
 
 
 def _joined(one: Survey, other: Survey) -> Survey:
-    """Return the survey of the entries of two."""
+    """Return the survey of both sets of entries."""
     return Survey(
         min((time for time in (one.time_min, other.time_min) if time is not None), default=None),
         max((time for time in (one.time_max, other.time_max) if time is not None), default=None),

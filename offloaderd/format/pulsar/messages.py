@@ -1,15 +1,15 @@
-"""The messages in an entry, as a consumer would be given them. Pure.
+"""The messages in an entry, as consumers receive them. Pure.
 
 | size | field |
 |---|---|
 | 2, 4, n | optional: `0E 02`, n, broker entry metadata (PIP-70) |
 | 2, 4 | optional: `0E 01`, CRC-32C of all that follows |
 | 4, n | n, MessageMetadata |
-| rest | the content: encrypted as a whole, inside of that compressed, inside of that perhaps a batch |
+| rest | the content: a message or a batch, then compressed, then encrypted as a whole |
 
-A batch is, for each message, the length of its SingleMessageMetadata, that, and the message. An entry that cannot be
-taken apart is no error, for what producers store is theirs: it comes as one message with its bytes as they are and the
-reason. Chunks of one message are joined by `Joiner` in the order of the topic.
+A batch has for each message the length of its SingleMessageMetadata, the SingleMessageMetadata, and the message. An
+entry that cannot be decoded is no error, as producers may store any bytes: it is returned as one message with the
+entry's bytes and the reason. `Joiner` joins the chunks of a message, in the order of the topic.
 """
 
 import base64
@@ -32,26 +32,26 @@ from offloaderd.format.pulsar.transactions import TransactionId, mention_in
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6
 CONTENT_BYTES_MAX = 128 * 1024 * 1024
-"""A content that claims to be larger is left compressed: brokers take 5 MiB unless told otherwise."""
+"""Content with a larger stated size is left compressed: brokers accept 5 MiB by default."""
 
 MESSAGE_BYTES = 256
-"""Memory, about, that a message of a batch takes beside its data."""
+"""Approximate memory of a message of a batch besides its data."""
 
 
 class MessageState(StrEnum):
-    """What a message's `data` is."""
+    """The meaning of a message's `data`."""
 
     PLAIN = "plain"
     ENCRYPTED = "encrypted"  # the content of the whole entry, as it was sent
-    CHUNK = "chunk"  # a part of a message whose other parts are not there
-    MARKER = "marker"  # written by the brokers for themselves; consumers never see it
-    COMPACTED = "compacted"  # a place in a batch that compaction has emptied
-    RAW = "raw"  # the whole entry: no message could be found in it
+    CHUNK = "chunk"  # a part of a message whose other parts are missing
+    MARKER = "marker"  # a broker's internal message; consumers never receive it
+    COMPACTED = "compacted"  # a message of a batch that compaction has removed
+    RAW = "raw"  # the whole entry, as it could not be decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Which part of a message in chunks an entry holds: `index` of `count`, compressed as a whole before it was cut."""
+    """Part `index` of `count` of a message in chunks; the message was compressed before it was cut."""
 
     message: str
     index: int
@@ -62,10 +62,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. `batch_index` is -1 outside of batches; times are milliseconds, None where there is none.
+    """One message. `batch_index` is -1 outside of batches; times are milliseconds, None if absent.
 
-    `key` is bytes, since keys may be. `schema_version` is what the producer's broker called the schema of the data.
-    `index` is None where nobody knows it. `reason` says why the data is not a message's.
+    `key` is bytes, since keys may be binary. `schema_version` is the version that the producer's broker gave the data's
+    schema. `index` is None if unknown. `reason` says why `data` is not a message's.
     """
 
     position: Position
@@ -90,9 +90,9 @@ class Message:
 
 @dataclass(slots=True)
 class PlainBatch:
-    """The messages of a batch of which nothing else is to be said, by columns: each has as many values as messages.
+    """The messages of a plain batch by columns; each column has one value per message.
 
-    `whole` has what they share. A value is None for a tombstone.
+    `whole` has their common fields. A value is None for a tombstone.
     """
 
     whole: Message
@@ -105,7 +105,7 @@ class PlainBatch:
 
 
 def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> list[Message]:
-    """Return the messages of an entry in their order; one that says why where there is none to be had."""
+    """Return the messages of an entry in order, or one message with the reason why it cannot be decoded."""
     found = decode_columns(position, payload, content_bytes_max=content_bytes_max, batch_max=0)
     assert not isinstance(found, PlainBatch)  # noqa: S101 - of no message
     return found
@@ -114,9 +114,9 @@ def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int =
 def decode_columns(
     position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX, batch_max: int
 ) -> list[Message] | PlainBatch:
-    """Return the messages of an entry as `decode_entry` does, or in columns.
+    """Return the messages of an entry as `decode_entry` does, or by columns.
 
-    Columns are for a plain batch (no transaction) of at most `batch_max` messages.
+    Only plain batches (no transaction) of at most `batch_max` messages are returned by columns.
     """
     whole = Message(position=position, state=MessageState.RAW, data=payload)
     if (head := broker_entry.read_head(payload)) is not None:
@@ -135,9 +135,9 @@ def decode_columns(
 
 
 def unpacked_bytes(payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> int:
-    """Return what the messages of an entry take in memory beside its own bytes, by what its producer says of it.
+    """Return the memory of an entry's messages besides the entry's own bytes, as stated in the producer's metadata.
 
-    Of the last chunk of a message it is what the message takes; 0 where nothing is unpacked.
+    The last chunk of a message counts the whole message; 0 if nothing is unpacked.
     """
     try:
         metadata, _ = _client_part(broker_entry.without_head(payload))
@@ -152,7 +152,7 @@ def unpacked_bytes(payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX
 
 
 def _client_part(payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
-    """Return the producer's metadata and content. Raises Undecodable and CorruptData."""
+    """Return the producer's metadata and content. Raises Undecodable, CorruptData."""
     if payload.startswith(CHECKSUM):
         stored = int.from_bytes(payload[2:_CHECKSUM_BYTES], "big")
         payload = payload[_CHECKSUM_BYTES:]
@@ -163,7 +163,7 @@ def _client_part(payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
 
 
 def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, content_bytes_max: int) -> list[Message]:
-    """Return what the content of an entry holds. Raises Undecodable and CorruptData."""
+    """Return the messages of an entry's content. Raises Undecodable, CorruptData."""
     one = replace(
         whole,
         state=MessageState.PLAIN,
@@ -197,7 +197,7 @@ def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, cont
 
 
 def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
-    """Yield the messages of a batch, whose common fields `one` has."""
+    """Yield the messages of a batch; `one` has their common fields."""
     if not 0 < count <= len(content) // 4:
         raise Undecodable(f"a batch of {count} messages cannot be in {len(content)} bytes")
     at = 0
@@ -207,7 +207,7 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
         end = at + single.payload_size
         if not at <= end <= len(content):
             raise Undecodable(f"message {number} of a batch claims {single.payload_size} bytes of {len(content) - at}")
-        # The first message's sequence is that of the batch.
+        # The first message has the sequence id of the batch.
         yield replace(
             one,
             batch_index=number,
@@ -230,7 +230,7 @@ def _unpacked(one: Message, count: int, content: bytes) -> Iterator[Message]:
 def _plain_batch(
     whole: Message, metadata: pb.MessageMetadata, content: bytes, content_bytes_max: int
 ) -> PlainBatch | None:
-    """Return a batch in columns; None where `_messages` has more to say, be it what is wrong."""
+    """Return a batch by columns; None for an entry that `_messages` has to decode, or to report as damaged."""
     if not metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type") or metadata.encryption_keys:
         return None
     count = metadata.num_messages_in_batch
@@ -271,11 +271,11 @@ def _plain_batch(
 
 
 def _index(one: Message, count: int, number: int) -> int | None:
-    """Return the broker's index of a message in a batch, None where there is none.
+    """Return the broker's index of a message in a batch, None if it has none.
 
-    The entry's index is that of its last message: the broker adds the batch's count to the one before. It adds 1 for an
-    entry that its transaction buffer appends, whatever the count (TopicTransactionBuffer gives none), so the messages
-    of such a batch have no numbers of their own.
+    The entry's index is that of its last message: the broker adds the batch's count to the index before. For an entry
+    of its transaction buffer it adds 1 whatever the count (TopicTransactionBuffer passes none), so the messages of such
+    a batch have no indexes of their own.
     """
     if one.index is None or (one.transaction is not None and count > 1):
         return None
@@ -318,12 +318,12 @@ def _key(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> bytes | Non
         return metadata.partition_key.encode()
     try:
         return base64.b64decode(metadata.partition_key, validate=True)
-    except ValueError as error:  # binascii.Error is one, and so is a character that is not of ASCII
+    except ValueError as error:  # binascii.Error is a ValueError; characters beyond ASCII raise ValueError
         raise Undecodable(f"the key is no base64: {error}") from None
 
 
 def _sized(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes that come after their length, and where they end. Raises Undecodable."""
+    """Return the bytes behind their length, and the offset of their end. Raises Undecodable."""
     begin = at + 4
     size = int.from_bytes(data[at:begin], "big", signed=True)
     if begin > len(data) or not 0 <= size <= len(data) - begin:
@@ -332,9 +332,9 @@ def _sized(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 class Joiner:
-    """Joins the chunks of messages, given the messages of one topic in their order; holds `bytes_max` at most.
+    """Joins the chunks of messages. Takes the messages of one topic in their order; holds at most `bytes_max`.
 
-    What cannot be joined, because a chunk is missing or there is no room, comes out as the chunks that there are.
+    If a chunk is missing or the memory is used up, the chunks are returned as they are.
     """
 
     def __init__(self, bytes_max: int = CONTENT_BYTES_MAX) -> None:
@@ -348,7 +348,7 @@ class Joiner:
         return self._held_bytes
 
     def take(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield what can be given out: whole messages at once, one in chunks with its last, at that one's place."""
+        """Yield all messages that are complete; a message in chunks takes the place of its last chunk."""
         for message in messages:
             chunk = message.chunk
             if chunk is None or message.state is not MessageState.CHUNK:

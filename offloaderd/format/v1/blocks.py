@@ -1,8 +1,8 @@
-"""Data blocks of a V1 object (PIP-17, ledger-based): FORMAT.md, section 2. `v1_index` has the index, offered here too.
+"""Data blocks of a V1 object (PIP-17, ledger-based): FORMAT.md, section 2. Names of `index.py` are offered here too.
 
-An object holds one whole closed ledger from entry 0. Block sizes follow Pulsar's arithmetic, but from the entries
-that are really there: a ledger whose declared size does not match them is refused, and an entry too large for a block
-gets a larger block of its own. Pulsar's writer cuts the ledger short in both cases and reports success.
+An object holds one whole closed ledger from entry 0. Block sizes follow Pulsar's arithmetic, but from the entries that
+exist: a ledger whose declared size does not match them is refused, and an entry too large for a block gets a larger
+block of its own. In both cases Pulsar's writer truncates the ledger and reports success.
 """
 
 import struct
@@ -41,7 +41,7 @@ _RESERVED = bytes(100)
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Header of a block; `block_bytes` is the whole block with header and padding."""
+    """Header of a block; `block_bytes` is the length of the block with header and padding."""
 
     block_bytes: int
     first_entry_id: int
@@ -85,7 +85,7 @@ def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader
 
 
 def run_begin(data: bytes, run: BlockInfo, *, key: str) -> int:
-    """Return the first entry of a run by the header of its block, or as `run` says it where it has none.
+    """Return the first entry of a run from its block's header, or from `run` if it has no header.
 
     Raises CorruptData if the two differ.
     """
@@ -98,9 +98,9 @@ def run_begin(data: bytes, run: BlockInfo, *, key: str) -> int:
 
 
 def decode_run(data: bytes, run: BlockInfo, *, key: str) -> EntryBatch:
-    """Read neighbouring entries of one block, with its header if they are its first, and with what pads it.
+    """Read neighbouring entries of one block, with the header before its first and the padding behind its last.
 
-    `run` says where in the object `key` they lie. Raises CorruptData.
+    `run` has their place in the object `key`. Raises CorruptData.
     """
     first = run_begin(data, run, key=key)
     payloads = decode_entries(data, start=run.head_bytes, first_entry_id=first, key=key, at=run.offset)

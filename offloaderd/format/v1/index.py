@@ -1,8 +1,8 @@
 """Index of a V1 object (PIP-17, ledger-based): FORMAT.md, section 2.
 
-It carries BookKeeper's LedgerMetadataFormat and at least one index entry a block. More are legal: an entry in the
-middle of a block has as `offset` its position less the length of a block header, because readers add that to find the
-entry, and spares Pulsar's own reader most of its requests.
+It has BookKeeper's LedgerMetadataFormat and at least one index entry per block. Further ones are valid: for an entry
+inside a block, `offset` is its position less the length of a block header, because readers add that length. They save
+Pulsar's own reader most of its requests.
 """
 
 import struct
@@ -34,7 +34,7 @@ _STEP = IndexEntry(1, 0, ENTRY_OVERHEAD_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class LedgerObjectIndex:
-    """A whole index; `metadata` is an encoded LedgerMetadataFormat, kept as it is."""
+    """A whole index; `metadata` is an encoded LedgerMetadataFormat, kept unchanged."""
 
     data_bytes: int
     header_bytes: int
@@ -46,9 +46,9 @@ class LedgerObjectIndex:
         return LedgerMetadataFormat.FromString(self.metadata)
 
     def floor(self, entry_id: int) -> IndexEntry | None:
-        """Return the last index entry that is not beyond `entry_id`; None only for a negative one.
+        """Return the last index entry with an id not above `entry_id`; None only for a negative one.
 
-        An entry after the ledger's last gives the last index entry.
+        For an entry after the ledger's last it is the last index entry.
         """
         return floor(self.entries, entry_id)
 
@@ -56,7 +56,7 @@ class LedgerObjectIndex:
 def encode_index(data_bytes: int, metadata: bytes, entries: Sequence[IndexEntry]) -> bytes:
     """Return the index of a data object of `data_bytes`.
 
-    Raises InvalidInput if the result would not be read back, for instance for entries that are not ascending.
+    Raises InvalidInput if the result could not be decoded, for instance for entries that are not ascending.
     """
     index_bytes = INDEX_HEADER.size + len(metadata) + len(entries) * INDEX_ENTRY.size
     fields = (INDEX_MAGIC, index_bytes, data_bytes, DATA_HEADER_BYTES, len(entries), len(metadata))
@@ -74,8 +74,8 @@ def encode_index(data_bytes: int, metadata: bytes, entries: Sequence[IndexEntry]
 def index_entries(runs: Sequence[BlockInfo], *, dense: bool) -> list[IndexEntry]:
     """Return the index entries of an object whose manifest has these runs: one for each block, or each run if `dense`.
 
-    Pulsar's reader looks for an entry a header behind the offset of its index entry and never reads the header, so a
-    run that has none is listed that much before where it begins.
+    Pulsar's reader expects an entry one header behind the offset of its index entry and never reads the header. So a
+    run without a header is listed one header's length before its begin.
     """
     entries: list[IndexEntry] = []
     number = 0

@@ -1,7 +1,7 @@
-"""Entries of a V1 block that is read piece by piece, with the index as the only description of the block.
+"""Entries of a V1 block that is read in pieces, with the index as the only description of the block.
 
-For objects that a broker wrote: they have no checksums, so header, entry ids, lengths and padding are checked. A block
-may have 64 MiB and more; only a piece and the begin of an entry are held in memory.
+For objects of brokers, which have no checksums: header, entry ids, lengths and padding are checked. A block may have 64
+MiB and more; only a piece and the begin of an entry are held in memory.
 """
 
 from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD
@@ -13,7 +13,7 @@ from offloaderd.format.v1.index import LedgerObjectIndex
 
 
 class BlockSpan:
-    """One block as the index has it: bytes `offset` to `end` (exclusive), entries `first_entry_id` to the last."""
+    """One block according to the index: bytes `offset` to `end` (exclusive), entries `first_entry_id` to the last."""
 
     __slots__ = ("end", "first_entry_id", "last_entry_id", "offset")
 
@@ -25,7 +25,7 @@ class BlockSpan:
 
 
 def block_spans(index: LedgerObjectIndex) -> list[BlockSpan]:
-    """Return the blocks of an object in order; entries of a denser index that begin no block have no span."""
+    """Return the blocks of an object in order; index entries inside a block have no span."""
     starts: list[IndexEntry] = []
     for entry in index.entries:
         if not starts or entry.part_id != starts[-1].part_id:
@@ -39,17 +39,17 @@ def block_spans(index: LedgerObjectIndex) -> list[BlockSpan]:
 
 
 class BlockScan:
-    """Takes the bytes of a block from its header, or from an entry, on; gives the entries that have come whole.
+    """Takes the bytes of a block, from its header or an entry on, and returns the complete entries.
 
-    The block itself does not say its ledger. With `entry_id` it begins at that entry, at byte `at` of the object `key`;
-    else at the block's header.
+    The block itself does not name its ledger. With `entry_id` the bytes begin at that entry, at byte `at` of the object
+    `key`; else at the block's header.
     """
 
     def __init__(self, span: BlockSpan, *, ledger_id: int, key: str, entry_id: int | None = None, at: int = 0) -> None:
         self.next_entry_id = span.first_entry_id if entry_id is None else entry_id
-        """The first entry that has not been given."""
+        """The first entry that was not returned yet."""
         self.at = span.offset if entry_id is None else at
-        """Where that begins, or the header or the padding."""
+        """Offset of that entry, or of the header or the padding."""
         self._span = span
         self._ledger_id = ledger_id
         self._key = key
@@ -59,12 +59,12 @@ class BlockScan:
 
     @property
     def wanted_at(self) -> int:
-        """Offset of the byte that is to be fed next."""
+        """Offset of the next byte to feed."""
         return self.at + len(self._rest)
 
     @property
     def inside(self) -> bool:
-        """Whether entries of the block are still to come."""
+        """Whether entries of the block are still missing."""
         return self.next_entry_id <= self._span.last_entry_id
 
     @property
@@ -73,9 +73,9 @@ class BlockScan:
         return self.at >= self._span.end
 
     def feed(self, data: bytes) -> FramedEntries:
-        """Take the bytes that follow; returns the entries that are whole now, whose heads have been looked at.
+        """Take the next bytes. Returns the entries that are complete now, with their heads checked.
 
-        What lies beyond the block's end is left alone. Raises CorruptData.
+        Bytes beyond the block's end are ignored. Raises CorruptData.
         """
         span = self._span
         data = (self._rest + data if self._rest else data)[: span.end - self.at]
@@ -111,7 +111,7 @@ class BlockScan:
             raise self._corrupt(span.offset + 12, f"a block of {span.end - span.offset} bytes", header.block_bytes)
 
     def _entries(self, data: bytes, start: int) -> tuple[int, int]:
-        """Return how many whole entries `data` has from `start` on, and where the next one begins."""
+        """Return the number of whole entries in `data` from `start` on, and the offset of the next one."""
         unpack = ENTRY_HEAD.unpack_from
         first = self.next_entry_id
         wanted, last, head_last = first, self._span.last_entry_id, len(data) - ENTRY_OVERHEAD_BYTES

@@ -1,8 +1,8 @@
-"""Data blocks of a V2 object (PIP-76, streaming): FORMAT.md, section 3. The index is in `v2_index`, offered here too.
+"""Data blocks of a V2 object (PIP-76, streaming): FORMAT.md, section 3. Names of `index.py` are offered here too.
 
-A block holds consecutive entries of one ledger. Every block that is written ends in at least 4 pad bytes: without
-them Pulsar's own reader fails at the end of the object, or takes the next header for an entry. When reading, any
-padding down to none is accepted.
+A block holds consecutive entries of one ledger. Every block that is written ends in at least 4 pad bytes: without them
+Pulsar's own reader fails at the end of the object, or reads the next header as an entry. Blocks that are read may have
+any padding, or none.
 """
 
 import struct
@@ -40,14 +40,14 @@ BLOCK_HEADER = struct.Struct(">Iqqqq92s")
 BLOCK_HEADER_BYTES = BLOCK_HEADER.size
 PAD_BYTES_MIN = 4
 PREAMBLE = PAD
-"""What may stand before the first block, so that Pulsar's reader manages segments that start inside a ledger."""
+"""Optional bytes before the first block, which Pulsar's reader needs for segments that begin inside a ledger."""
 
 _RESERVED = bytes(92)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """Header of a block; `block_bytes` is the whole block with header and padding."""
+    """Header of a block; `block_bytes` is the length of the block with header and padding."""
 
     block_bytes: int
     first_entry_id: int
@@ -97,9 +97,9 @@ def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader
 
 
 def encode_block(ledger_id: int, first_entry_id: int, payloads: Sequence[bytes], *, block_bytes_min: int = 0) -> Block:
-    """Return the block of these entries, padded to `block_bytes_min` and by at least 4 bytes in any case.
+    """Return the block of these entries, padded to `block_bytes_min` and by at least 4 bytes.
 
-    Raises InvalidInput if there is no entry, or an id or a length is outside its field.
+    Raises InvalidInput if there is no entry, or if an id or a length does not fit its field.
     """
     if not payloads:
         raise InvalidInput("a block without entries cannot be stored")
@@ -110,7 +110,7 @@ def encode_block(ledger_id: int, first_entry_id: int, payloads: Sequence[bytes],
 
 
 def decode_whole_header(data: bytes, *, key: str, at: int) -> BlockHeader:
-    """Read the header of a whole block; `data` has to end where the block does. Raises CorruptData."""
+    """Read the header of a whole block; `data` has to end with the block. Raises CorruptData."""
     header = decode_header(data, key=key, at=at)
     if header.block_bytes != len(data):
         raise CorruptData(key=key, offset=at + 12, expected=f"block length {len(data)}", found=header.block_bytes)
@@ -118,7 +118,7 @@ def decode_whole_header(data: bytes, *, key: str, at: int) -> BlockHeader:
 
 
 def decode_block(data: bytes | memoryview, *, key: str, at: int) -> EntryBatch:
-    """Read one whole block, header, entries and padding; `data` has to end where the block does.
+    """Read one whole block, header, entries and padding; `data` has to end with the block.
 
     `at` is the offset of the block in the object `key`. Raises CorruptData.
     """

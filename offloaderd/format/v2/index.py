@@ -1,8 +1,8 @@
 """Index of a V2 object (PIP-76, streaming): FORMAT.md, section 3.
 
-One group a ledger, each with Pulsar's LedgerInfo and an index entry a block. There is no count of groups and nothing
-after the last one: a single byte more and Pulsar's reader fails. Groups are written by ascending ledger id; Pulsar
-itself writes them in the order of a hash map, so any order is read.
+One group per ledger, each with Pulsar's LedgerInfo and one index entry per block. The groups are not counted, and
+Pulsar's reader fails for a single byte behind the last one. Groups are written by ascending ledger id; Pulsar writes
+them in the order of a hash map, so any order is read.
 """
 
 import struct
@@ -36,7 +36,7 @@ _STEP = IndexEntry(1, 1, DATA_BYTES_MIN)
 
 
 class BlockExtent(NamedTuple):
-    """A block as far as an index knows it: `length` reaches to the next block or the end of the object."""
+    """A block according to the index: `length` reaches to the next block or the end of the object."""
 
     ledger_id: int
     first_entry_id: int
@@ -46,7 +46,7 @@ class BlockExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerIndex:
-    """What an index says of one ledger; `metadata` is an encoded LedgerInfo, kept as it is."""
+    """One ledger's group of an index; `metadata` is an encoded LedgerInfo, kept unchanged."""
 
     ledger_id: int
     metadata: bytes
@@ -66,15 +66,15 @@ class SegmentIndex:
     groups: tuple[LedgerIndex, ...]
 
     def group(self, ledger_id: int) -> LedgerIndex | None:
-        """Return the group of a ledger, or None if the segment holds nothing of it."""
+        """Return the group of a ledger, or None if the segment has no entries of it."""
         at = bisect_left(self.groups, ledger_id, key=attrgetter("ledger_id"))
         return self.groups[at] if at < len(self.groups) and self.groups[at].ledger_id == ledger_id else None
 
     def floor(self, position: Position) -> IndexEntry | None:
-        """Return the index entry of the block that holds `position` if any block does.
+        """Return the index entry of the only block that may hold `position`.
 
-        None if the ledger is not in the segment, or only with later entries. An index does not know where a ledger
-        ends, so a position after its last entry gives its last block.
+        None if the ledger is not in the segment, or only with later entries. An index does not have the end of a
+        ledger, so a position after it gives the ledger's last block.
         """
         group = self.group(position.ledger_id)
         return floor(group.entries, position.entry_id) if group else None
@@ -90,9 +90,9 @@ class SegmentIndex:
 
 
 def encode_index(data_bytes: int, groups: Iterable[LedgerIndex]) -> bytes:
-    """Return the index of a data object of `data_bytes`; groups may come in any order.
+    """Return the index of a data object of `data_bytes`; groups may be in any order.
 
-    Raises InvalidInput if the result would not be read back, for instance for offsets that are not ascending.
+    Raises InvalidInput if the result could not be decoded, for instance for offsets that are not ascending.
     """
     chunks = [b""]
     try:
@@ -174,7 +174,7 @@ def _decode_group(data: bytes, at: int, key: str) -> tuple[LedgerIndex, int]:
 
 
 def _check_order(groups: list[LedgerIndex], heads: list[int], key: str, data_bytes: int) -> None:
-    """Check that no ledger comes twice and that blocks lie in the data object as their ledgers and entries ascend."""
+    """Check that each ledger has one group, and that offsets of blocks ascend with ledgers and entries."""
     lowest, seen = IndexEntry(0, 1, 0), -1
     for group, at in sorted(zip(groups, heads, strict=True), key=lambda pair: pair[0].ledger_id):
         if group.ledger_id == seen:
@@ -183,4 +183,4 @@ def _check_order(groups: list[LedgerIndex], heads: list[int], key: str, data_byt
         run = at + GROUP_HEAD.size + len(group.metadata)
         limit = data_bytes - DATA_BYTES_MIN
         lowest = check_run(group.entries, key=key, at=run, lowest=lowest, step=_STEP, offset_max=limit)
-        lowest = lowest._replace(first_entry_id=0)  # each ledger counts its entries anew
+        lowest = lowest._replace(first_entry_id=0)  # entry ids begin at 0 in each ledger
