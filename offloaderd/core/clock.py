@@ -1,4 +1,4 @@
-"""Time, ids and jitter, injected so that tests and simulations own them; lint bans the global ones elsewhere."""
+"""Time, ids and jitter, injected so that tests and simulations control them; lint forbids the global ones elsewhere."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ class Clock(Protocol):
         """Milliseconds since the Unix epoch; may jump, so it is only stored and shown, never subtracted."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; for ages and deadlines."""
+        """Seconds that never decrease; for ages and deadlines."""
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""

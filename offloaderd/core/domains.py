@@ -1,7 +1,7 @@
 """Domains of Pulsar's topics: `persistent` is offloaded; `segment` (PIP-460), which has ledgers as well, is not.
 
-A domain that is not offloaded is reported by name, so that its topics are not believed to be safe. Other names in the
-place of a domain mean nothing: below a tenant of Pulsar's first version are clusters.
+An unsupported domain is reported by name, so that its topics are not believed to be safe. Other names in the place of a
+domain are no domains: in Pulsar's first version tenants contained clusters.
 """
 
 from offloaderd.core.errors import DomainNotCovered, InvalidInput
@@ -15,6 +15,6 @@ HINT_NOT_COVERED = (
 
 
 def refused(text: str, domain: str, hint: str) -> InvalidInput:
-    """Return the error for a topic of a domain that is not offloaded; `hint` says how names are written."""
+    """Return the error for a topic of an unsupported domain; `hint` describes the form of names."""
     what = f"topic {text!r}: only persistent topics are stored, not {domain!r}"
     return DomainNotCovered(what, hint=HINT_NOT_COVERED) if domain in NOT_COVERED else InvalidInput(what, hint=hint)

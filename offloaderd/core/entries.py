@@ -1,8 +1,8 @@
 """Entries inside a block, and the padding after them: the same in V1 and V2 (FORMAT.md, section 1).
 
-An entry is a head of 12 bytes (payload length, entry id) and the payload as BookKeeper has it. A reader knows the end
-of the entries by padding, whose first byte makes the length field negative. This is the hot path: one `bytes` object
-an entry and no other.
+An entry is a head of 12 bytes (payload length, entry id) and the payload as in BookKeeper. Padding marks the end of the
+entries, as its first byte makes the length field negative. This code is performance-critical: it creates one `bytes`
+object per entry and no other.
 """
 
 import struct
@@ -16,17 +16,17 @@ PAD = b"\xfe\xdc\xde\xad"
 
 
 def padding(n: int) -> bytes:
-    """Return `n` bytes of padding: the pad word from its first byte on, cut anywhere."""
+    """Return `n` bytes of padding: the pad word, repeated and truncated."""
     return (PAD * (n // len(PAD) + 1))[:n]
 
 
 def framed_bytes(payload_bytes: int, count: int) -> int:
-    """Return the bytes that `count` entries of `payload_bytes` in all take in a block."""
+    """Return the bytes in a block of `count` entries with `payload_bytes` in all."""
     return payload_bytes + count * ENTRY_OVERHEAD_BYTES
 
 
 def frame(first_entry_id: int, payloads: Sequence[bytes]) -> list[bytes]:
-    """Return head, payload, head, payload and so on, to be joined once by the caller; payloads are not copied.
+    """Return heads and payloads in turn; the caller joins them once, and payloads are not copied.
 
     Raises InvalidInput for an entry id outside 0 to 2^63-1 or a payload of 2 GiB or more.
     """
@@ -52,7 +52,7 @@ def decode_entries(
     key: str,
     at: int,
 ) -> list[bytes]:
-    """Return the payloads of the entries that begin at `data[start]`, of which the first is `first_entry_id`.
+    """Return the payloads of the entries from `data[start]` on; the first has the id `first_entry_id`.
 
     With a `count`, exactly that many are read. Bytes after them are not checked, unless `end` gives the end of the last
     one. Without a `count`, entries are read up to the padding or the end of `data`; all other bytes must be padding.
@@ -96,7 +96,7 @@ def decode_entries(
 
 
 def check_padding(data: bytes, start: int, *, key: str, at: int) -> None:
-    """Check that `data` from `start` on is nothing but padding; raises CorruptData at the first byte that is not."""
+    """Check that `data` from `start` on is only padding. Raises CorruptData at the first other byte."""
     found = data[start:]
     expected = padding(len(found))
     if found != expected:

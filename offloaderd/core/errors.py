@@ -1,10 +1,8 @@
-"""The error tree: few kinds, one for each thing a caller can do about it.
+"""The error tree: few kinds, each for one reaction of the caller.
 
-Every error says what was wrong and, where an operator can act, carries a `hint` with the next step. Adapters turn
-the exceptions of their libraries into these in one place; nothing else crosses a port.
-
-Readers skip deleted entries, and wait for entries whose state is unknown. So EntriesDeleted is raised only for entries
-whose deletion was decided and is on record.
+Every error describes the fault and, if an operator can act, has a `hint` with the next step. Each adapter translates
+the exceptions of its libraries into these in one place; no others cross a port. Readers skip deleted entries, and wait
+for entries in an unknown state. So EntriesDeleted is raised only for entries whose deletion is on record.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from contextlib import contextmanager
 
 
 class OffloaderError(Exception):
-    """Root of everything that offloaderd raises on purpose."""
+    """Root of all errors that offloaderd raises on purpose."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -20,20 +18,20 @@ class OffloaderError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Message and hint in one line, as an operator reads it."""
+        """Message and hint in one line, for operators."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
 class Transient(OffloaderError):
-    """It may work if tried again: time-outs, refused connections, 5xx."""
+    """A retry may succeed: time-outs, refused connections, 5xx."""
 
 
 class Throttled(Transient):
-    """The other side asked for fewer requests (503 SlowDown, 429)."""
+    """The server asked for fewer requests (503 SlowDown, 429)."""
 
 
 class OutcomeUnknown(Transient):
-    """The request may or may not have been carried out: read back before judging or trying again."""
+    """The request may or may not have been carried out: read back before a decision or a retry."""
 
 
 class Denied(OffloaderError):
@@ -45,7 +43,7 @@ class Unauthenticated(Denied):
 
 
 class Expired(Denied):
-    """The credentials were good once: they are read again before the next try, which may well work."""
+    """The credentials have expired: they are read again before the next try, which may well succeed."""
 
 
 class NoSpace(OffloaderError):
@@ -53,15 +51,15 @@ class NoSpace(OffloaderError):
 
 
 class NotFound(OffloaderError):
-    """What was named does not exist."""
+    """The named object, node or topic does not exist."""
 
 
 class BucketMissing(NotFound):
-    """The bucket itself (or the root directory) does not exist, so nothing in it can be judged missing."""
+    """The bucket itself (or the root directory) does not exist, so nothing is known about its objects."""
 
 
 class Conflict(OffloaderError):
-    """Somebody else changed or created it first."""
+    """Another process changed or created it first."""
 
 
 class Fenced(Conflict):
@@ -69,23 +67,23 @@ class Fenced(Conflict):
 
 
 class LedgerUnknown(Conflict):
-    """Entries were pushed of a ledger that the daemon's ledger source does not know, so they could not be verified."""
+    """Entries were pushed of a ledger that is not in the daemon's ledger source, so they could not be verified."""
 
 
 class InvalidInput(OffloaderError):
-    """A caller's argument cannot be right: a malformed name, a reversed range, an oversized entry."""
+    """A caller's argument is invalid: a malformed name, a reversed range, an oversized entry."""
 
 
 class DomainNotCovered(InvalidInput):
-    """The topic exists in a domain of Pulsar's that this release does not offload: none of its entries are stored."""
+    """The topic is in a domain of Pulsar's that this release does not offload: none of its entries are stored."""
 
 
 class InvalidConfig(OffloaderError):
-    """The configuration cannot work; `message` lists every mistake found. Commands exit with code 2."""
+    """The configuration is invalid; `message` lists every mistake. Commands exit with code 2."""
 
 
 class IdentityRefused(OffloaderError):
-    """Metadata, bucket or source may be of another history: nothing is deleted until an operator has looked."""
+    """Metadata, bucket or source may belong to another history: nothing is deleted until an operator accepts it."""
 
 
 class Closed(OffloaderError):
@@ -93,9 +91,9 @@ class Closed(OffloaderError):
 
 
 class CorruptData(OffloaderError):
-    """Stored bytes are not what was written: alarm, never retry, never hand them out.
+    """Stored bytes differ from the written ones: alarm, never retry, never deliver them.
 
-    `key` names the object, `offset` the first byte of the field that is wrong.
+    `key` names the object, `offset` the first byte of the wrong field.
     """
 
     def __init__(self, *, key: str, offset: int, expected: object, found: object, hint: str = "") -> None:
@@ -110,7 +108,7 @@ class CorruptData(OffloaderError):
 
 
 class NewerRecord(CorruptData):
-    """A later release wrote it in a way that this one would misread: leave it, and all that depends on it, alone."""
+    """A later release wrote it in a format that this one would misread: change neither it nor its dependents."""
 
     def __init__(self, key: str, *, found: int, known: int) -> None:
         OffloaderError.__init__(
@@ -130,27 +128,27 @@ class OutOfRange(InvalidInput):
 
 
 class EntriesMissing(NotFound):
-    """Entries of the range are in no tier, or nobody can say whether there are any: a gap is never skipped."""
+    """Entries of the range are in no tier, or it is unknown whether they exist: a gap is never skipped."""
 
 
 class EntriesLost(EntriesMissing):
-    """Entries of the range were deleted before they were offloaded, or may have been; the hint says how to read on."""
+    """Entries of the range were, or may have been, deleted before they were offloaded; the hint says how to read on."""
 
 
 class EntriesDeleted(EntriesMissing):
-    """Entries of the range were offloaded and deleted again by the topic's retention; the hint says what there is."""
+    """Entries of the range were offloaded and deleted again by the topic's retention; the hint says which exist."""
 
 
 class MapUnknown(Conflict):
-    """Nothing is on record of what was asked for, not even its deletion: the map may be empty, old, or another's."""
+    """There is no record of it, not even of its deletion: the map may be empty, old, or another deployment's."""
 
 
 class TopicUnknown(MapUnknown):
-    """Nothing is on record of the whole topic: no policy, no segment, no deletion."""
+    """There is no record of the whole topic: no policy, no segment, no deletion."""
 
 
 class Unsound(OffloaderError):
-    """A stored copy of a ledger is not what it has to be; `reason` names the kind of fault for metrics."""
+    """A stored copy of a ledger is faulty; `reason` names the kind of fault for metrics."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message, hint="the source keeps the ledger; docs/failures.md says what to do")
@@ -159,7 +157,7 @@ class Unsound(OffloaderError):
 
 @contextmanager
 def reported(report: Callable[[CorruptData], None]) -> Iterator[None]:
-    """Have damage that is found inside reported."""
+    """Report damage that is found within the `with` block."""
     try:
         yield
     except CorruptData as error:
@@ -168,10 +166,10 @@ def reported(report: Callable[[CorruptData], None]) -> Iterator[None]:
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error of a group that says what to do; the others are its consequences, or come again.
+    """Return the most important error of a group; the others follow from it, or will be raised again.
 
-    What ends the process goes first, then what must stop the work, then the rest of ours. It is to be raised in an
-    `except BaseExceptionGroup` clause: what `except*` raises is put into a group again by some versions of Python.
+    The order: errors that end the process, errors that must stop the work, our other errors. Raise it in an `except
+    BaseExceptionGroup` clause: what `except*` raises is put into a group again by some versions of Python.
     """
     flat: list[BaseException] = []
     rest: list[BaseException] = [errors]

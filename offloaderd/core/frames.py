@@ -1,4 +1,4 @@
-"""Entries as they are stored in a block, head and payload in turn (FORMAT.md, section 1), decoded on demand.
+"""Entries in their stored form, heads and payloads in turn (FORMAT.md, section 1), decoded on demand.
 
 A block is passed on without reading its entries: its manifest has the begin and end of its frames. A cut between
 entries reads heads from the nearest known place on; payloads need all entries to be read.
@@ -37,7 +37,7 @@ class FramedEntries:
 
     @property
     def last_entry_id(self) -> int:
-        """Id of the last entry; one less than the first when there is none."""
+        """Id of the last entry; one less than the first if there is none."""
         return self.first_entry_id + self.count - 1
 
     @property
@@ -52,7 +52,7 @@ class FramedEntries:
 
     @property
     def payloads(self) -> list[bytes]:
-        """The payloads, taken out anew at every use. Raises CorruptData."""
+        """The payloads, decoded at each use. Raises CorruptData."""
         return decode_entries(
             self.data,
             start=self.start,
@@ -77,12 +77,12 @@ class FramedEntries:
         return EntryBatch(self.ledger_id, self.first_entry_id, self.payloads)
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each entry's id and payload, looking no further than asked. Raises CorruptData."""
+        """Yield each entry's id and payload, decoded as the iteration reaches it. Raises CorruptData."""
         for entry_id, start, end in self._walk(self.first_entry_id, self.start):
             yield entry_id, self.data[start + ENTRY_OVERHEAD_BYTES : end]
 
     def payload(self, entry_id: int) -> bytes:
-        """Return the payload of one entry that is among them. Raises CorruptData."""
+        """Return the payload of one of the entries. Raises CorruptData."""
         start, end = self._find(entry_id)
         return self.data[start + ENTRY_OVERHEAD_BYTES : end]
 
@@ -98,7 +98,7 @@ class FramedEntries:
         return self._part(low, high - low + 1, start, end)
 
     def pieces(self, bytes_max: int) -> "Iterator[FramedEntries]":
-        """Yield all in pieces of at most `bytes_max` bytes of frames, or one entry. Raises CorruptData."""
+        """Yield the entries in pieces with at most `bytes_max` bytes of frames, or one entry. Raises CorruptData."""
         if self.end - self.start <= bytes_max or self.count == 1:
             yield self
             return
@@ -109,7 +109,7 @@ class FramedEntries:
             first, begin = following, stop
 
     def _cut(self, first: int, begin: int, bytes_max: int) -> tuple[int, int]:
-        """Return where a piece ends that begins with `first` at `begin`: the entry behind it, and where that begins."""
+        """Return the entry behind a piece that begins with `first` at `begin`, and that entry's offset."""
         if self.end - begin <= bytes_max:
             return self.last_entry_id + 1, self.end
         known = bisect_right(self.places, begin + bytes_max, key=_START)
@@ -122,14 +122,14 @@ class FramedEntries:
         return FramedEntries(self.ledger_id, first_entry_id, count, self.data, start, end, self.key, self.at)
 
     def _find(self, entry_id: int) -> tuple[int, int]:
-        """Return where the frame of one of the entries begins and ends."""
+        """Return begin and end of an entry's frame."""
         known = bisect_right(self.places, entry_id - self.first_entry_id, key=_NUMBER)
         number, at = self.places[known - 1] if known else (0, self.start)
         walk = self._walk(self.first_entry_id + number, at)
         return next((start, end) for found, start, end in walk if found == entry_id)
 
     def _walk(self, entry_id: int, start: int) -> Iterator[tuple[int, int, int]]:
-        """Yield, from the entry on whose frame begins at `start`, the id and where the frame begins and ends."""
+        """Yield id, begin and end of each frame, from the entry whose frame begins at `start`."""
         data, unpack, last_end = self.data, ENTRY_HEAD.unpack_from, self.end
         for wanted in range(entry_id, self.last_entry_id + 1):
             body = start + ENTRY_OVERHEAD_BYTES
@@ -151,4 +151,4 @@ class FramedEntries:
 
 
 Entries = EntryBatch | FramedEntries
-"""Consecutive entries of one ledger, taken apart or not."""
+"""Consecutive entries of one ledger, decoded or not."""

@@ -1,8 +1,7 @@
 """The daemon's own state, as /readyz, gRPC health and `offloadctl status` report it. No I/O here.
 
-The three states follow each other once and never go back: starting, serving, draining. A dependency that is down
-does not make the daemon unready: the other tiers still answer and nothing is lost while it waits; it is shown
-instead, with the message of its last error.
+The states are starting, serving and draining, in this order only. The daemon stays ready while a dependency is down:
+the other tiers still answer, and nothing is lost during the wait. The dependency is shown with its last error instead.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from offloaderd.core.errors import Closed
 
 
 class HealthState(StrEnum):
-    """Where the daemon is in its life."""
+    """Phase of the daemon's life."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -25,9 +24,9 @@ _ORDER = tuple(HealthState)
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something the daemon needs (metadata, objects, ledgers); `message` says what is wrong, empty when up.
+    """A service that the daemon needs (metadata, objects, ledgers); `message` is its error, empty when up.
 
-    `since_ms`: since when it is down (wall clock); 0: it is up, or nobody knows.
+    `since_ms`: since when it is down (wall clock); 0 if it is up or that is unknown.
     """
 
     name: str
@@ -51,7 +50,7 @@ class HealthView:
 
     @property
     def reason(self) -> str:
-        """One line for a person: the state, why, and what is down."""
+        """One line for people: the state, its reason, and the dependencies that are down."""
         down = [
             f"{dependency.name} is down: {dependency.message}" for dependency in self.dependencies if not dependency.up
         ]
@@ -59,10 +58,10 @@ class HealthView:
 
 
 class Health:
-    """The daemon's state; changed by its owner, shown to listeners."""
+    """The daemon's state; set by its owner, reported to listeners."""
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
-        """Begin as starting, with no dependency known."""
+        """Begin in the state starting, without dependencies."""
         self._wall_ms = wall_ms
         self._state = HealthState.STARTING
         self._why = ""
@@ -81,7 +80,7 @@ class Health:
         listener(self.view)
 
     def starting(self, why: str) -> None:
-        """Report what the start is waiting for. Raises Closed once serving has begun."""
+        """Report the reason for the wait during the start. Raises Closed once serving has begun."""
         self._go(HealthState.STARTING, why)
 
     def serving(self) -> None:
@@ -89,7 +88,7 @@ class Health:
         self._go(HealthState.SERVING, "")
 
     def draining(self, why: str) -> None:
-        """Report that the daemon stops, and why (a signal, a crashed task)."""
+        """Report that the daemon stops, with the reason (a signal, a crashed task)."""
         self._go(HealthState.DRAINING, why)
 
     def up(self, name: str) -> None:

@@ -1,10 +1,10 @@
-"""Numbers as people read them: sizes, durations, moments, rates."""
+"""Formatting for people: sizes, durations, times, rates."""
 
 from datetime import UTC, datetime
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as people read it: 512 B, 16.0 MiB."""
+    """Format a number of bytes: 512 B, 16.0 MiB."""
     if abs(count) < 1024:
         return f"{count} B"
     value = float(count)
@@ -16,17 +16,17 @@ def size(count: int) -> str:
 
 
 def number(value: int) -> str:
-    """Return a count with thousands separated: 336,776."""
+    """Format a count with thousands separated: 336,776."""
     return f"{value:,}"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """Return `1 entry`, `2,000 entries`."""
+    """Format a count with its noun: `1 entry`, `2,000 entries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def age(seconds: float) -> str:
-    """Return a duration with the two units that matter: 340 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
+    """Format a duration with its two largest units: 340 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
     if seconds < 1:
         return f"{round(seconds * 1000)} ms"
     if seconds < 59.95:
@@ -40,17 +40,17 @@ def age(seconds: float) -> str:
 
 
 def moment(wall_ms: int) -> str:
-    """Return a wall-clock time in UTC to the second; `-` for none."""
+    """Format a wall-clock time in UTC to the second; `-` for none."""
     if not wall_ms:
         return "-"
     return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def visible(text: str) -> str:
-    """Return a text with everything that cannot be seen, or turns what follows round, written as escapes."""
+    """Return a text with escapes for invisible characters and those that change the direction of text."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def rate(count: float, seconds: float) -> str:
-    """Return bytes a second: 52.1 MiB/s; `-` when no time has passed."""
+    """Format bytes per second: 52.1 MiB/s; `-` if no time has passed."""
     return f"{size(int(count / seconds))}/s" if seconds > 0 else "-"

@@ -13,7 +13,7 @@ from offloaderd.core.errors import OutcomeUnknown, Throttled
 from offloaderd.core.limits import Admission
 
 CEILING = 16
-"""Parts at a time where no setting says otherwise: as many as the default memory for uploads holds."""
+"""Most parts at a time without a setting: as many as the default memory for uploads holds."""
 
 
 class Pace(Admission):
@@ -29,12 +29,12 @@ class Pace(Admission):
 
     @property
     def in_flight(self) -> int:
-        """Number of the slots that are held."""
+        """Number of slots that are held."""
         return self.used
 
     @asynccontextmanager
     async def one_part(self) -> AsyncIterator[None]:
-        """Hold a slot for the request inside; wait until there is one."""
+        """Hold a slot for the request inside; waits for one."""
         async with self.held():
             yield
 
@@ -46,11 +46,11 @@ class Pace(Admission):
             self._tell()
 
     def mark(self) -> int:
-        """Return what tells `failed` and `worked` at which pace a request was sent."""
+        """Return the present state of the limit, for `failed` and `worked`."""
         return self._cuts
 
     def failed(self, error: Exception, mark: int) -> None:
-        """A request that was sent at `mark` failed: slow down if it is a matter of pace."""
+        """Handle the failure of a request that was sent at `mark`: lower the limit after a refusal."""
         if mark == self._cuts and isinstance(error, Throttled | OutcomeUnknown):
             self._cuts += 1
             self._worked = 0
@@ -59,7 +59,7 @@ class Pace(Admission):
                 self._tell()
 
     def worked(self, mark: int) -> None:
-        """A part that was sent at `mark` is stored: after a window of these, allow one more."""
+        """Handle the success of a request that was sent at `mark`: raise the limit after a window of successes."""
         if mark != self._cuts or self.limit >= self.ceiling:
             return
         self._worked += 1

@@ -1,4 +1,4 @@
-"""How a read or a seek is asked for: what a client says, and what it is answered by."""
+"""Options of reads and seeks, and the tiers that answer them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,26 +8,26 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import PolicyValue
 
 DISORDER_MS = 2_000
-"""Where no manifest says between which times entries lie, no entry may be written this long, or longer, before another
-one that has an earlier time: several times what clocks that are kept right differ by."""
+"""Assumed limit of disorder where no manifest has the range of times: an entry that was written this long before
+another one has an earlier time. Several times the difference of synchronised clocks."""
 
 GOAL_MAX = 2**64 - 1
 
 
 class ReadPriority(PolicyValue):
-    """Which tier is asked first when both hold an entry (PIP-73, as Pulsar's code spells it)."""
+    """The tier that is read first if both have an entry (PIP-73, spelled as in Pulsar's code)."""
 
     TIERED_STORAGE_FIRST = "tiered-storage-first"
     BOOKKEEPER_FIRST = "bookkeeper-first"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a policy value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
+        """Read a value; the PIP's own `tiered-first` is accepted. Raises InvalidInput."""
         return super().parse("tiered-storage-first" if text == "tiered-first" else text)
 
 
 class Tier(StrEnum):
-    """Where entries come from, as metrics and logs name it."""
+    """Origin of entries in metrics and logs."""
 
     BUFFER = "buffer"
     SOURCE = "source"
@@ -35,16 +35,16 @@ class Tier(StrEnum):
 
 
 class Transactions(StrEnum):
-    """Which messages a read gives."""
+    """The messages that a read returns."""
 
     COMMITTED = "committed"
-    """Those that a consumer is given."""
+    """Those that consumers receive."""
     ALL = "all"
-    """All of them and the markers, with what became of their transactions."""
+    """All of them and the markers, with the outcome of their transactions."""
 
 
 class SeekKind(StrEnum):
-    """What entries are looked for by."""
+    """The property by which a seek finds entries."""
 
     TIME = "time"
     """Milliseconds since 1970, see `format.entry_time`."""
@@ -65,12 +65,12 @@ class Goal:
     value: int
 
     def checked(self) -> "Goal":
-        """Return itself if the number can be one; raises InvalidInput."""
+        """Return the goal if the number is valid. Raises InvalidInput."""
         if not 0 <= self.value <= GOAL_MAX:
             raise InvalidInput(f"cannot seek {self.kind} {self.value}", hint="numbers are 0 to 2^64-1")
         return self
 
     @property
     def surely_before(self) -> int:
-        """Behind an entry that is less than this, in what is not surveyed, and before it, nothing is the answer."""
+        """If an entry of an unsurveyed range has a value below this, neither it nor an earlier entry is the answer."""
         return self.value - DISORDER_MS if self.kind is SeekKind.TIME else self.value

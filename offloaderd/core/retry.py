@@ -1,4 +1,4 @@
-"""Tries of what may pass, again after jittered, growing pauses: a bounded number of times, or until it is answered."""
+"""Retries of temporary failures after jittered, growing pauses: a limited number, or until success."""
 
 import asyncio
 from collections import Counter
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def doubled(first_s: float, most_s: float, failures: int) -> float:
-    """Return the pause after so many failures, at least one: twice as long each time, up to `most_s`."""
+    """Return the pause after this number of failures (at least one): doubled each time, at most `most_s`."""
     return min(most_s, first_s * 2.0 ** min(failures - 1, 32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often to try, and how long to pause: `pause_s` doubles up to `pause_max_s`; each pause is jittered.
+    """Number of tries, and the pauses: `pause_s` doubles up to `pause_max_s`; each pause is jittered.
 
-    No try begins later than `patience_s` after the first: a store may take long to answer that it fails, and whoever
-    reads has a deadline before which he wants to hear of which object.
+    No try begins later than `patience_s` after the first: a store may take long to report a failure, and a reader's
+    deadline has to leave time for an error that names the object.
     """
 
     tries_max: int = 5
@@ -35,7 +35,7 @@ USUAL = RetryPolicy()
 
 
 async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: RetryPolicy = USUAL) -> T:
-    """Return what `call` returns, calling again after Transient. Raises the last error."""
+    """Return the result of `call`, which is repeated after Transient. Raises the last error."""
     until_s = clock.monotonic() + policy.patience_s
     for tries in range(1, policy.tries_max + 1):
         try:
@@ -48,7 +48,7 @@ async def retried(call: Callable[[], Awaitable[T]], *, clock: Clock, policy: Ret
 
 
 class Pauses(NamedTuple):
-    """Seconds before the second try of something, and the most before any."""
+    """Seconds before the second try, and the longest pause before any."""
 
     first_s: float
     most_s: float
@@ -66,8 +66,8 @@ PAUSES: dict[type[Exception], Pauses] = {
 }
 """By class of error; an error has those of its nearest ancestor here.
 
-What may pass soon is tried again soon. Expired credentials are mostly replaced at the next try. What needs an operator
-(rights, space, a missing bucket) begins later, and no pause is so long that a repair would go unnoticed.
+Failures that usually end soon are retried soon. Expired credentials are mostly replaced at the next try. Failures that
+need an operator (rights, space, a missing bucket) have longer pauses, yet short enough to notice a repair.
 """
 
 
@@ -83,16 +83,16 @@ class Turn:
         self._held = False
 
     async def __aenter__(self) -> None:
-        """Wait for the turn."""
+        """Acquire the permit."""
         await self._turns.acquire()
         self._held = True
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave the turn to others, unless a sleep that was cancelled has done so."""
+        """Release the permit, unless a cancelled sleep has done so."""
         self._leave()
 
     async def sleep(self, seconds: float) -> None:
-        """See Clock; others have the turn meanwhile."""
+        """See Clock; the permit is released meanwhile."""
         had_turn = self._held
         self._leave()
         await self._clock.sleep(seconds)
@@ -118,11 +118,11 @@ class Backoff:
 
     @property
     def tries(self) -> int:
-        """How often it failed since the beginning or the last `reset`."""
+        """Number of failures since the start or the last `reset`."""
         return self._tries.total()
 
     def pause_s(self, error: Exception) -> float:
-        """Seconds to wait before the next try, counting this failure."""
+        """Count this failure, and return the seconds before the next try."""
         kind = next(one for one in type(error).__mro__ if one in PAUSES)
         self._tries[kind] += 1
         return self._pace.jitter(doubled(*PAUSES[kind], self._tries[kind]))
@@ -143,7 +143,7 @@ async def until_answered(
     passes: type[Exception] | tuple[type[Exception], ...] = Transient,
     on_error: Callable[..., None] | None = None,
 ) -> T:
-    """Ask until the answer is none of what `passes`; `on_error` hears of every such failure."""
+    """Repeat `ask` until it succeeds or raises an error other than `passes`; each failure is given to `on_error`."""
     backoff = Backoff(pace)
     while True:
         try:

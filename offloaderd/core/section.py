@@ -1,4 +1,4 @@
-"""What every table of the settings file is, and the kinds of values in them: how each is read, and said in words."""
+"""The base class of all tables in the settings file, and the types of their values with parsers and descriptions."""
 
 import ipaddress
 import re
@@ -12,36 +12,36 @@ from offloaderd.core.units import parse_bytes, parse_seconds
 
 
 class Section(BaseModel):
-    """A table of the settings file: frozen, and without room for names that do not exist."""
+    """A table of the settings file: frozen; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 class SizeMark:
-    """Marks a field as a size, so that it is shown with a unit."""
+    """Marks a field as a size, which is shown with a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Says in words what a field's pattern asks for."""
+    """Describes a field's pattern for people."""
 
     text: str
 
 
 def _seconds(value: object) -> object:
-    """Read a duration given as text; plain numbers, negative ones among them, are judged as numbers."""
+    """Read a duration given as text; plain numbers, also negative ones, are validated as numbers."""
     if not isinstance(value, str) or re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value.strip(), re.IGNORECASE):
         return value
     return parse_seconds(value)
 
 
 def _absent(value: object) -> object:
-    """Read the empty text as `not set`: the only way to unset a value by an environment variable."""
+    """Read the empty text as `not set`, since an environment variable has no other way to unset a value."""
     return None if value == "" else value
 
 
 def _lines(value: object) -> object:
-    """Read a list as one text, with semicolons or line breaks between, as the environment gives it."""
+    """Read a list from one text with semicolons or line breaks, as in an environment variable."""
     return tuple(filter(None, map(str.strip, re.split(r"[;\n]", value)))) if isinstance(value, str) else value
 
 
@@ -58,7 +58,7 @@ Address = Annotated[
 
 
 def _zookeeper(value: object) -> object:
-    """Read ZooKeeper as Pulsar writes it (`zk:HOST:PORT/ROOT`). Raises ValueError for another metadata store."""
+    """Read a ZooKeeper address in Pulsar's form (`zk:HOST:PORT/ROOT`). Raises ValueError for another metadata store."""
     if not isinstance(value, str):
         return _absent(value)
     scheme, _, rest = value.partition(":")
@@ -87,7 +87,7 @@ Url = Annotated[
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; names other than localhost are not looked up."""
+    """Whether `host` is reachable from this machine alone; names other than localhost are not looked up."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -95,6 +95,6 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(url: str) -> bool:
-    """Whether nobody on the way can listen."""
+    """Whether no third party can read the traffic."""
     parts = urlsplit(url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")

@@ -1,7 +1,7 @@
 """Traces of segments and reads: the port, and one that records nothing (OpenTelemetry: daemon/telemetry.py).
 
 A trace is one owner's work on one segment; its steps are open, part, seal, complete, verify and commit. Facts are
-names, positions, counts and sizes: never what is in an entry, never a message of an error, never a secret.
+names, positions, counts and sizes, and never contents of entries, error messages or secrets.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ NO_STEP = nullcontext()
 
 
 class SegmentTrace(Protocol):
-    """The trace of one segment, from entering it to leaving it; an exception that passes is its end."""
+    """The trace of one segment, from entering it to leaving it; an exception ends it as well."""
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -23,20 +23,20 @@ class SegmentTrace(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; without an error it is as the last `say` has it."""
+        """End; without an error, with the facts of the last `say`."""
 
     def step(self, name: str, **facts: Fact) -> AbstractContextManager[None]:
-        """Return what a step is entered with, any number side by side; an exception that passes makes it a failure."""
+        """Return a step's context manager; steps may overlap. An exception marks the step as failed."""
 
     def say(self, **facts: Fact) -> None:
-        """Note facts of the segment."""
+        """Record facts of the segment."""
 
 
 class Traces(Protocol):
-    """Where segments are traced."""
+    """Factory of traces."""
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
-        """Return the trace of a segment that is worked on from now on."""
+        """Return the trace for the work on a segment."""
 
 
 class NoTrace:
@@ -50,14 +50,14 @@ class NoTrace:
         """Do nothing."""
 
     def step(self, name: str, **facts: Fact) -> AbstractContextManager[None]:
-        """Return what does nothing, the same one always."""
+        """Return a context manager without effect."""
         return NO_STEP
 
     def say(self, **facts: Fact) -> None:
         """Do nothing."""
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
-        """Return this."""
+        """Return this trace."""
         return self
 
 

@@ -1,9 +1,9 @@
-"""Sizes and durations as people write them, read by one pair of functions wherever they are written.
+"""Sizes and durations as people write them, with one parser for all places.
 
 A size: `64MiB`, `1.5 GiB`, `256M`, `5242880`. KiB, MiB, GiB, TiB are powers of 1024, and so are K, M, G, T, as in
-Pulsar's tools; kB, MB, GB, TB are powers of 1000. It is a whole number of bytes: a fraction that comes to none is
-refused rather than rounded. A duration: `90s`, `15min`, `2h`, `1.5d`; ms, s, m or min, h, d, w. Case does not matter. A
-number without a unit is bytes or seconds, unless the caller says what it is.
+Pulsar's tools; kB, MB, GB, TB are powers of 1000. A size is a whole number of bytes: other values are refused, not
+rounded. A duration: `90s`, `15min`, `2h`, `1.5d`; ms, s, m or min, h, d, w. Case does not matter. A number without a
+unit is bytes or seconds by default.
 """
 
 import re
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)")
 
 
 def parse_bytes(value: object, *, bare: Fraction = SIZES["b"]) -> int:
-    """Read a size, given as text or as a whole number; one without a unit counts `bare` bytes. Raises ValueError."""
+    """Read a size from text or a whole number; the unit of a bare number is `bare` bytes. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     size = _quantity(value, SIZES, bare)
@@ -38,7 +38,7 @@ def parse_bytes(value: object, *, bare: Fraction = SIZES["b"]) -> int:
 
 
 def parse_seconds(value: str, *, bare: Fraction = DURATIONS["s"]) -> float:
-    """Read a duration, given as text; one without a unit counts `bare` seconds. Raises ValueError."""
+    """Read a duration from text; the unit of a bare number is `bare` seconds. Raises ValueError."""
     seconds = _quantity(value, DURATIONS, bare)
     if seconds is None:
         raise ValueError(f"not a duration: {DURATION_FORM}")

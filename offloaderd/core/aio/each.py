@@ -1,4 +1,4 @@
-"""One call for each of many items, concurrently and within a limit."""
+"""Concurrent calls for many items, with a limit."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar

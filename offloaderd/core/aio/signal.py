@@ -1,7 +1,7 @@
-"""A way to wait for "something changed" without polling and without missing a change.
+"""Events and signals: waits for a change without polling, and without missing one.
 
-Rule for waiters: check the condition, then `await signal.wait()` with no await in between; since changes are made on
-the same loop, none can fall into the gap.
+Waiters check the condition, then `await signal.wait()` with no await in between. Changes are made on the same loop, so
+none can be missed.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from offloaderd.core.errors import first_of
 class Event:
     """A flag to wait for; all calls are made on the event loop.
 
-    asyncio's Event has a queue for waiters from the beginning, 760 bytes. Every topic has several of these; they take
-    memory for waiters only while there are some, and then a tenth of that.
+    asyncio's Event always has a queue for waiters, 760 bytes, and each topic has several events. This one uses memory
+    for waiters only while it has some, and then a tenth of that.
     """
 
     __slots__ = ("_set", "_waiters")
@@ -27,22 +27,22 @@ class Event:
         self._waiters: list[asyncio.Future[None]] | None = None
 
     def is_set(self) -> bool:
-        """Whether it has been set, and not cleared since."""
+        """Whether the flag is set."""
         return self._set
 
     def set(self) -> None:
-        """Wake all waiters; `wait` returns at once until the flag is cleared."""
+        """Set the flag, and wake all waiters."""
         self._set = True
         for waiter in self._waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
 
     def clear(self) -> None:
-        """Make `wait` wait again."""
+        """Clear the flag."""
         self._set = False
 
     async def wait(self) -> None:
-        """Return once it is set."""
+        """Return once the flag is set."""
         if self._set:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class Signal:
         event.set()
 
     def wait(self) -> Coroutine[Any, Any, object]:
-        """Return at the next `notify` from now on, also when it comes before the result is first awaited."""
+        """Return at the next `notify` after this call, even if it comes before the result is first awaited."""
         return self._event.wait()
 
     async def wait_at_most(self, clock: Clock, seconds: float) -> None:

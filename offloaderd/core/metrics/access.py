@@ -1,4 +1,4 @@
-"""Calls: which were made, who was let in and who was not, and how long the daemon's certificate still holds."""
+"""Metrics of calls: accepted and refused callers, and the remaining validity of the daemon's certificate."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS, OPEN

@@ -1,4 +1,4 @@
-"""What is changed while the daemon runs: its settings, the levels of its log, topics that are paused."""
+"""Metrics of changes at run time: settings, log levels, paused topics."""
 
 from offloaderd.core import domains
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge

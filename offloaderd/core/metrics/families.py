@@ -1,4 +1,4 @@
-"""Declaring metrics as attributes of a class, and making them on a registry that knows how each is described."""
+"""Declaration of metrics as attributes of a class, and their registration with their descriptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Family = TypeVar("_Family", bound=Counter | Gauge | Histogram | TopicGauge)
 
 
 class Declared(Generic[_Family]):
-    """A metric of a class: each of its instances has one of its own, as an attribute of the same name."""
+    """The declaration of a metric: each instance of the class has one of its own, as an attribute of the same name."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Declared(Generic[_Family]):
         self.name = self.name or f"offloaderd_{attribute}{'_total' if self.kind == 'counter' else ''}"
 
     def named(self, name: str) -> Declared[_Family]:
-        """Give it a name that its attribute does not say."""
+        """Set a name that differs from the attribute's."""
         self.name = name
         return self
 
     def __get__(self, families: Families, owner: type | None = None) -> _Family:
-        """Never called but for a class: an instance has the metric in its own attributes, which come first."""
+        """Called for classes alone: an instance has the metric among its own attributes, which come first."""
         raise AttributeError(f"{self.attribute} is a metric of an instance")
 
     def on(self, registry: CollectorRegistry) -> _Family:
-        """Make it, with a series for each combination of labels whose values are known."""
+        """Create the metric, with a series for each combination of known values of labels."""
         family = self._make(self.name, tuple(self.labels), registry)
         if self.labels and all(self.labels.values()):
             for values in product(*self.labels.values()):
@@ -68,12 +68,12 @@ def gauge(text: str, **labels: Labels) -> Declared[Gauge]:
 
 
 def histogram(text: str, buckets: Sequence[float] = SECONDS_BUCKETS, **labels: Labels) -> Declared[Histogram]:
-    """Declare a histogram, of seconds if nothing else is said."""
+    """Declare a histogram, of seconds by default."""
     return Declared(lambda of, by, on: Histogram(of, text, by, buckets=buckets, registry=on), "histogram", text, labels)
 
 
 def topic_gauge(text: str, **labels: Labels) -> Declared[TopicGauge]:
-    """Declare a gauge with a series for each topic; `topic` is its first label."""
+    """Declare a gauge with a series per topic; `topic` is its first label."""
 
     def make(name: str, by: Sequence[str], registry: CollectorRegistry) -> TopicGauge:
         family = TopicGauge(name, text, by[1:])
@@ -84,7 +84,7 @@ def topic_gauge(text: str, **labels: Labels) -> Declared[TopicGauge]:
 
 
 class Families:
-    """A registry, and what the classes of an instance declare on it."""
+    """A registry, and the metrics that an instance's classes declare."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
@@ -96,7 +96,7 @@ class Families:
         self._by_topic = {one.name: getattr(self, one.attribute) for one in self._declared if TOPIC in one.labels}
 
     def drop_topic(self, topic: str) -> None:
-        """Forget every series of a topic that this daemon no longer serves; an unknown one is no error."""
+        """Remove every series of a topic that this daemon no longer serves; an unknown one is no error."""
         for family in self._by_topic.values():
             family.remove_topic(topic)
 

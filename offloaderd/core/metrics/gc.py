@@ -1,4 +1,4 @@
-"""What the collection of garbage has found and done."""
+"""Metrics of garbage collection: findings and deletions."""
 
 from collections.abc import Mapping
 
@@ -40,7 +40,7 @@ class GcMetrics(Families):
     def show_collection(
         self, outcome: str, actions: Mapping[str, int], finds: Mapping[str, int], rubbish_bytes: int
     ) -> None:
-        """Count one collection; what a failed one had found by then counts too, but says nothing of the whole."""
+        """Count one collection; findings of a failed one are counted too, but are not all there are."""
         self.gc_runs.labels(outcome=outcome).inc()
         for action, count in actions.items():
             self.gc_objects.labels(action=action).inc(count)

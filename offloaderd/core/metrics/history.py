@@ -1,4 +1,4 @@
-"""What lay before the live edge: how much of it is left, and what splitting it has cost."""
+"""Metrics of history: entries before the live edge that are left to offload, and the cost of splitting them."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram, topic_gauge
 

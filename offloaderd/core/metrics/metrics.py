@@ -1,11 +1,10 @@
 """Every metric of the daemon, as typed attributes on one registry.
 
-A metric is called like its attribute, with `offloaderd_` before it and, for a counter, `_total` behind it. A help text
-says the unit and what to do with the number. Base units are seconds and bytes; nothing computes rates. Labels are
-bounded: each has either the closed set of values written here (their series exist at zero from the start, so that
-`increase()` sees the first event) or comes from a set that an operator bounds, which are only `topic`, the S3
-operations and codes, and the gRPC methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is
-generated from this module.
+A metric's name is its attribute's name behind `offloaderd_`, and for a counter before `_total`. A help text has the
+unit and what to do with the number. Base units are seconds and bytes; no metric is a rate. Labels are bounded: a label
+has either the closed set of values written here (the series exist at zero from the start, so that `increase()` sees the
+first event) or values that an operator bounds, which are only `topic`, the S3 operations and codes, and the gRPC
+methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is generated from this module.
 """
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
@@ -242,14 +241,14 @@ class Metrics(
         GCCollector(registry=self.registry)
 
     def set_build(self, version: str, revision: str) -> None:
-        """Say what runs here; replaces what was said before."""
+        """Set version and revision of the running build."""
         self.build_info.clear()
         self.build_info.labels(version=version, revision=revision).set(1)
 
     def show_health(self, health: HealthView) -> None:
-        """Copy readiness and the state of the dependencies; made to be given to `Health.listen`.
+        """Copy readiness and the state of the dependencies; a listener for `Health.listen`.
 
-        What a daemon does not depend on has no series: 0 would say that it is down.
+        Only dependencies of this daemon have a series, because 0 means down.
         """
         self.ready.set(health.ready)
         known = {dependency.name: dependency.up for dependency in health.dependencies}
@@ -261,7 +260,7 @@ class Metrics(
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:
-    """Observe for ever how much later than asked a sleep returns; ends by being cancelled."""
+    """Measure for ever by how much sleeps end too late; ends by cancellation."""
     while True:
         asked = clock.monotonic()
         await clock.sleep(interval_s)

@@ -1,4 +1,4 @@
-"""Metrics of what an outage of the store does to topics: how long they stall, and how the uploads give way."""
+"""Metrics of outages of the store: duration of stalls, and the reduction of uploads."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge
 

@@ -1,4 +1,4 @@
-"""Which daemons there are, who owns topics, and how topics move between daemons."""
+"""Metrics of daemons, owners of topics, and moves of topics between daemons."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS

@@ -1,4 +1,4 @@
-"""What readers get, from which tier, and why from that one."""
+"""Metrics of reads: results, tiers, and the reasons for the tier."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS, TIERS

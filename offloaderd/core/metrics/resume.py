@@ -1,4 +1,4 @@
-"""What an owner goes on with that an earlier one left."""
+"""Metrics of resumed attempts, which earlier owners left."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS

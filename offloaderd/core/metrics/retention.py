@@ -1,4 +1,4 @@
-"""What is deleted here, what may be deleted at the source, and what keeps either from happening."""
+"""Metrics of deletions: deleted here, allowed at the source, and reasons against either."""
 
 from offloaderd.core.metrics.families import Families, counter, gauge, topic_gauge
 from offloaderd.core.refusals import RefusalKind

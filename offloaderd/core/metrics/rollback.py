@@ -1,4 +1,4 @@
-"""Streaming segments that are rewritten as whole ledgers, so that a stock broker reads them."""
+"""Metrics of the rewrite of streaming segments as whole ledgers, which brokers without offloaderd can read."""
 
 from offloaderd.core.metrics.families import Families, counter, topic_gauge
 

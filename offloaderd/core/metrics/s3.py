@@ -28,7 +28,7 @@ class S3Metrics(Families):
     )
 
     def request_begun(self) -> None:
-        """Note that a request to the object store is under way; `request` says how it ended."""
+        """Count the begin of a request to the object store; `request` follows for each."""
         self.s3_requests_in_flight.inc()
 
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:

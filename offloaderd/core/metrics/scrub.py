@@ -1,4 +1,4 @@
-"""What the scrub has read and found."""
+"""Metrics of the scrub: what it has read and found."""
 
 from offloaderd.core.metrics.families import Families, counter, topic_gauge
 

@@ -1,6 +1,6 @@
-"""Gauges with a series for each topic: a number in a dictionary, where prometheus_client keeps five objects and a lock.
+"""Gauges with a series per topic: each is a number in a dictionary, not prometheus_client's five objects and a lock.
 
-A daemon with ten thousand topics has two hundred thousand of them.
+A daemon with ten thousand topics has two hundred thousand series.
 """
 
 import sys
@@ -13,7 +13,7 @@ TOPIC = "topic"
 
 
 class TopicGauge(Collector):
-    """A gauge whose first label is `topic`; used as prometheus_client's, on one thread, and collected on any."""
+    """A gauge by `topic`, with the methods of prometheus_client's. One thread sets it, any thread may collect it."""
 
     def __init__(self, name: str, text: str, more_labels: Sequence[str]) -> None:
         self._name = name
@@ -23,17 +23,17 @@ class TopicGauge(Collector):
         """By topic, or by topic and further labels."""
 
     def labels(self, topic: str, **more: str) -> "TopicSeries":
-        """Return one series, which shows 0 from now on if it is new. Raises KeyError for a label that is missing."""
+        """Return one series; a new one is 0. Raises KeyError for a missing label."""
         key = self._key(topic, *(more[name] for name in self._labels[1:]))
         self._values.setdefault(key, 0.0)
         return TopicSeries(self._values, key)
 
     def remove(self, topic: str, *more: str) -> None:
-        """Forget one series; one that is not there is no error."""
+        """Remove one series; a missing one is no error."""
         self._values.pop(self._key(topic, *more), None)
 
     def remove_topic(self, topic: str) -> None:
-        """Forget all series of a topic."""
+        """Remove all series of a topic."""
         self._values.pop(topic, None)
         if len(self._labels) > 1:
             for key in [key for key in self._values if key[0] == topic]:
@@ -68,10 +68,10 @@ class TopicSeries:
         self._key = key
 
     def set(self, value: float) -> None:
-        """Have it show this number."""
-        self._values[self._key] = float(value) or 0.0  # most are 0: one object for all of them
+        """Set the value."""
+        self._values[self._key] = float(value) or 0.0  # most values are 0, and share one object
 
     def dec(self) -> None:
-        """Have it show one less, unless it has been forgotten."""
+        """Subtract one, unless the series was removed."""
         if self._key in self._values:
             self._values[self._key] -= 1

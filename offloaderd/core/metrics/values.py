@@ -1,4 +1,4 @@
-"""What metrics are made of: buckets, the closed sets of values that labels may take, views and descriptions."""
+"""Building blocks of metrics: buckets, the closed sets of labels' values, views and descriptions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""One set for requests and the like, 5 ms to 60 s, so that panels and alerts compare like with like."""
+"""5 ms to 60 s, the same for all requests and the like, so that panels and alerts are comparable."""
 
 LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 21_600.0)
-"""The same and up to 6 h, for what waits for a segment's end (ten minutes by default), a client or an outage."""
+"""The same and up to 6 h, for waits for a segment's end (ten minutes by default), a client or an outage."""
 
 BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
 """4 KiB to 4 GiB, each four times the last."""
@@ -41,10 +41,10 @@ ERROR_CLASSES = (
 CACHES = ("blocks", "segments")
 BOOKIE_OPERATIONS = ("read", "batch", "last", "wait", "probe")
 BOOKIE_TIMED = ("read", "batch", "last")
-"""A long poll (`wait`) takes as long as nothing happens, and a probe only finds out whether somebody is there."""
+"""Without long polls (`wait`), which last until an entry arrives, and probes, which only test the connection."""
 BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
 OPEN: tuple[str, ...] = ()
-"""A label whose values are not known beforehand."""
+"""A label with values that are not known in advance."""
 
 S3_CODES = frozenset({
     "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
@@ -60,11 +60,11 @@ S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
 
 _TOTAL = "_total"
 OLD_METRICS = {new.removesuffix(_TOTAL): old.removesuffix(_TOTAL) for old, new in METRICS.items()}
-"""Old names of families by the new ones; a counter's family has no `_total`, its samples have."""
+"""Old names of families by the new ones; without `_total`, which only a counter's samples have."""
 
 
 class Documented(NamedTuple):
-    """What the documentation says of a metric; a label without values takes any."""
+    """The documentation of a metric; a label without values takes any."""
 
     name: str
     kind: str
@@ -73,7 +73,7 @@ class Documented(NamedTuple):
 
 
 class View(Collector):
-    """A registry seen through a choice of families, those that were renamed under both names."""
+    """A registry reduced to some families; renamed ones appear under both names."""
 
     def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
         self._registry = registry

@@ -1,1 +1,1 @@
-"""Names of topics and of their nodes, and patterns of names."""
+"""Names of topics and of their nodes, and patterns for names."""

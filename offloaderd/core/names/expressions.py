@@ -1,10 +1,10 @@
-"""Expressions of topics' names: matched in time that grows with the name alone, whoever wrote them.
+"""Regular expressions for topic names, matched in linear time whoever wrote them.
 
-Everybody who administers a namespace may store one, every daemon holds it against every topic, and does so on its only
-event loop. So the engine is RE2: no expression takes it longer than a few milliseconds a name, and none more than
-`MEMORY_BYTES`. Look-around, back references and what else only a search by trial can do are refused. What both engines
-take means the same in both, as expressions of earlier releases are stored: `\\w`, `\\d` and `\\s` know the letters of
-all languages, and `{,n}`, which RE2 takes for plain text, is refused. (`\\b` is that of ASCII letters.)
+Every administrator of a namespace may store one, and every daemon matches it with every topic on its only event loop.
+So the engine is RE2: an expression takes at most a few milliseconds per name and `MEMORY_BYTES`. Look-around, back
+references and all else that needs backtracking are refused. What both engines accept has the same meaning in both, as
+expressions of earlier releases are stored: `\\w`, `\\d` and `\\s` match the letters of all languages, and `{,n}`, which
+is plain text in RE2, is refused. (`\\b` is that of ASCII letters.)
 """
 
 import re
@@ -17,7 +17,7 @@ from offloaderd.core.errors import InvalidInput
 
 HINT = "it is held against TENANT/NAMESPACE/TOPIC and has to match all of it, as in re:public/default/eu-.*"
 MEMORY_BYTES = 512 * 1024
-"""What one compiled expression may hold, more than 20 `\\w`; a name of 4,096 characters then takes 30 ms at worst."""
+"""Most memory of an expression, enough for 20 `\\w`; a name of 4,096 characters then takes at most 30 ms."""
 
 _CLASSES = {"w": r"\pL\pN_", "d": r"\p{Nd}", "s": r"\s\x1c-\x1f\x85\pZ"}
 _WORD = re.compile(r"\\.|\[:|\[\^?[]\[]?|\]|\{,\d*\}|\{\d{5}|.", re.DOTALL)
@@ -36,18 +36,16 @@ class Expression:
         self._engine = engine
 
     def fullmatch(self, text: str) -> object | None:
-        """Return something if the whole text matches, else None."""
+        """Return a match object if the whole text matches, else None."""
         return self._engine.fullmatch(text)
 
 
 _in_use: WeakValueDictionary[str, Expression] = WeakValueDictionary()
-"""Those that somebody holds: selections are read again whenever one changes, and none is compiled twice for that."""
+"""Expressions in use: selections are read again at each change, without compiling an expression twice."""
 
 
 def compiled(source: str) -> Expression:
-    """Compile an expression, unless it is in use. Raises InvalidInput for one that is malformed, too large, or not of
-    linear time.
-    """
+    """Return a compiled expression. Raises InvalidInput for one that is malformed, too large, or nonlinear."""
     found = _in_use.get(source)
     if found is None:
         found = _in_use[source] = _compiled(source)
@@ -68,7 +66,7 @@ def _compiled(source: str) -> Expression:
 
 
 def _in_all_languages(source: str) -> str:
-    """Return the expression with its classes spelled out. Raises ValueError for what RE2 would read otherwise."""
+    """Return the expression with its classes spelled out. Raises ValueError for text with another meaning in RE2."""
     spelled_out, within = [], False
     for word in _WORD.findall(source):
         spelled, kind = word, word[1:]

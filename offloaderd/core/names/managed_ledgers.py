@@ -1,7 +1,7 @@
-"""Where Pulsar keeps a topic's list of ledgers in ZooKeeper, and which topics are its own and not the users'.
+"""Pulsar's nodes for topics' lists of ledgers in ZooKeeper, and the names of Pulsar's own topics.
 
-A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>`; its children are cursors. A
-partition is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
+A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>`; its children are cursors. A partition
+is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
 """
 
 import re
@@ -31,7 +31,7 @@ _COORDINATOR = "transaction_coordinator_assign"
 
 
 class Partition(NamedTuple):
-    """One partition of a partitioned topic, by the topic's local name."""
+    """One partition of a partitioned topic, with the topic's local name."""
 
     name: str
     number: int
@@ -43,7 +43,7 @@ def topic_path(topic: TopicName) -> str:
 
 
 def parse_topic_path(path: str) -> TopicName:
-    """Return the topic of a path. Raises InvalidInput for any other path, and for one that Pulsar would not write."""
+    """Return the topic of a path. Raises InvalidInput for any other path, and for a spelling other than Pulsar's."""
     root, _, name = path.partition(f"{ROOT}/")
     parts = name.split("/")
     if root or len(parts) != 4 or parts[2] != "persistent":
@@ -55,7 +55,7 @@ def parse_topic_path(path: str) -> TopicName:
 
 
 def full_name(managed_ledger: str) -> str:
-    """Return the full name of the topic of a managed ledger, of any domain; what nobody can decode stays as it is."""
+    """Return the full name of a managed ledger's topic, in any domain; an undecodable local name stays encoded."""
     tenant, namespace, domain, local = managed_ledger.split("/")
     with suppress(InvalidInput):
         local = decode_local(local)
@@ -63,13 +63,13 @@ def full_name(managed_ledger: str) -> str:
 
 
 def partition_of(topic: TopicName) -> Partition | None:
-    """Return which partition of which topic this is by its name, None for a topic of its own."""
+    """Return topic and number of a partition from its name; None for any other topic."""
     found = _PARTITION.fullmatch(topic.local)
     return Partition(found["name"], int(found["number"])) if found else None
 
 
 def shadow_source(topic: TopicName, properties: Mapping[str, str]) -> TopicName | None:
-    """Return the topic whose ledgers a topic with these properties reads; None for one that is no shadow.
+    """Return the topic whose ledgers a shadow topic with these properties reads; None for any other topic.
 
     A partition reads the partition of the same number (BrokerService.fetchTopicPropertiesAsync).
     """
@@ -82,7 +82,7 @@ def shadow_source(topic: TopicName, properties: Mapping[str, str]) -> TopicName 
 
 
 def system_reason(topic: TopicName) -> str | None:
-    """Say why a topic is Pulsar's own and not the users'; None for a topic of users."""
+    """Return why a topic is Pulsar's own and not the users'; None for a topic of users."""
     if topic.tenant in _SYSTEM_TENANTS:
         return _SYSTEM_TENANTS[topic.tenant]
     partition = partition_of(topic)
@@ -97,14 +97,14 @@ def system_reason(topic: TopicName) -> str | None:
 
 
 def is_compacted(cursors: Iterable[str]) -> bool:
-    """Tell from the children of a topic's node whether Pulsar compacts the topic."""
+    """Whether Pulsar compacts a topic, by the children of the topic's node."""
     return COMPACTION_CURSOR in map(decode_local, cursors)
 
 
 def misplaced_ledger(custom: Mapping[str, bytes], topic: TopicName) -> str | None:
-    """Say why a ledger cannot be one of the topic's by its custom metadata; None when nothing speaks against it.
+    """Return why a ledger with this custom metadata cannot be one of the topic's; None if it can.
 
-    Compaction, cursors and schemas have ledgers beside those of the topic. Metadata of other programs says nothing.
+    Compaction, cursors and schemas have ledgers of their own. Metadata of other programs are ignored.
     """
     component = custom.get("component", b"managed-ledger")
     if component != b"managed-ledger":

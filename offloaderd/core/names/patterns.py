@@ -1,11 +1,11 @@
-"""Which topics somebody means: one by its name, those of a namespace or tenant, or those that an expression matches.
+"""Patterns of topics: one topic by its name, those of a namespace or tenant, or those that an expression matches.
 
     public/default/orders       the topic and, if it is partitioned, its partitions
     public/default/*            every topic of the namespace
     public/*                    every topic of the tenant
     re:public/default/eu-.*     every topic whose TENANT/NAMESPACE/TOPIC the expression matches from end to end
 
-An expression that matches a partitioned topic matches its partitions. Pure: nothing here asks anybody.
+An expression that matches a partitioned topic matches its partitions. Pure: no I/O.
 """
 
 import re
@@ -29,7 +29,7 @@ _REPEATED_AT_WILL = ("?", "*", "{")
 
 
 class Breadth(IntEnum):
-    """How much a pattern takes in; of several that match a topic the narrowest counts."""
+    """Breadth of a pattern; of several that match a topic the narrowest is used."""
 
     TOPIC = 0
     NAMESPACE = 1
@@ -38,19 +38,19 @@ class Breadth(IntEnum):
 
 
 class Scope(NamedTuple):
-    """Where the topics of a pattern can be: in a namespace, in a tenant, or (both None) anywhere."""
+    """The possible place of a pattern's topics: a namespace, a tenant, or (both None) anywhere."""
 
     tenant: str | None = None
     namespace: str | None = None
 
     def covers(self, other: "Scope") -> bool:
-        """Whether whoever lists this scope need not list the other."""
+        """Whether a listing of this scope includes the other one."""
         return self.tenant is None or (self.tenant == other.tenant and self.namespace in {None, other.namespace})
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
-    """A pattern in its one spelling, `text`; equal when that is equal."""
+    """A pattern in its canonical spelling, `text`, which alone decides equality."""
 
     text: str
     breadth: Breadth = field(compare=False)
@@ -60,20 +60,17 @@ class TopicPattern:
 
     @classmethod
     def parse(cls, text: str) -> "TopicPattern":
-        """Read a pattern; `persistent://` may stand before all but expressions. Raises InvalidInput."""
+        """Read a pattern; all but expressions may begin with `persistent://`. Raises InvalidInput."""
         found = cls.named(text)
         if found.breadth is not Breadth.EXPRESSION:
             return found
-        from offloaderd.core.names import expressions  # noqa: PLC0415 - who has no expressions does without their engine
+        from offloaderd.core.names import expressions  # noqa: PLC0415 - without expressions no engine is loaded
 
         return replace(found, expression=expressions.compiled(text.removeprefix(REGEX)))
 
     @classmethod
     def named(cls, text: str) -> "TopicPattern":
-        """Read a pattern, and compile nothing: enough to say who may use it; an expression matches no topic yet.
-
-        Raises InvalidInput.
-        """
+        """Read a pattern without compiling it, for checks of rights: expressions match nothing. Raises InvalidInput."""
         if len(text) > PATTERN_CHARS_MAX:
             raise InvalidInput(f"a pattern of {len(text)} characters is too long: {PATTERN_CHARS_MAX} is the most")
         if any(ord(char) < 32 or ord(char) == 127 or "\ud800" <= char <= "\udfff" for char in text):
@@ -83,10 +80,10 @@ class TopicPattern:
         return _wildcard(text) if "*" in text else of_topic(TopicName.parse(text))
 
     def matches(self, topic: TopicName) -> bool:
-        """Whether the pattern takes in the topic."""
+        """Whether the pattern matches the topic."""
         if self.breadth is Breadth.EXPRESSION:
             if self.expression is None or not self.scope.covers(Scope(topic.tenant, topic.namespace)):
-                return False  # nobody's expression costs time for topics of other namespaces
+                return False  # an expression costs no time for topics of other namespaces
             whole = partitioned_topic(topic)
             return any(self.expression.fullmatch(path_of(one)) for one in (topic, whole) if one is not None)
         if self.topic is not None:
@@ -94,7 +91,7 @@ class TopicPattern:
         return self.scope.covers(Scope(topic.tenant, topic.namespace))
 
     def __str__(self) -> str:
-        """The one spelling."""
+        """The canonical spelling."""
         return self.text
 
 
@@ -104,18 +101,18 @@ def of_topic(topic: TopicName) -> TopicPattern:
 
 
 def path_of(topic: TopicName) -> str:
-    """Return `tenant/namespace/topic`, what an expression is held against."""
+    """Return `tenant/namespace/topic`, the text that expressions are matched with."""
     return f"{topic.tenant}/{topic.namespace}/{topic.local}"
 
 
 def partitioned_topic(topic: TopicName) -> TopicName | None:
-    """Return the partitioned topic that a partition is of by its name; None for any other topic."""
+    """Return the partitioned topic of a partition, by its name; None for any other topic."""
     partition = partition_of(topic)
     return replace(topic, local=partition.name) if partition is not None else None
 
 
 def fewest(scopes: Iterable[Scope]) -> tuple[Scope, ...]:
-    """Return the scopes without those that others cover, in order: what has to be listed to see all of them."""
+    """Return the scopes that no other one covers, in order: a listing of these includes all."""
     tenants: set[str | None] = set()
     kept = []
     for scope in sorted(set(scopes), key=_broadest_first):
@@ -153,17 +150,17 @@ def _expression(text: str) -> TopicPattern:
 
 
 def _scope_of(source: str) -> Scope:
-    """Return the tenant and namespace that an expression spells out, so that only those need listing."""
+    """Return the literal tenant and namespace of an expression, so that only these need listing."""
     found = _LITERAL.match(source)
     literal = found[0] if found is not None and "|" not in source else ""
     if source[len(literal) :].startswith(_REPEATED_AT_WILL):
         literal = literal[:-1]
     whole = literal.split("/")[:-1]
     if not all(whole[:2]):
-        return Scope()  # it matches no topic, and such a place cannot be listed
+        return Scope()  # it matches no topic, and such a scope cannot be listed
     return Scope(*whole[:2])
 
 
 def _spelled(path: str) -> str:
-    """Return a path as it is read back: a tenant may be called like the mark of an expression."""
+    """Return a path in its canonical spelling: a tenant's name may begin with the mark of expressions."""
     return f"{DOMAIN}{path}" if path.startswith(REGEX) else path
