@@ -64,8 +64,7 @@ def checksums(data: bytes, start: int, length: int, chunk_bytes: int) -> tuple[i
 
 @lru_cache(maxsize=4)
 def _behind(length: int) -> tuple[list[int], ...]:
-    """Return the change of a checksum by `length` further bytes, without their own checksum: a table for each byte of
-    it.
+    """Return how `length` further bytes change a checksum, without their own: a table for each of its bytes.
 
     The change is linear: CRC-32C(A + B) is CRC-32C(B) exclusive-or a sum over the bits of CRC-32C(A), as in zlib's
     crc32_combine. Zeros as B show what each value of a byte adds.
@@ -90,8 +89,8 @@ def sparse_positions(lengths: Iterable[int], head_bytes: int, chunk_bytes: int) 
     found: list[tuple[int, int]] = []
     entry = 0
     for wanted in range(chunk_bytes, start(count), chunk_bytes):
-        # Between the two stand the heads of those before it: at least of all that are passed already, at most of as
-        # many as payloads alone would take.
+        # `sums` has no heads of entries: the wanted entry has at least those of the entries passed already before it,
+        # and at most those of all entries that would fit if they had no heads.
         payload_bytes = wanted - head_bytes - ENTRY_OVERHEAD_BYTES * entry
         high = bisect_left(sums, payload_bytes, lo=entry, hi=count)
         low = bisect_left(sums, payload_bytes - ENTRY_OVERHEAD_BYTES * (high - entry), lo=entry, hi=high)
