@@ -1,1 +1,1 @@
-"""Object stores: where segments live."""
+"""The object stores that segments are stored in."""

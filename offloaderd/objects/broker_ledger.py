@@ -20,12 +20,11 @@ async def verified_index(
     info: LedgerInfo | None = None,
     named: bool = False,
 ) -> tuple[LedgerObjectIndex, int]:
-    """Return the index of a ledger's objects and the length of the data object, after a check of both.
+    """Check the objects of a ledger; return its index and the length of the data object.
 
-    `info` is the broker's record of the ledger, None when no broker can be asked. Objects of Pulsar before 2.2 name no
-    topic: Pulsar's list of ledgers is enough for them, unless `named` asks for objects that name theirs. Reads the last
-    block. Raises NotFound for a missing object, CorruptData for one of another format, ledger or length, Transient and
-    Denied.
+    `info` is the broker's record of the ledger, None if no broker can be asked. Objects of Pulsar before 2.2 do not
+    name their topic: they need only be in Pulsar's list of ledgers, unless `named` requires the name. Reads the last
+    block. Raises NotFound for a missing object, CorruptData for another format, ledger or length, Transient and Denied.
     """
     data = await objects.head(where.data)
     _check_metadata(await objects.head(where.index), managed_ledger)
@@ -48,7 +47,7 @@ async def verified_index(
 
 
 def _check_metadata(found: ObjectInfo, managed_ledger: str) -> None:
-    """Check what Pulsar's readers check, and that the object names no other topic. Raises CorruptData."""
+    """Check the metadata as Pulsar's readers do, and that the object names no other topic. Raises CorruptData."""
     version = found.metadata.get(keys.FORMAT_VERSION_KEY)
     if version != keys.FORMAT_VERSION:
         expected = f"user metadata {keys.FORMAT_VERSION_KEY} of {keys.FORMAT_VERSION}"
@@ -59,7 +58,7 @@ def _check_metadata(found: ObjectInfo, managed_ledger: str) -> None:
 
 
 async def _check_last_block(objects: ObjectReader, where: keys.SegmentKeys, index: LedgerObjectIndex) -> None:
-    """Read from the last index entry to the end, which the ledger's last entry and nothing else may have."""
+    """Read from the last index entry to the end, which has to be that of the ledger's last entry."""
     assert where.ledger_id is not None  # noqa: S101 - the object of a ledger
     span, last = block_spans(index)[-1], index.entries[-1]
     inside = last.first_entry_id > span.first_entry_id

@@ -1,4 +1,4 @@
-"""The object store by its settings, for the daemon, for commands and for jobs."""
+"""Construction of the object store from the settings, for the daemon, commands and jobs."""
 
 from pathlib import Path
 from typing import TypeAlias
@@ -13,7 +13,7 @@ BucketStore: TypeAlias = FilesystemStore | S3Store
 
 
 def bucket_store(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None = None) -> BucketStore:
-    """Return the store of the daemon's own bucket, which has the others; entering it sends nothing yet."""
+    """Return the store of the daemon's own bucket, with access to the other buckets. No request is sent yet."""
     if objects.kind == "filesystem":
         return FilesystemStore(Path(objects.directory), clock)
     return S3Store(objects, metrics, clock)

@@ -1,4 +1,4 @@
-"""Checks of arguments that all adapters of object stores share."""
+"""Checks of arguments, common to all object stores."""
 
 import hashlib
 import re
@@ -11,13 +11,13 @@ from offloaderd.objects.port import PARTS_MAX, Bytes, PartInfo
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 WHOLE_BYTES_MAX = 32 << 20
-"""What is read whole is an index or a manifest; that of 100 GiB has 17 MiB with usual blocks, of 1 GiB 0.2 MiB."""
+"""Largest index or manifest: one of 100 GiB has 17 MiB with usual blocks, one of 1 GiB 0.2 MiB."""
 _METADATA_KEY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _METADATA_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that S3 would refuse or that no tool could show. Raises InvalidInput."""
+    """Refuse a key that S3 would refuse or that cannot be displayed. Raises InvalidInput."""
     if not key or len(key.encode("utf-8", "surrogatepass")) > KEY_BYTES_MAX:
         raise InvalidInput(f"object key {key[:40]!r}... must have 1 to {KEY_BYTES_MAX} bytes")
     if not key.isprintable():
@@ -25,13 +25,13 @@ def check_key(key: str) -> None:
 
 
 def check_range(key: str, first: int, length: int | None) -> None:
-    """Refuse a range that cannot be meant. Raises InvalidInput."""
+    """Refuse an invalid range. Raises InvalidInput."""
     if first < 0 or (length is not None and length < 1):
         raise InvalidInput(f"range of {length} bytes from byte {first} of {key}: must be at least 1 byte from 0 on")
 
 
 def check_whole(key: str, size_bytes: int, first: int, length: int | None) -> None:
-    """Refuse to read an object whole that is too large to be an index or a manifest. Raises CorruptData."""
+    """Refuse to read a whole object that is too large for an index or a manifest. Raises CorruptData."""
     if first == 0 and length is None and size_bytes > WHOLE_BYTES_MAX:
         raise CorruptData(
             key=key, offset=0, expected=f"an index or a manifest of at most {WHOLE_BYTES_MAX} bytes", found=size_bytes
@@ -39,10 +39,9 @@ def check_whole(key: str, size_bytes: int, first: int, length: int | None) -> No
 
 
 def cut_range(key: str, size_bytes: int, first: int, length: int | None) -> tuple[int, int]:
-    """Return begin and end of the range within an object of that size.
+    """Return begin and end of the range within an object of that size; (0, 0) for all of an empty object.
 
-    Raises InvalidInput when it starts at or beyond the end; all of an empty object is (0, 0). Raises CorruptData as
-    `check_whole`.
+    Raises InvalidInput for a range that starts at or beyond the end, CorruptData as `check_whole`.
     """
     check_range(key, first, length)
     check_whole(key, size_bytes, first, length)
@@ -54,9 +53,9 @@ def cut_range(key: str, size_bytes: int, first: int, length: int | None) -> tupl
 
 
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return user metadata with keys in lower case, as every store hands it back.
+    """Return user metadata with keys in lower case, as every store returns them.
 
-    Raises InvalidInput for what an HTTP header cannot carry unchanged, or more than S3 takes.
+    Raises InvalidInput for text that an HTTP header cannot carry unchanged, or for more than S3 accepts.
     """
     checked = {key.lower(): value for key, value in (metadata or {}).items()}
     for key, value in checked.items():
@@ -68,13 +67,13 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_condition(key: str, if_etag: str | None, etag: str) -> None:
-    """Refuse to replace an object of this ETag ("": there is none) where another one is meant. Raises Conflict."""
+    """Refuse to replace an object unless it has the expected ETag; "" is no object. Raises Conflict."""
     if if_etag is not None and if_etag != etag:
         raise Conflict(f"{key} is {etag or 'not there'} instead of {if_etag or 'not there'}")
 
 
 def check_part_number(part_number: int) -> None:
-    """Refuse a number that S3 does not have. Raises InvalidInput."""
+    """Refuse a number outside S3's range. Raises InvalidInput."""
     if not 1 <= part_number <= PARTS_MAX:
         raise InvalidInput(f"part number {part_number} is not one of 1 to {PARTS_MAX}")
 
@@ -89,18 +88,18 @@ def check_parts(parts: Sequence[PartInfo]) -> None:
 
 
 def cut(data: bytes, lengths: Sequence[int], begin: int = 0) -> Sequence[bytes]:
-    """Return neighbouring pieces of these lengths from `begin` on; where the bytes end the last ones are shorter."""
+    """Return consecutive pieces of these lengths from `begin` on; if the bytes end early, the last ones are shorter."""
     ends = list(accumulate(lengths, initial=begin))
     return [data[start:end] for start, end in pairwise(ends)]
 
 
 def flat(data: Bytes) -> memoryview:
-    """Return a view of the bytes, counted one by one whatever the caller's view counts in."""
+    """Return a view of the single bytes, whatever items the caller's view has."""
     return memoryview(data).cast("B")
 
 
 def md5(*pieces: Bytes) -> str:
-    """ETag of an object or part that was sent by one request, in pieces one behind the other."""
+    """ETag of an object or part that one request sends, in consecutive pieces."""
     digest = hashlib.md5(usedforsecurity=False)
     for piece in pieces:
         digest.update(piece)
@@ -108,14 +107,14 @@ def md5(*pieces: Bytes) -> str:
 
 
 def combined_etag(parts: Sequence[PartInfo]) -> str:
-    """ETag of an object made from parts, as S3 builds it: MD5 over their MD5s, and their number."""
+    """ETag of an object made of parts, as in S3: MD5 over the parts' MD5s, and their number."""
     return f"{md5(b''.join(bytes.fromhex(part.etag) for part in parts))}-{len(parts)}"
 
 
 def chosen_parts(wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int) -> Sequence[PartInfo]:
     """Return the stored parts that complete the upload.
 
-    Raises InvalidInput when one is missing, has another ETag, or is too small without being the last.
+    Raises InvalidInput if a part is missing, has another ETag, or is too small without being the last.
     """
     check_parts(wanted)
     chosen = []

@@ -1,7 +1,7 @@
-"""The only place that makes or reads object keys, and the user metadata that goes with the objects.
+"""Object keys, which no other module builds or parses, and the user metadata of objects.
 
-Segments (PIP-76, V2) and ledgers (PIP-17, V1) are stored under the names that Pulsar gives them, behind an optional
-prefix that is put in front as it is; the manifests are ours.
+Segments (PIP-76, V2) and ledgers (PIP-17, V1) have Pulsar's names behind an optional prefix, which is prepended
+unchanged; the manifests are ours.
 
 | object        | key                                  |
 |---------------|--------------------------------------|
@@ -15,12 +15,12 @@ prefix that is put in front as it is; the manifests are ours.
 | V1 draft      | `<prefix><uuid>-ledger-<id>-draft`   |
 | head          | `<prefix>offloaderd-heads/<cluster>/<tenant>/<namespace>/persistent/<local>.head` |
 | marker        | `<prefix>offloaderd-identity/<cluster>.marker` |
-| guest marker  | `<prefix>offloaderd-identity/<cluster>/<deployment>.marker` |
+| provisional marker | `<prefix>offloaderd-identity/<cluster>/<deployment>.marker` |
 
-A draft is the manifest as an executor of a job wrote it: it does not say yet what lies before the segment in its topic.
-Whoever commits the segment puts the manifest and deletes the draft; no reader looks at it.
+A draft is the manifest from a job's executor, without the totals of the entries before the segment. The commit writes
+the manifest and deletes the draft; readers ignore drafts.
 
-The uuid is written in lower case with dashes; the ledger id in decimal without leading zeros.
+The uuid is in lower case with dashes; the ledger id in decimal without leading zeros.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ SOFTWARE_VERSION_KEY = "s3managedledgeroffloadersoftwareversion"
 SOFTWARE_REVISION_KEY = "s3managedledgeroffloadersoftwaregitsha"
 CLUSTER_KEY = "pulsarclustername"
 DEPLOYMENT_KEY = "offloaderddeployment"
-"""Ours: which deployment wrote it; Pulsar's readers pass over keys that they do not know."""
+"""Ours: the deployment that wrote the object; Pulsar's readers ignore unknown keys."""
 ROLE_KEY = "role"
 MANAGED_LEDGER_KEY = "managedledgername"
 FORMAT_VERSION = "1"
@@ -46,16 +46,16 @@ FORMAT_VERSION = "1"
 
 GC_CLOCK = "offloaderd-gc/clock"
 RETENTION_CLOCK = "offloaderd-retention/clock"
-"""Written below the prefix to learn the store's time, and deleted at once; no segment's key looks like them.
+"""Written below the prefix to read the store's time, and deleted at once; no segment has such a key.
 
-What a crash leaves of them the collector of garbage deletes.
+The garbage collector deletes those that a crash leaves.
 """
 
 HEADS = "offloaderd-heads/"
 MARKERS = "offloaderd-identity/"
-"""Below the prefix: how far each topic is, and which deployment works there; by the cluster's name."""
+"""Folders below the prefix, by the cluster's name: progress of each topic, and the deployment that uses the place."""
 NAME_CHARS_MAX = 200
-"""A longer local name is told by its digest: file systems take names of 255 bytes."""
+"""A longer local name is replaced by its digest: file systems allow names of 255 bytes."""
 
 _NAME = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
@@ -64,7 +64,7 @@ _NAME = re.compile(
 
 
 class ObjectKind(StrEnum):
-    """What an object of a segment is."""
+    """Kind of a segment's object."""
 
     DATA = "data"
     INDEX = "index"
@@ -74,7 +74,7 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """A key taken apart. `ledger_id` is that of a whole ledger's objects (V1), None for V2."""
+    """A parsed key. `ledger_id` is that of a whole ledger's objects (V1), None for V2."""
 
     kind: ObjectKind
     object_id: UUID
@@ -107,26 +107,26 @@ class SegmentKeys:
 
     @property
     def draft(self) -> str:
-        """Key of what a job's executor says of the segment."""
+        """Key of the draft, a job's manifest."""
         return f"{self.data}-draft"
 
     @property
     def all(self) -> tuple[str, str, str]:
-        """Return the three of a committed segment, in the order in which they are written."""
+        """Return the three keys of a committed segment, in the order of their writing."""
         return self.data, self.index, self.manifest
 
     @property
     def every(self) -> tuple[str, ...]:
-        """Return all that may lie there of a segment that was committed or given up."""
+        """Return all keys that a committed or abandoned segment may have objects under."""
         return *self.all, self.draft
 
     def of(self, kind: ObjectKind) -> str:
-        """Return the key of one of them."""
+        """Return the key of one object."""
         return self.data if kind is ObjectKind.DATA else f"{self.data}-{kind}"
 
 
 def parse(prefix: str, key: str) -> ObjectName | None:
-    """Take a key apart; None for one that SegmentKeys would not make with this prefix."""
+    """Parse a key; None for one that SegmentKeys would not build with this prefix."""
     if not key.startswith(prefix):
         return None
     found = _NAME.fullmatch(key, len(prefix))
@@ -143,7 +143,7 @@ def parse(prefix: str, key: str) -> ObjectName | None:
 
 
 def head(prefix: str, cluster: str, managed_ledger: str) -> str:
-    """Key of a topic's head; its name begins with no segment's."""
+    """Key of a topic's head; no segment's key begins like it."""
     folder, _, local = managed_ledger.rpartition("/")
     if len(local) > NAME_CHARS_MAX:
         local = hashlib.sha256(local.encode()).hexdigest()
@@ -151,22 +151,22 @@ def head(prefix: str, cluster: str, managed_ledger: str) -> str:
 
 
 def marker(prefix: str, cluster: str) -> str:
-    """Key of the marker that says which deployment of a cluster's name works below a prefix."""
+    """Key of the marker for the deployment of a cluster that uses a prefix."""
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}.marker"
 
 
 def provisional_markers(prefix: str, cluster: str) -> str:
-    """Return what the keys of all provisional markers begin with."""
+    """Return the common begin of the keys of all provisional markers."""
     return f"{prefix}{MARKERS}{quote(cluster, safe='')}/"
 
 
 def provisional_marker(prefix: str, cluster: str, deployment_id: str) -> str:
-    """Key of the marker of a deployment that works below a prefix which is marked as another's."""
+    """Key of the marker of a further deployment, which uses a prefix that is marked as another's."""
     return f"{provisional_markers(prefix, cluster)}{deployment_id}.marker"
 
 
 def is_beside(prefix: str, key: str) -> bool:
-    """Whether an object is a head or a marker: it belongs to no segment and is never collected as garbage."""
+    """Whether an object is a head or a marker, which belongs to no segment and is never collected as garbage."""
     return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}"))
 
 
@@ -180,7 +180,7 @@ def labels(
 
 
 def segment_metadata(cluster: str, deployment_id: str = "") -> dict[str, str]:
-    """User metadata of a segment's objects, as Pulsar's readers expect it (keys in lower case), and whose it is."""
+    """User metadata of a segment's objects as Pulsar's readers expect it (keys in lower case), and the deployment."""
     return {
         FORMAT_VERSION_KEY: FORMAT_VERSION,
         SOFTWARE_VERSION_KEY: f"offloaderd-{__version__}",
@@ -191,7 +191,7 @@ def segment_metadata(cluster: str, deployment_id: str = "") -> dict[str, str]:
 
 
 def ledger_metadata(cluster: str, managed_ledger: str, *, index: bool, deployment_id: str = "") -> dict[str, str]:
-    """User metadata of a V1 object: a segment's, with its role and the managed ledger's name."""
+    """User metadata of a V1 object: a segment's, and its role and managed ledger's name."""
     return {
         **segment_metadata(cluster, deployment_id),
         ROLE_KEY: "index" if index else "data",

@@ -1,8 +1,8 @@
-"""The marker of a place: which deployment of a cluster's name works below a prefix.
+"""The marker of a place: the deployment of a cluster that uses a prefix.
 
-It is put by the first daemon that finds none, and read by whoever is about to delete what no metadata refer to. Two
-deployments that share cluster name, bucket and prefix by accident would each take the other's objects for rubbish.
-Whoever works there as well puts a marker of its own beside it, a guest's: open uploads do not say whose they are.
+The first daemon that finds none writes it, and every deletion of objects without metadata reads it first. Two
+deployments that share cluster name, bucket and prefix by accident would each collect the other's objects as garbage. A
+further deployment writes a provisional marker beside it, because open uploads do not name their deployment.
 """
 
 from contextlib import aclosing
@@ -20,20 +20,20 @@ HINT = (
     "give each deployment a bucket, prefix or daemon.cluster of its own; if the other one is gone: "
     "`offloadctl identity accept --place`"
 )
-"""The way out where another deployment works in a place."""
+"""Remedy if another deployment uses a place."""
 
 
 TRIES = 5
 
 
 class Marked(NamedTuple):
-    """A marker as it lies in a place, and since when it does by the store's clock."""
+    """A stored marker, and the store's time of its last change."""
 
     marker: PlaceMarker
     stored_ms: int
 
     def other_than(self, deployment_id: str) -> str:
-        """Say whose the place is if it is not this deployment's; empty: it is ours."""
+        """Describe the deployment of the marker; empty if it is this one."""
         one = self.marker
         if one.deployment_id == deployment_id:
             return ""
@@ -41,7 +41,7 @@ class Marked(NamedTuple):
 
 
 async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
-    """Return the marker of a place, None where there is none. Raises CorruptData, BucketMissing, Transient, Denied."""
+    """Return the marker of a place, None without one. Raises CorruptData, BucketMissing, Transient, Denied."""
     key = keys.marker(prefix, cluster)
 
     async def take(get: Get) -> PlaceMarker:
@@ -55,7 +55,7 @@ async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
 
 
 async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked:
-    """Put a marker where there is none, and a guest's beside another's; returns the one that is there.
+    """Write a marker if there is none, or a provisional one beside another deployment's; return the first.
 
     Raises as `read` does.
     """
@@ -66,7 +66,7 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
             found = await read(store, prefix, marker.cluster)
         except CorruptData:
             if not etag:
-                raise  # else it was put just now, and damaged on its way: it is put again in its own place
+                raise  # else our own marker was damaged in transit, and is written again in its place
         if found is not None:
             theirs = found.other_than(marker.deployment_id)
             if theirs and marker.deployment_id not in await provisional_deployments(store, prefix, marker.cluster):
@@ -75,14 +75,14 @@ async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked
         try:
             etag = (await put(store, prefix, marker, if_etag=etag)).etag
         except Conflict:
-            etag = ""  # another one came first
+            etag = ""  # another daemon was first
     return Marked(marker, marker.since_ms)
 
 
 async def put(
     store: ObjectStore, prefix: str, marker: PlaceMarker, *, provisional: bool = False, if_etag: str | None = None
 ) -> ObjectInfo:
-    """Put a marker in place of the one that there is (or of that ETag alone), or a provisional one beside it."""
+    """Write a marker in place of the present one (only of that ETag, if given), or a provisional one beside it."""
     cluster, ours = marker.cluster, marker.deployment_id
     key = keys.provisional_marker(prefix, cluster, ours) if provisional else keys.marker(prefix, cluster)
     labels = keys.segment_metadata(cluster, ours)
@@ -90,7 +90,7 @@ async def put(
 
 
 async def provisional_deployments(store: ObjectReader, prefix: str, cluster: str) -> dict[str, str]:
-    """Return the deployments that work in a place which is marked as another's, and the keys of their markers."""
+    """Return the deployments with provisional markers in a place, and the keys of the markers."""
     begin = keys.provisional_markers(prefix, cluster)
     async with aclosing(store.list(begin)) as found:
         return {info.key.removeprefix(begin).removesuffix(".marker"): info.key async for info in found}

@@ -1,38 +1,38 @@
-"""The places that a daemon stores in: a bucket and what every key begins with there; its own, and those of policies."""
+"""The places that a daemon stores in, each a bucket and a key prefix: its own, and those of policies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 IDENTIFYING = ("driver", "bucket", "directory", "prefix")
-"""What of a driver's properties says where objects lie; the rest says how to get there."""
+"""The properties of a driver that locate objects; the others describe the access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One bucket's prefix. `driver` is what a reader needs to find it, whatever the settings are then.
+    """One bucket's prefix. `driver` has all that a reader needs to find it under any later settings.
 
-    A store that has no buckets has one named "".
+    A store without buckets has one named "".
     """
 
     driver: Mapping[str, str]
 
     @property
     def bucket(self) -> str:
-        """Its bucket, as committed segments name it."""
+        """The bucket's name in committed segments."""
         return self.driver.get("bucket", "")
 
     @property
     def prefix(self) -> str:
-        """What every key begins with there."""
+        """The begin of every key."""
         return self.driver.get("prefix", "")
 
     def __str__(self) -> str:
-        """Name it as a person does."""
+        """Bucket and prefix for messages."""
         return f"bucket {self.bucket!r}, prefix {self.prefix!r}"
 
 
 class Places:
-    """All of them: first the daemon's own, where topics go whose policy names no other."""
+    """All places: first the daemon's own, for topics whose policy names no other."""
 
     def __init__(self, home: Place, *others: Place) -> None:
         self.home = home
@@ -48,15 +48,15 @@ class Places:
         return frozenset(place.bucket for place in self._all)
 
     def find(self, bucket: str, prefix: str) -> Place | None:
-        """Return the place of that name, None if it is not worked with."""
+        """Return the place with this bucket and prefix, None if the daemon does not use it."""
         return next((one for one in self._all if (one.bucket, one.prefix) == (bucket, prefix)), None)
 
     def of_bucket(self, bucket: str) -> Place | None:
-        """Return the first place in a bucket, None if nothing there is worked with."""
+        """Return the first place in a bucket, None if the daemon does not use the bucket."""
         return next((one for one in self._all if one.bucket == bucket), None)
 
     def obstacle(self, driver: Mapping[str, str]) -> str:
-        """Say why objects that were stored with these properties are out of reach; empty: they are not."""
+        """Return why objects stored with these properties are not accessible; empty if they are."""
         for place in self._all:
             if all(driver.get(name) == place.driver.get(name) for name in IDENTIFYING):
                 return ""

@@ -1,8 +1,8 @@
-"""The ports to an object store, cut by what a consumer may do: read, write, upload in parts.
+"""The ports to an object store, one for each right: reading, writing, multipart uploads.
 
-A store is one bucket; `at` returns the others that were opened with it.
-A reader is handed an ObjectReader and cannot delete. Keys are plain strings made by `keys.py` only. Every method may
-raise Transient (with Throttled), Denied, NoSpace and BucketMissing; each says how it treats its own cases.
+A store is one bucket; `at` returns the others that were opened with it. A consumer with an ObjectReader cannot delete.
+Only `keys.py` builds keys, which are plain strings. Every method may raise Transient (with Throttled), Denied, NoSpace
+and BucketMissing; each documents its own cases.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -14,10 +14,10 @@ from offloaderd.core.errors import BucketMissing, NotFound
 T = TypeVar("T")
 
 Bytes = bytes | bytearray | memoryview
-"""What may be stored; adapters send it without a copy."""
+"""Content of an object; adapters send it without a copy."""
 
 Pieces = Sequence[Bytes]
-"""What may be stored as a part: one behind the other, which nobody has to join."""
+"""Content of a part in consecutive pieces, which need not be joined."""
 
 PART_BYTES_MIN = 5 * 1024 * 1024
 """S3's least size of every part but the last."""
@@ -28,10 +28,10 @@ PARTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """What HEAD or a listing says of an object. `metadata` keys are lower case; empty in listings.
+    """An object's metadata from HEAD or a listing. Keys of `metadata` are lower case; it is empty in listings.
 
-    `etag_opaque`: HEAD says that the store encrypts the object with a key, so its ETag and those of its parts tell
-    nothing of their bytes, even where they look like an MD5.
+    `etag_opaque`: according to HEAD the store encrypts the object with a key. Then its ETag and those of its parts are
+    no checksums, even if they look like an MD5.
     """
 
     key: str
@@ -44,7 +44,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartInfo:
-    """One uploaded part: number from 1, ETag as the store gave it."""
+    """One uploaded part: number from 1, ETag from the store."""
 
     part_number: int
     etag: str
@@ -64,23 +64,22 @@ class ObjectReader(Protocol):
     """Read access to a bucket."""
 
     def at(self, bucket: str) -> "ObjectReader":
-        """Return the reader of a bucket, itself for its own. Raises BucketMissing for one that was not opened.
+        """Return the reader of a bucket. Raises BucketMissing for one that was not opened.
 
-        A store that has no buckets (a directory, the memory) is all of them.
+        A store without buckets (a directory, the memory) returns itself for all.
         """
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes from byte `first` (to the end when None), cut at the object's end.
+        """Return `length` bytes from byte `first`, or all to the end for None; fewer if the object ends earlier.
 
-        Raises NotFound for a missing key, InvalidInput for a range that starts at or beyond the end of the object
-        (an empty object read whole gives b""), and CorruptData, with nothing read, for an object of more than
-        `checks.WHOLE_BYTES_MAX` that is asked for whole.
+        Raises NotFound for a missing key, InvalidInput for a range that starts at or beyond the end (a whole empty
+        object is b""), and CorruptData, with nothing read, for a whole object of more than `checks.WHOLE_BYTES_MAX`.
         """
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
-        """Return what `get` does from byte `first` on, by one request as well, cut into pieces of these lengths.
+        """Return the bytes of one `get` from byte `first` on, cut into pieces of these lengths.
 
-        There is one for each length; at the object's end the last ones are shorter, or empty. Raises as `get` does.
+        There is one piece per length; at the object's end the last ones are shorter, or empty. Raises as `get` does.
         """
 
     async def head(self, key: str) -> ObjectInfo:
@@ -89,7 +88,7 @@ class ObjectReader(Protocol):
     def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield every object whose key starts with `prefix`, in key order, page by page.
 
-        Some servers order folder by folder (`a/b` before `a.b`); the keys of one prefix of ours are all in one.
+        Some servers order by folder (`a/b` before `a.b`); all keys of one of our prefixes are in one folder.
         """
 
 
@@ -102,15 +101,14 @@ class ObjectStore(ObjectReader, Protocol):
     async def put(
         self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
     ) -> ObjectInfo:
-        """Store an object whole, replacing what was there; all or nothing. Raises OutcomeUnknown.
+        """Store a whole object, replacing any other, completely or not at all. Raises OutcomeUnknown.
 
-        With `if_etag` only in place of the object of that ETag, with "" only where there is none. Raises Conflict when
-        something else is there, which may be what an earlier try of the caller has stored. A store that knows no
-        conditions stores it in any case.
+        With `if_etag` it replaces only the object of that ETag; with "" it must not exist. Raises Conflict otherwise,
+        possibly because an earlier try of the caller has succeeded. A store without conditions ignores `if_etag`.
         """
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; a missing one is no error. Raises OutcomeUnknown; repeating is always safe."""
+        """Delete objects; a missing one is no error. Raises OutcomeUnknown; can be repeated."""
 
 
 class MultipartStore(Protocol):
@@ -120,34 +118,34 @@ class MultipartStore(Protocol):
         """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
-        """Store a part of these pieces, replacing one of the same number. Raises NotFound for an unknown upload."""
+        """Store a part of these pieces, replacing one with the same number. Raises NotFound for an unknown upload."""
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """Return the stored parts in order of number. Raises NotFound for an unknown upload."""
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Make the object visible from exactly these parts.
+        """Create the object from exactly these parts.
 
-        Raises InvalidInput when a part is missing, differs or is too small, NotFound for an unknown upload (it may
-        have been completed before: read back), OutcomeUnknown when the answer was lost.
+        Raises InvalidInput if a part is missing, differs or is too small, NotFound for an unknown upload (it may have
+        been completed before: read back), OutcomeUnknown if the answer was lost.
         """
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
-        """Drop the upload and its parts; one that is unknown is no error."""
+        """Delete the upload and its parts; an unknown one is no error."""
 
     def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """Yield the open uploads whose key starts with `prefix`, in key order."""
 
 
 class SegmentStore(ObjectStore, MultipartStore, Protocol):
-    """All of it: what an adapter implements and the offload engine needs."""
+    """The whole port, as adapters implement it and the offload engine needs it."""
 
     def at(self, bucket: str) -> "SegmentStore":
         """See ObjectReader."""
 
 
 async def present(answer: Awaitable[T]) -> T | None:
-    """Return an answer about an object, None when it is not there. Raises BucketMissing: that is no missing object."""
+    """Return an answer about an object, None if the object is missing. Raises BucketMissing if its bucket is."""
     try:
         return await answer
     except BucketMissing:
@@ -157,5 +155,5 @@ async def present(answer: Awaitable[T]) -> T | None:
 
 
 async def find(objects: ObjectReader, key: str) -> ObjectInfo | None:
-    """Return what is known of an object, None when it is not there. Raises as `present`."""
+    """Return an object's metadata, None if it does not exist. Raises as `present`."""
     return await present(objects.head(key))

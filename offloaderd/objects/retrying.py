@@ -1,7 +1,7 @@
-"""A reader of objects that retries: transient errors a bounded number of times, damaged bytes once.
+"""A reader of objects with retries: a limited number after temporary errors, one after damaged bytes.
 
 Background readers share a rate and a memory budget. The bytes of a request are charged after it, and the next request
-waits until they are paid for, so all readers of one rate stay below it together, whatever the sizes of their objects.
+waits until they are paid for, so all readers together stay below the rate, whatever the sizes of their objects.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -60,12 +60,12 @@ class RetryingReader:
         return await self._asked(lambda: self._objects.head(key))
 
     async def table(self, decode: Callable[..., T], *keys: str) -> T:
-        """Return what `decode`, which is pure, makes of small objects. Raises NotFound, and what it raises."""
+        """Return the result of `decode`, a pure function, for small objects. Raises NotFound, and its errors."""
         gets = [partial(self._get, key, 0) for key in keys]
         return await sure(lambda: self._asked(lambda: read_apart(decode, *gets)))
 
     async def checked(self, key: str, first: int, length: int, check: Callable[[bytes], T]) -> T:
-        """Return what `check` makes of bytes of an object, fewer where it ends. Raises NotFound, and what it raises."""
+        """Return the result of `check` for a range of an object, cut at its end. Raises NotFound, and its errors."""
 
         async def read() -> T:
             async with self.piece(key, first, length) as data:
@@ -75,7 +75,7 @@ class RetryingReader:
 
     @asynccontextmanager
     async def piece(self, key: str, first: int, length: int) -> AsyncIterator[bytes]:
-        """Give bytes of an object, fewer where it ends; they are to be forgotten at the end. Raises NotFound."""
+        """Lend a range of an object, cut at its end, within the memory budget until the block ends. Raises NotFound."""
         await self._throttle.ready()
         async with self._budget.held(length) if self._budget is not None else nullcontext():
             try:
@@ -89,9 +89,9 @@ class RetryingReader:
         return (await self.pieces(key, first, [length]))[0]
 
     async def sound(self, key: str, first: int, data: bytes, check: Callable[[bytes], T]) -> T:
-        """Return what `check` makes of `data`, which lies at byte `first`; what seems damaged is read once more.
+        """Return the result of `check` for `data`, which is at byte `first`; after CorruptData it is read once more.
 
-        Raises what `check` raises, and as `exactly` does.
+        Raises the errors of `check` and of `exactly`.
         """
 
         async def read() -> T:
@@ -100,9 +100,9 @@ class RetryingReader:
         return await sure(read, lambda: check(data))
 
     async def pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
-        """Return neighbouring ranges of exactly these lengths by one request. Raises as `exactly` does.
+        """Return consecutive ranges of exactly these lengths by one request. Raises as `exactly` does.
 
-        An object that ends too early is corrupt: it was stored longer.
+        An object that ends too early is corrupt, as it was longer when it was stored.
         """
 
         async def read() -> Sequence[bytes]:

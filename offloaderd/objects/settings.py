@@ -95,7 +95,7 @@ class ObjectsSettings(Section):
 
     @property
     def all_places(self) -> Places:
-        """Where the daemon stores: its own place, and those that policies may name."""
+        """The daemon's own place, and those that policies may name."""
         named = {(self.bucket, self.prefix): None} | dict.fromkeys(named_places(self.places))
         if self.kind == "filesystem":
             fixed = {"driver": "filesystem", "directory": self.directory}
@@ -105,11 +105,11 @@ class ObjectsSettings(Section):
 
     @property
     def sign_payloads(self) -> bool:
-        """Whether bodies are signed: where somebody on the way could put others in their place."""
+        """Whether bodies are signed: if a third party could replace them on the way."""
         return self.endpoint is not None and not is_private(self.endpoint)
 
     def encrypting(self) -> dict[str, Any]:
-        """Return what a new object is asked to be encrypted with; the bucket's own setting needs no word."""
+        """Return the request's parameters for the encryption of a new object; none for the bucket's own setting."""
         algorithm = {"default": None, "sse-s3": "AES256", "sse-kms": "aws:kms"}[self.encryption]
         said = {"ServerSideEncryption": algorithm, "SSEKMSKeyId": self.kms_key_id}
         return {name: value for name, value in said.items() if value is not None}

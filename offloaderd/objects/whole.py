@@ -1,10 +1,8 @@
-"""Indexes and manifests, which are read whole: long ones are read one at a time, which bounds the memory, and decoded
-in a thread, which keeps the event loop free.
+"""Reads of whole objects (indexes and manifests), with bounded memory and without blocking the event loop.
 
 Nearly all are below `AT_ONCE_BYTES` and need one request. A longer one is read again as a whole under a lock, which is
-held until its bytes are decoded. The locks belong to the event loop, so all readers of a daemon share them. The holder
-waits for no other reader, and not for a store that does not answer: `get` tries once, and retries are made without the
-lock.
+held until its bytes are decoded in a thread. The locks belong to the event loop, so all readers of a daemon share them.
+The holder waits for no other reader, nor for a store that is down: `get` tries once; retries are made without the lock.
 """
 
 import asyncio
@@ -19,22 +17,22 @@ from offloaderd.core.aio.groups import Group
 from offloaderd.core.errors import CorruptData, InvalidInput, Transient, first_of
 
 Get = Callable[[int | None], Awaitable[bytes]]
-"""Returns the first n bytes of an object, or with None all of them."""
+"""Returns the first n bytes of an object, or all of them for None."""
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE_BYTES = 512 * 1024
-"""As many as a manifest has of a segment of 3 GiB in blocks of 1 MiB."""
+"""The size of a manifest for a segment of 3 GiB in blocks of 1 MiB."""
 READS_MAX = 5
-"""Reads of one object that give other bytes each time before whoever asks has to wait."""
+"""Reads of an object with different bytes each time before the caller gets Transient."""
 APART_BYTES = 64 * 1024
-"""Less is taken apart at once: of blocks as small as can be these are 10,000, which take some 50 ms."""
+"""Less is decoded without a thread: with the smallest blocks these are 10,000, which take some 50 ms."""
 
 
 class _Turns(NamedTuple):
-    """Who may hold a long object, and who may take one apart."""
+    """The locks for holding a long object and for decoding one."""
 
     hold: asyncio.Lock
     take_apart: asyncio.Lock
@@ -44,7 +42,7 @@ _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary
 
 
 def _own() -> _Turns:
-    """Return the turns of this event loop."""
+    """Return the locks of this event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _turns:
         _turns[loop] = _Turns(asyncio.Lock(), asyncio.Lock())
@@ -53,9 +51,9 @@ def _own() -> _Turns:
 
 @asynccontextmanager
 async def whole(*gets: Get) -> AsyncIterator[Sequence[bytes]]:
-    """Give the bytes of objects that are looked at together, to be forgotten at the end.
+    """Lend the bytes of objects that are used together, until the block ends.
 
-    Raises what `get` raises; an empty object is no error.
+    Raises the errors of `get`; an empty object is no error.
     """
     found = await _side_by_side([_begun(get) for get in gets])
     long = [number for number, data in enumerate(found) if len(data) >= AT_ONCE_BYTES]
@@ -69,9 +67,9 @@ async def whole(*gets: Get) -> AsyncIterator[Sequence[bytes]]:
 
 
 async def apart(decode: Callable[..., T], *data: bytes) -> T:
-    """Return what `decode`, which is pure, makes of the bytes; long ones in a thread, one after the other.
+    """Return the result of `decode`, a pure function, for the bytes; long ones in a thread, one after the other.
 
-    Raises what it raises. A caller that is cancelled leaves the thread its turn until it ends.
+    Raises the errors of `decode`. After a cancellation the thread keeps its lock until it ends.
     """
     if sum(map(len, data)) < APART_BYTES:
         return decode(*data)
@@ -87,16 +85,16 @@ async def apart(decode: Callable[..., T], *data: bytes) -> T:
 
 
 async def read_apart(decode: Callable[..., T], *gets: Get) -> T:
-    """Return what `decode` makes of objects, of which nothing else is kept. Raises what it and `gets` raise."""
+    """Return the result of `decode` for objects, without keeping their bytes. Raises as `decode` and `gets` do."""
     async with whole(*gets) as found:
         return await apart(decode, *found)
 
 
 async def sure(read: Callable[[], Awaitable[T]], given: Callable[[], T] | None = None) -> T:
-    """Return what `read` makes of bytes that it fetches; what it finds damaged it reads once more.
+    """Return the result of `read`, which fetches bytes; after CorruptData it is called once more.
 
-    One read alone may have been damaged on its way, and what is called damaged keeps a ledger at its source for good.
-    `given` makes the same of bytes that were fetched already, with others. Raises what the last read raises.
+    One read alone may have been damaged in transit, and a ledger with a damaged copy stays at its source for good.
+    `given` makes the first try from bytes that were fetched before. Raises the error of the last read.
     """
     try:
         return await read() if given is None else given()
@@ -106,9 +104,9 @@ async def sure(read: Callable[[], Awaitable[T]], given: Callable[[], T] | None =
 
 
 async def read_sure(take: Callable[[Get], Awaitable[T]], get: Get) -> T:
-    """Return what `take` makes of an object; damaged bytes, which may be so on their way only, are read again.
+    """Return the result of `take` for an object; damaged bytes are read again, as they may be damaged in transit.
 
-    Raises CorruptData once two reads had the same ones, Transient while each has others, and what `get` raises.
+    Raises CorruptData after two reads with the same bytes, Transient if all differ, and the errors of `get`.
     """
     before: list[bytes] = []
     damage: CorruptData | None = None

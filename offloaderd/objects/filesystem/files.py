@@ -16,7 +16,7 @@ from offloaderd.objects.checks import check_condition, cut_range, md5
 from offloaderd.objects.port import ObjectInfo
 
 NAME_BYTES_MAX = 200
-"""A file name has 255 bytes at most, and the metadata file's adds the version to it."""
+"""A file name has at most 255 bytes, and the metadata file's name also has the version."""
 
 METADATA_FOLDER = ".metadata"
 DRAFT_FOLDER = ".drafts"
@@ -30,10 +30,10 @@ class ObjectDirectory:
     def __init__(self, root: Path, clock: Clock) -> None:
         self.root = root
         self._clock = clock
-        self._publishing = threading.Lock()  # or two at once would each drop the other's metadata
+        self._publishing = threading.Lock()  # two at once would each delete the other's metadata
 
     def create(self) -> None:
-        """Make the root."""
+        """Create the root."""
         with translated(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -66,7 +66,7 @@ class ObjectDirectory:
         )
 
     def listed(self, key: str) -> ObjectInfo | None:
-        """Describe an object as a listing does; None when it has just been deleted."""
+        """Describe an object as a listing does; None if it was just deleted."""
         try:
             info = self.head(key)
         except BucketMissing:
@@ -83,12 +83,12 @@ class ObjectDirectory:
         return sorted(key for key in found if key.startswith(prefix))
 
     def put(self, key: str, data: memoryview, metadata: dict[str, str], if_etag: str | None) -> ObjectInfo:
-        """Store an object, in place of that of an ETag if one is given. Raises Conflict."""
+        """Store an object; with `if_etag` only in place of that one. Raises Conflict."""
         with translated(self.root, key):
             return self.publish(key, self.draft([data]), md5(data), metadata, if_etag)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects: first the data, so that what is left behind by a crash belongs to nothing."""
+        """Delete objects: first the data, so that files left by a crash belong to no object."""
         with translated(self.root):
             for key in keys:
                 with self._publishing:
@@ -98,7 +98,7 @@ class ObjectDirectory:
             sync_folder(self.root)
 
     def draft(self, pieces: Iterable[bytes | memoryview]) -> Path:
-        """Write a draft through to the disk; nothing is left of it when that fails. Raises OSError."""
+        """Write a draft and sync it to the disk; a failure leaves none. Raises OSError."""
         folder = self.root / DRAFT_FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / self._clock.uuid().hex
@@ -143,7 +143,7 @@ class ObjectDirectory:
         )
 
     def _etag(self, key: str) -> str:
-        """Return the ETag of an object, "" where there is none."""
+        """Return the ETag of an object, "" without one."""
         try:
             with self._path(key).open("rb") as file:
                 return self._described(key, file)[0]
@@ -153,8 +153,7 @@ class ObjectDirectory:
     def _described(self, key: str, file: BinaryIO) -> tuple[str, dict[str, str]]:
         """Return ETag and metadata of an open object.
 
-        A copy of the tree that lost the times is recognised by its content; a file that was put there by hand has no
-        metadata.
+        In a copy without the files' times, metadata are found by the content; a file that was added by hand has none.
         """
         status = os.fstat(file.fileno())
         exact = self.root / METADATA_FOLDER / _version_name(key, status)
@@ -199,7 +198,7 @@ def unescaped(name: str) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash of the machine."""
+    """Sync a folder, so that its names survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -209,7 +208,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def translated(root: Path, key: str = "") -> Iterator[None]:
-    """Turn what the system says about the files under `root` into our errors."""
+    """Translate the system's errors for files under `root` to ours."""
     what = f"{key} at {root}" if key else str(root)
     try:
         yield

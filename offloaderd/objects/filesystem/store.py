@@ -1,16 +1,16 @@
-"""An object store in a directory, for tests, for laptops, and for a mounted file system that is the archive.
+"""An object store in a directory, for tests, for laptops, and for archives on a mounted file system.
 
     <root>/<escaped key>                         an object: its bytes and nothing else
     <root>/.metadata/<escaped key>@<ns>-<bytes>  its ETag and user metadata (JSON), by the data file's time and size
     <root>/.drafts/<id>                          a file that is being written
     <root>/.uploads/<id>/upload.json, <part>-<etag>   an open multipart upload
 
-A key is escaped into one file name (`/` becomes `%2F`, a leading `.` `%2E`), so that no key can leave the root, meet
-the hidden folders, or be a folder where another is a file. Everything is written to a draft, synced, and renamed; the
-metadata file goes first, and belongs to exactly one version of the data file, so that a crash or a reader in between
-sees the old object or the new one, never a mixture.
+A key is escaped to one file name (`/` becomes `%2F`, a leading `.` `%2E`), so no key can leave the root, clash with the
+hidden folders, or be a folder where another key is a file. All files are written as drafts, synced, and renamed. The
+metadata file is first and belongs to exactly one version of the data file, so after a crash, or in between, readers
+find the old object or the new one, never a mixture.
 
-The work is done in threads; cancelling a call does not stop what has begun.
+The work is done in threads; the cancellation of a call does not stop it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from offloaderd.objects.port import PART_BYTES_MIN, Bytes, ObjectInfo, PartInfo,
 
 
 class FilesystemStore:
-    """Implements SegmentStore. `part_bytes_min` may be lowered for tests of small parts."""
+    """Implements SegmentStore. `part_bytes_min` may be lower in tests of small parts."""
 
     def __init__(self, root: Path, clock: Clock | None = None, *, part_bytes_min: int = PART_BYTES_MIN) -> None:
         clock = clock or SystemClock()
@@ -45,11 +45,11 @@ class FilesystemStore:
         return self
 
     async def check(self) -> None:
-        """Write and remove a draft. Raises BucketMissing, Denied and NoSpace with what to do about it."""
+        """Write and remove a draft. Raises BucketMissing, Denied and NoSpace with a remedy."""
         await asyncio.to_thread(self._objects.check)
 
     async def create_bucket(self) -> None:
-        """Make the root directory; one that is there is no error."""
+        """Create the root directory; an existing one is no error."""
         await asyncio.to_thread(self._objects.create)
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
@@ -68,7 +68,7 @@ class FilesystemStore:
         return await asyncio.to_thread(self._objects.head, key)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """See ObjectReader; what is stored or deleted meanwhile may be missed."""
+        """See ObjectReader; objects that are stored or deleted meanwhile may be missed."""
         for key in await asyncio.to_thread(self._objects.keys, prefix):
             info = await asyncio.to_thread(self._objects.listed, key)
             if info is not None:
@@ -77,7 +77,7 @@ class FilesystemStore:
     async def put(
         self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
     ) -> ObjectInfo:
-        """See ObjectStore. Two processes that replace an object in the same instant are not kept apart."""
+        """See ObjectStore. Conditions do not exclude another process that replaces the object at the same moment."""
         check_key(key)
         return await asyncio.to_thread(self._objects.put, key, flat(data), checked_metadata(metadata), if_etag)
 

@@ -1,7 +1,7 @@
-"""The open multipart uploads of a FilesystemStore, a folder each. Blocking.
+"""The open multipart uploads of a FilesystemStore, one folder each. Blocking.
 
-A part's file carries its number and ETag in its name, so that one rename stores both; of two with one number, left by a
-crash, the newer counts.
+A part's file name has its number and ETag, so that one rename stores both. If a crash leaves two files with one number,
+the newer one is the part.
 """
 
 import json
@@ -41,7 +41,7 @@ class UploadDirectory:
         self._part_bytes_min = part_bytes_min
 
     def create(self, key: str, metadata: dict[str, str]) -> str:
-        """Begin an upload; it exists once its record does."""
+        """Begin an upload; it exists as soon as its record does."""
         upload_id = self._clock.uuid().hex
         folder = self._folder / upload_id
         record = {"key": key, "metadata": metadata, "initiated_ms": self._clock.wall_ms()}
@@ -55,7 +55,7 @@ class UploadDirectory:
         return upload_id
 
     def add(self, key: str, upload_id: str, part_number: int, pieces: Sequence[memoryview]) -> PartInfo:
-        """Store a part, then drop what had its number."""
+        """Store a part, then delete an earlier one with its number."""
         upload = self._upload(key, upload_id)
         etag = md5(*pieces)
         path = upload.folder / f"{part_number:05}-{etag}"
@@ -72,7 +72,7 @@ class UploadDirectory:
         return [part for _, part in sorted(self._stored(self._upload(key, upload_id)).items())]
 
     def complete(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Write the parts into one draft and publish it; the upload is gone afterwards."""
+        """Write the parts to one draft and publish it; deletes the upload."""
         upload = self._upload(key, upload_id)
         chosen = chosen_parts(parts, self._stored(upload), self._part_bytes_min)
         files = [upload.folder / f"{part.part_number:05}-{part.etag}" for part in chosen]
@@ -83,7 +83,7 @@ class UploadDirectory:
         return info
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Drop an upload; an unknown one is no error."""
+        """Delete an upload; an unknown one is no error."""
         try:
             upload = self._upload(key, upload_id)
         except NotFound:
@@ -126,13 +126,13 @@ class UploadDirectory:
         return parts
 
     def _drop(self, upload: _Upload) -> None:
-        """Remove an upload; without its record it is none, whatever a crash leaves of it."""
+        """Delete an upload. The record is first: files that a crash leaves without it are no upload."""
         (upload.folder / _RECORD).unlink(missing_ok=True)
         shutil.rmtree(upload.folder, ignore_errors=True)
 
 
 def _read(folder: Path) -> _Upload | None:
-    """Read an upload's record; None when there is none, or none that can be read."""
+    """Read an upload's record; None if it is missing or unreadable."""
     try:
         record = json.loads((folder / _RECORD).read_bytes())
         metadata = {str(name): str(value) for name, value in record["metadata"].items()}
@@ -142,7 +142,7 @@ def _read(folder: Path) -> _Upload | None:
 
 
 def _contents(files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the bytes of files, one after the other, in small pieces."""
+    """Yield the bytes of consecutive files in small pieces."""
     for path in files:
         with path.open("rb") as file:
             while piece := file.read(COPY_BYTES):

@@ -23,7 +23,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 def date_ms(headers: Mapping[str, str]) -> int:
-    """The server's time of an answer, 0 when it does not say: what it then stored carries about this time."""
+    """Return the server's time of an answer, about that of the object it stored; 0 without one."""
     try:
         return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
     except ValueError:
@@ -31,17 +31,17 @@ def date_ms(headers: Mapping[str, str]) -> int:
 
 
 def bare(etag: str) -> str:
-    """An ETag without the quotes that HTTP puts round it."""
+    """Return an ETag without the quotes of HTTP."""
     return etag.strip('"')
 
 
 def is_opaque(answer: HeadObjectOutputTypeDef) -> bool:
-    """Whether an object is encrypted with a key of a service or of ours: its ETag is no MD5, whatever its shape."""
+    """Whether an object is encrypted with a key of a service or of ours: then its ETag is no MD5, whatever its form."""
     return answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
 
 
 def described(key: str, answer: HeadObjectOutputTypeDef) -> ObjectInfo:
-    """What an answer to HEAD says of an object."""
+    """Return the object of a HEAD answer."""
     return ObjectInfo(
         key=key,
         size_bytes=answer["ContentLength"],
@@ -53,7 +53,7 @@ def described(key: str, answer: HeadObjectOutputTypeDef) -> ObjectInfo:
 
 
 def listed(page: ListObjectsV2OutputTypeDef) -> list[ObjectInfo]:
-    """The objects of one page of a listing."""
+    """Return the objects of one page of a listing."""
     return [
         ObjectInfo(
             key=found["Key"],
@@ -66,7 +66,7 @@ def listed(page: ListObjectsV2OutputTypeDef) -> list[ObjectInfo]:
 
 
 def parts_of(found: Sequence[PartTypeDef]) -> list[PartInfo]:
-    """The parts of an upload in order of number, the newest of each."""
+    """Return the parts of an upload in order of number, the newest of each."""
     newest = {part["PartNumber"]: part for part in sorted(found, key=lambda part: part["LastModified"])}
     return [
         PartInfo(part_number=number, etag=bare(part["ETag"]), size_bytes=part["Size"])
@@ -75,7 +75,7 @@ def parts_of(found: Sequence[PartTypeDef]) -> list[PartInfo]:
 
 
 def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:
-    """The open uploads of one page of their list."""
+    """Return the open uploads of one page of their list."""
     return [
         UploadInfo(
             key=found["Key"],
@@ -87,7 +87,7 @@ def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:
 
 
 def check_answered_range(call: object, answered: str, size_bytes: int, first: int, length: int | None) -> None:
-    """Make sure that the bytes are those that were asked for, cut only by the object's end. Raises Transient."""
+    """Check that the answer has the requested bytes, cut only by the object's end. Raises Transient."""
     found = _RANGE.fullmatch(answered)
     if found is None:
         raise Transient(f"{call}: the server does not say which bytes it sent ({answered!r})")
@@ -98,13 +98,13 @@ def check_answered_range(call: object, answered: str, size_bytes: int, first: in
 
 
 async def in_pieces(body: AioStreamingBody, size_bytes: int, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Return a body of that size in pieces of these lengths, or shorter ones where it ends before them.
+    """Return a body of that size in pieces of these lengths, or shorter ones if it ends earlier.
 
-    Each byte is copied once, out of what came from the socket into its piece. Bytes behind the last piece make it
-    longer: nobody has asked for them. Raises what aiohttp does.
+    Each byte is copied once, from the socket's buffer to its piece. Further bytes, which were not requested, are added
+    to the last piece. Raises aiohttp's errors.
     """
     stream = body.raw_stream.content
-    stream.set_read_chunk_size(max(1, size_bytes))  # or aiohttp stops reading from the socket again and again
+    stream.set_read_chunk_size(max(1, size_bytes))  # else aiohttp often stops reading from the socket
     pieces: list[bytes] = []
     came: list[bytes | memoryview] = []
     missing = lengths[0]

@@ -1,9 +1,8 @@
-"""botocore's client for the S3 adapter, and its renewal when the store no longer takes its credentials.
+"""botocore's client for the S3 adapter, and its renewal after the store has refused its credentials.
 
-botocore replaces credentials of a role in time, by their own date. What it cannot know: that they were revoked, that
-somebody wrote new ones into the profile's file, that this machine's clock is wrong. So a refusal of the credentials has
-the whole chain searched again before the next request, by making a new client; the old one stays open for as long as
-requests use it. Keys from the settings have nothing to be read again from.
+botocore replaces a role's credentials in time, by their date. It cannot know that they were revoked, that the profile's
+file has new ones, or that this machine's clock is wrong. So after a refusal the next request makes a new client, which
+searches the whole chain again; the old one stays open while requests use it. Keys from the settings cannot be renewed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 KEEPALIVE_S = 12.0
-"""An idle connection is closed after this, before servers and balancers between drop it."""
+"""Idle connections are closed after this time, before servers and load balancers drop them."""
 
 RENEWAL_S = 5.0
-"""Least time between two renewals: many requests that are refused together have the chain searched once."""
+"""Least time between two renewals: many simultaneous refusals search the chain once."""
 
 
 class _Opened:
-    """One client, and how many requests use it."""
+    """One client, and the number of requests that use it."""
 
     def __init__(self, client: S3Client, stack: AsyncExitStack) -> None:
         self.client = client
@@ -50,13 +49,13 @@ class _Opened:
         self._stack = stack
 
     async def close_if_idle(self) -> None:
-        """Close the connections once the client was replaced and its last user is gone."""
+        """Close the connections of a replaced client after its last request."""
         if self.replaced and not self.users:
             await self._stack.aclose()
 
 
 class Clients:
-    """Hands out the client for one request at a time; `open` it before, `close` it in the end."""
+    """Lends the client to one request at a time, between `open` and `close`."""
 
     def __init__(self, options: ObjectsSettings, where: str, clock: Clock) -> None:
         self._options = options
@@ -68,11 +67,11 @@ class Clients:
         self._renewing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Make the first client; nothing is sent yet. Raises InvalidConfig."""
+        """Make the first client, without a request. Raises InvalidConfig."""
         self._current = await self._made()
 
     async def close(self) -> None:
-        """Close the connections. No client is given out afterwards."""
+        """Close the connections, and lend no client any more."""
         opened, self._current = self._current, None
         if opened is not None:
             opened.replaced = True
@@ -81,7 +80,7 @@ class Clients:
 
     @asynccontextmanager
     async def one_request(self) -> AsyncIterator[S3Client]:
-        """Lend the client for a request; one that ends with Denied has the credentials read again for the next."""
+        """Lend the client for a request; Denied makes the next request read the credentials again."""
         await self._renew()
         opened = self._current
         if opened is None:
@@ -97,7 +96,7 @@ class Clients:
             await opened.close_if_idle()
 
     async def _renew(self) -> None:
-        """Replace the client if the present one's credentials were refused, and that was not done just now."""
+        """Replace the client if its credentials were refused, but not twice within RENEWAL_S."""
         if not self._renewal_due():
             return
         async with self._renewing:
@@ -138,7 +137,7 @@ class Clients:
                 endpoint_url=options.endpoint,
                 aws_access_key_id=options.access_key,
                 aws_secret_access_key=options.secret_key.get_secret_value() if options.secret_key else None,
-                # Without TLS there is nothing to verify, and loading the authorities takes a thread and a while.
+                # Without TLS there is nothing to verify, and loading the authorities takes time and a thread.
                 verify=False if (options.endpoint or "").startswith("http://") else None,
                 config=_client_config(options),
             )
@@ -146,19 +145,19 @@ class Clients:
         except (BotoCoreError, ValueError) as error:
             raise invalid_options(error, self._where) from error
         if options.sign_payloads:
-            client.meta.events.unregister("before-call.s3", add_expect_header)  # a body that can be read is no file
+            client.meta.events.unregister("before-call.s3", add_expect_header)  # bodies with `read` are no files
         if options.signed_host is not None:
             client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
         return _Opened(client, stack)
 
 
 def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
-    """Have a request say, and be signed, that it goes to this host."""
+    """Set the request's Host header, which is also signed."""
     request.headers["Host"] = host
 
 
 def _assume(session: AioSession, options: ObjectsSettings) -> None:
-    """Have the session take a role with a web identity before it looks anywhere else; botocore renews it in time."""
+    """Let the session first take a role with a web identity; botocore renews it in time."""
     profile = {
         "role_arn": options.role_arn,
         "web_identity_token_file": options.web_identity_token_file,
@@ -175,12 +174,12 @@ def _assume(session: AioSession, options: ObjectsSettings) -> None:
 
 @cache
 def _loader() -> Loader:
-    """Share the parsed service descriptions: reading them is most of the time that a client takes to make."""
+    """Share the parsed service descriptions, which take most of the time to make a client."""
     return Loader(include_default_search_paths=True)
 
 
 def _client_config(options: ObjectsSettings) -> AioConfig:
-    """Return botocore's settings: no retries, no hashing of bodies that TLS protects, no second look at arguments."""
+    """Return botocore's settings: no retries, no hashes of bodies that TLS protects, no validation of arguments."""
     return AioConfig(
         s3={
             "addressing_style": "path" if options.path_style else "virtual",

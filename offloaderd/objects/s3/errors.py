@@ -1,9 +1,8 @@
-"""Turns everything that botocore and aiohttp raise into our errors, with what an operator can do about it.
+"""Translation of all errors of botocore and aiohttp to ours, with a remedy for operators.
 
-Three questions decide. Did the server answer? Then its error code is looked up in one table, and a code that is not in
-it goes by its HTTP status. Was the request sent at all? If not, it may simply be tried again. Was it a write? Then its
-outcome is unknown until somebody reads back: so it is for a lost answer, and for a 500, 502 or 504, which say nothing
-about what was done.
+Three questions decide. Did the server answer? Then its error code is looked up in one table, and an unknown code goes
+by the HTTP status. Was the request sent at all? If not, it may simply be retried. Was it a write? Then its outcome is
+unknown until it is read back after a lost answer, and after 500, 502 and 504, which do not say what was carried out.
 """
 
 import socket
@@ -53,11 +52,11 @@ RIGHTS = {
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "CreateBucket": "s3:CreateBucket",
 }
-"""Which right each request takes, from AWS's service authorization reference: stores only say that it was denied."""
+"""The right that each request needs, from AWS's service authorization reference: stores only say that it was denied."""
 
 
 class _Verdict(NamedTuple):
-    """What an error code means here."""
+    """Our error and remedy for an error code."""
 
     kind: type[OffloaderError]
     hint: str = ""
@@ -84,14 +83,14 @@ _MEANINGS = (
     (_Verdict(NoSpace, HINT_SPACE), "QuotaExceeded InsufficientStorage InsufficientCapacity StorageFull NoSpaceLeft"),
     (_Verdict(NoSpace, HINT_SPACE), "XMinioStorageFull XMinioAdminBucketQuotaExceeded"),
     (_Verdict(Conflict), "PreconditionFailed BucketAlreadyExists"),
-    # Another request to the same thing is under way, perhaps a lost one of ours: it has to end first.
+    # Another request for the same object is in progress, perhaps a lost one of ours: it has to end first.
     (_Verdict(Transient), "OperationAborted ConditionalRequestConflict"),
-    # The bytes were damaged or late on the way; the same request may well work.
+    # The bytes were damaged or late in transit; the same request may well succeed.
     (_Verdict(Transient), "RequestTimeout IncompleteBody BadDigest XAmzContentChecksumMismatch"),
     (_Verdict(Transient), "XAmzContentSHA256Mismatch InternalError InternalServerError"),
 )
 VERDICTS = {code: verdict for verdict, codes in _MEANINGS for code in codes.split()}
-"""S3's error codes, and those of the stores that speak its language."""
+"""Error codes of S3 and of compatible stores."""
 
 STATUSES = {
     400: _Verdict(InvalidInput),
@@ -106,7 +105,7 @@ STATUSES = {
     503: _Verdict(Throttled),
     507: _Verdict(NoSpace, HINT_SPACE),
 }
-"""For answers without a code (HEAD has no body) or with one that nobody knows."""
+"""For answers without a code (HEAD has no body) or with an unknown one."""
 
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError)
 _NOT_REFRESHED = (boto.CredentialRetrievalError, boto.TokenRetrievalError, boto.SSOError)
@@ -118,7 +117,7 @@ _UNSURE_STATUSES = {500, 502, 504}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was being asked, for messages; `write` decides whether a lost answer leaves the outcome unknown."""
+    """A request for messages; `write` decides whether a lost answer leaves the outcome unknown."""
 
     operation: str
     where: str
@@ -126,14 +125,14 @@ class Request:
 
 
 class Failure(NamedTuple):
-    """Our error, and the code that the request is counted under."""
+    """Our error, and the code for the metrics."""
 
     error: OffloaderError
     code: str
 
 
 def failure(error: Exception, request: Request) -> Failure | None:
-    """Translate an exception of botocore, aiohttp or a time-out; None for one that is none of these."""
+    """Translate an exception of botocore, aiohttp or a time-out; None for any other."""
     if isinstance(error, boto.ClientError):
         return _answered(error, request)
     if isinstance(error, _NO_CREDENTIALS):
@@ -153,17 +152,17 @@ def failure(error: Exception, request: Request) -> Failure | None:
 
 
 def invalid_options(error: Exception, where: str) -> InvalidConfig:
-    """Say that no client can be made from the settings."""
+    """Return the error for settings that no client can be made from."""
     return InvalidConfig(f"cannot make an S3 client for {where}: {error}", hint="check objects.endpoint and region")
 
 
 def is_not_implemented(error: BaseException | None) -> bool:
-    """Say whether a service does not know what it was asked to do."""
+    """Whether a service does not implement the request."""
     return isinstance(error, boto.ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] == 501
 
 
 def verdict_for(operation: str, code: str, status: int) -> tuple[type[OffloaderError], str]:
-    """Return class and hint for a request's answer by its error code and HTTP status."""
+    """Return class and hint for an answer's error code and HTTP status."""
     found = VERDICTS.get(code)
     if found is None and code == "400":
         found = _Verdict(Expired, HINT_EXPIRED)  # HEAD: all the reason there is; what else could be bad in it?
@@ -174,7 +173,7 @@ def verdict_for(operation: str, code: str, status: int) -> tuple[type[OffloaderE
 
 
 def _answered(error: boto.ClientError, request: Request) -> Failure:
-    """The server said no, in its own words."""
+    """Return the failure for an error answer of the server."""
     details = error.response.get("Error", {})
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code, words = str(details.get("Code", status)), str(details.get("Message", ""))
@@ -186,25 +185,25 @@ def _answered(error: boto.ClientError, request: Request) -> Failure:
 
 
 def _never_connected(error: Exception) -> bool:
-    """Tell a connection that was never made from one that broke; botocore has one exception for both."""
+    """Whether no connection was made, rather than one broken; botocore has one exception for both."""
     if not isinstance(error, boto.EndpointConnectionError):
         return False
     return isinstance(error.kwargs.get("error"), aiohttp.ClientConnectorError | socket.gaierror)
 
 
 def _still_expired(error: Exception) -> bool:
-    """Tell what botocore raises, as any RuntimeError, when refreshed credentials have expired as well."""
+    """Whether refreshed credentials have expired as well; botocore raises a plain RuntimeError."""
     return type(error) is RuntimeError and "credentials are still expired" in str(error)
 
 
 def _lost(what: str, request: Request, code: str) -> Failure:
-    """Something was sent, and no answer, or half of one, came back."""
+    """Return the failure of a request that was sent and got no complete answer."""
     kind = OutcomeUnknown if request.write else Transient
     return Failure(kind(_line(request, f"the answer was lost: {what}"), hint=HINT_ENDPOINT), code)
 
 
 def _cause(error: BaseException) -> str:
-    """The library's own reason, without the wrapping."""
+    """Return the library's own reason without wrappers."""
     inner = getattr(error, "kwargs", {}).get("error") or error
     if isinstance(inner, TimeoutError):
         return "timed out"

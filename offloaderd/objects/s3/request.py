@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SLICE_BYTES = 1024 * 1024
-"""How much of a body is handed to the transport at a time: what it cannot send at once, it copies."""
+"""Bytes of a body per write: the transport copies those that it cannot send at once."""
 
 
 class RequestMetrics(Protocol):
-    """Where requests are counted; `code` is the HTTP status, S3's error code, or how it failed."""
+    """Counts requests; `code` is the HTTP status, S3's error code, or the kind of failure."""
 
     def request_begun(self) -> None:
-        """Note that a request is under way; one call of `request` follows for each."""
+        """Count the begin of a request; one call of `request` follows for each."""
 
     def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count one request to the object store."""
 
 
 class Body(Payload):
-    """A request's body, sent piece by piece, slice by slice, from the caller's memory.
+    """A request's body, sent in slices of its pieces from the caller's memory.
 
-    botocore asks it for its length, and could send it again; it has no `read`, which would cost every request an
-    `Expect: 100-continue` and its answer.
+    botocore asks for its length, and may send it again. It has no `read`, which would add an `Expect: 100-continue` and
+    its answer to every request.
     """
 
     _autoclose = True
@@ -55,10 +55,10 @@ class Body(Payload):
         return self._size
 
     def seek(self, _offset: int) -> None:
-        """Nothing to wind back: every sending starts at the beginning."""
+        """Do nothing: every sending starts at the beginning."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """As aiohttp's debugging aids want it."""
+        """Return the text for aiohttp's debugging aids."""
         return b"".join(self._views).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -69,16 +69,16 @@ class Body(Payload):
 
 
 class SignedBody(Body):
-    """A body that botocore reads once to sign its hash; nothing of it is copied."""
+    """A body that botocore reads once to sign its hash, without a copy."""
 
     _at = 0
 
     def tell(self) -> int:
-        """Where botocore's reading is: it begins, and begins again, at the start."""
+        """Return the start, where botocore's reads begin each time."""
         return 0
 
     def seek(self, _offset: int) -> None:
-        """Wind back what botocore has read."""
+        """Return to the start."""
         self._at = 0
 
     def read(self, size: int) -> memoryview:
@@ -94,12 +94,12 @@ class SignedBody(Body):
 
 
 def body_of(pieces: Pieces, *, signed: bool) -> Body:
-    """Return what is sent, in the form whose hash is signed where TLS does not protect it."""
+    """Return a request's body; a `signed` one is for connections without TLS."""
     return SignedBody(pieces) if signed else Body(pieces)
 
 
 class Call:
-    """One request that is on its way; the operation tells it what went over the wire."""
+    """A running request; the operation reports its bytes."""
 
     def __init__(self, request: Request, limit: asyncio.Timeout) -> None:
         self._request = request
@@ -118,12 +118,12 @@ class Call:
         return self._status
 
     def note(self, answer: T) -> T:
-        """Remember the status of botocore's answer, and hand it back."""
+        """Keep the status of botocore's answer, and return the answer."""
         self._status = str(answer["ResponseMetadata"]["HTTPStatusCode"])  # type: ignore[index]  # a typed dict, each
         return answer
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline, for an answer whose size has just become known."""
+        """Move the deadline after the size of the answer is known."""
         until = self._limit.when()
         if until is not None:
             self._limit.reschedule(until + seconds)
@@ -133,7 +133,7 @@ class Call:
 async def calling(
     request: Request, deadline_s: float, clock: Clock, metrics: RequestMetrics | None
 ) -> AsyncIterator[Call]:
-    """Bound one request in time, count it, and translate what the libraries raise in it."""
+    """Limit a request in time, count it, and translate the libraries' errors."""
     limit = asyncio.timeout(deadline_s)
     call = Call(request, limit)
     started = clock.monotonic()
@@ -161,10 +161,10 @@ log = structlog.get_logger(__name__)
 
 
 class Conditions:
-    """What one bucket's service is asked to check: that it replaces the very object that is meant, or none.
+    """Conditional writes to one bucket: replace exactly the expected object, or create a new one.
 
-    Services that speak S3 check this in the moment in which they carry the request out, however late that is. One that
-    does not know it either stores the object all the same, or says so (501); then it is not asked for it again.
+    S3 services check the condition when they carry the request out, however late that is. A service without conditions
+    either ignores them or answers 501; after that they are not sent any more.
     """
 
     def __init__(self, bucket: str) -> None:
@@ -174,7 +174,7 @@ class Conditions:
     async def put(
         self, key: str, if_etag: str | None, put: Callable[[dict[str, Any]], Awaitable[ObjectInfo]]
     ) -> ObjectInfo:
-        """Have an object put under a condition, see ObjectStore; `put` takes parameters of the library."""
+        """Store an object under a condition, see ObjectStore; `put` takes the library's parameters."""
         if if_etag is None or not self._known:
             return await put({})
         try:

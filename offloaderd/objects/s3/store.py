@@ -1,9 +1,9 @@
-"""The S3 adapter, on aiobotocore; works with any server that speaks S3's multipart protocol.
+"""The S3 adapter, on aiobotocore; works with any server that supports S3's multipart protocol.
 
-Rules: one attempt a request, the engine retries (only aiohttp repeats a GET, HEAD, PUT or DELETE once when its
-connection breaks, as a pooled one may have been dropped by the server meanwhile); every request has a deadline that
-grows with its size; a body is sent from the caller's memory without a copy, and is hashed only where TLS does not guard
-the way (`sign_payloads`); everything the libraries raise is translated in one place.
+Each call makes one attempt, as the engine retries (only aiohttp repeats a GET, HEAD, PUT or DELETE once if its
+connection breaks, as the server may have dropped a pooled one). Every request has a deadline that grows with its size.
+A body is sent from the caller's memory without a copy, and is hashed only without TLS (`sign_payloads`). `errors.py`
+translates the errors of the libraries.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class S3Store:
         page_keys: int = 1000,
         bytes_per_s_min: int = BYTES_PER_S_MIN,
     ) -> None:
-        """Take where the bucket is and how to talk to its service; other places are opened with the same keys.
+        """Take the bucket and the access to its service; other places are opened with the same credentials.
 
-        A transfer slower than `bytes_per_s_min`, after the time that every request has, counts as stuck.
+        A transfer slower than `bytes_per_s_min`, after the time that every request has, fails.
         """
         self._options = options
         self._page_keys = page_keys
@@ -84,7 +84,7 @@ class S3Store:
         }
 
     async def __aenter__(self) -> Self:
-        """Make the clients; nothing is sent yet. Raises InvalidConfig."""
+        """Make the clients, without a request. Raises InvalidConfig."""
         await self._clients.open()
         for other in self._others.values():
             await other.__aenter__()
@@ -93,7 +93,7 @@ class S3Store:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connections; the store refuses everything afterwards."""
+        """Close the connections; later calls raise Closed."""
         for other in self._others.values():
             await other.__aexit__(kind, error, trace)
         await self._clients.close()
@@ -116,12 +116,12 @@ class S3Store:
         return (self._options.bucket, *self._others)
 
     async def check(self) -> None:
-        """Ask for the first key of the bucket. Raises BucketMissing, Denied and Transient with what to do about it."""
+        """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
         async with self._request("ListObjectsV2") as (call, client):
             call.note(await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
 
     async def create_bucket(self) -> None:
-        """Make the bucket; one that is there and ours is no error. Raises Conflict when it is somebody else's."""
+        """Create the bucket; no error if it exists and is ours. Raises Conflict if it is another account's."""
         options = self._options
         place: Any = {}
         if options.endpoint is None and options.region != "us-east-1":
@@ -142,7 +142,7 @@ class S3Store:
         return await self._get(key, first, sum(lengths), lengths)
 
     async def _get(self, key: str, first: int, length: int | None, lengths: Sequence[int] | None) -> Sequence[bytes]:
-        """Return a range in pieces of these lengths, or as one."""
+        """Return a range in pieces of these lengths, or as one piece."""
         check_key(key)
         check_range(key, first, length)
         last = "" if length is None else first + length - 1
@@ -162,7 +162,7 @@ class S3Store:
         return pieces
 
     async def head(self, key: str) -> ObjectInfo:
-        """See ObjectReader. An answer to HEAD cannot say what is missing: a second one asks for the bucket."""
+        """See ObjectReader. After a 404 a second request checks the bucket, as HEAD does not say what is missing."""
         check_key(key)
         try:
             async with self._request("HeadObject", key) as (call, client):
@@ -187,7 +187,7 @@ class S3Store:
     async def put(
         self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
     ) -> ObjectInfo:
-        """See ObjectStore. Where the service does not know conditions (501), none are asked for any more."""
+        """See ObjectStore. After a 501, which means that the service does not support conditions, none are sent."""
         return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata))
 
     async def _put(self, key: str, data: Bytes, metadata: Mapping[str, str] | None, more: Any) -> ObjectInfo:  # noqa: ANN401
@@ -270,7 +270,7 @@ class S3Store:
         return PartInfo(part_number=part_number, etag=bare(answer["ETag"]), size_bytes=len(body))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        """See MultipartStore. SeaweedFS lists a replaced part as well: the newest of a number counts."""
+        """See MultipartStore. SeaweedFS also lists replaced parts: the newest of each number is returned."""
         check_key(key)
         found: list[PartTypeDef] = []
         marker: Any = {}
@@ -292,7 +292,7 @@ class S3Store:
         return parts_of(found)
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """See MultipartStore; the answer does not tell the object's metadata."""
+        """See MultipartStore; the answer does not have the object's metadata."""
         check_key(key)
         check_parts(parts)
         async with self._request("CompleteMultipartUpload", key, write=True) as (call, client):
@@ -324,13 +324,13 @@ class S3Store:
                     raise
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
-        """See MultipartStore. All pages are read first: SeaweedFS lists by id, and pages by it alone.
+        """See MultipartStore. All pages are read first, because SeaweedFS lists, and pages, by id alone.
 
-        MinIO takes a prefix for a whole key, but lists all uploads of a bucket: so is asked where a folder has none.
+        MinIO takes a prefix for a whole key, but lists all uploads of a bucket: that is the second try for a folder.
         """
         uploads: Sequence[UploadInfo] = await self._uploads(prefix)
         if not uploads and prefix.endswith("/"):
-            with suppress(Denied):  # by a policy that knows our prefix alone: then nothing else is there to be seen
+            with suppress(Denied):  # a policy allows our prefix alone, so there is nothing else to list
                 uploads = [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
         for upload in sorted(uploads, key=lambda upload: (upload.key, upload.initiated_ms, upload.upload_id)):
             yield upload
@@ -357,7 +357,7 @@ class S3Store:
     async def _request(
         self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
     ) -> AsyncIterator[tuple[Call, S3Client]]:
-        """Wrap one request; its deadline covers the wait for a free connection, and a body of `size_bytes`."""
+        """Wrap one request; its deadline includes the wait for a free connection, and a body of `size_bytes`."""
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self._bytes_per_s_min
