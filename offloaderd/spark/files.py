@@ -29,7 +29,7 @@ class SparkFiles:
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         """Find the file system. Raises InvalidConfig for one that Spark does not have."""
-        context: Any = spark.sparkContext  # Spark has no other way to its file systems than the Java inside of it
+        context: Any = spark.sparkContext  # Spark reaches its file systems only by the Java inside of it
         self._jvm: Any = context._jvm  # noqa: SLF001
         self._gateway: Any = context._gateway  # noqa: SLF001
         self._path: Any = self._jvm.org.apache.hadoop.fs.Path
@@ -134,7 +134,7 @@ class SparkFiles:
     def _at(self, path: str) -> Any:  # noqa: ANN401 - Java's path
         return self._path(self._root, path) if path else self._root
 
-    def _call(self, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever Java gives
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - any result of Java
         try:
             return call()
         except Py4JJavaError as error:

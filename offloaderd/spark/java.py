@@ -54,7 +54,7 @@ def java_version(java: Path) -> int | None:
 def find_java() -> Path:
     """Return the path of a `java` of version 17 or newer; its home is two folders up, links resolved.
 
-    Raises InvalidConfig, naming every Java that was found and why it will not do.
+    Raises InvalidConfig, naming every Java that was found and why it cannot be used.
     """
     refused = []
     for origin, java in _candidates():
@@ -69,7 +69,7 @@ def find_java() -> Path:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """Yield each Java with its origin, best first; the wheel is imported only when nothing before it will do."""
+    """Yield each Java with its origin, best first; the wheel is imported only when none before it can be used."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield "JAVA_HOME", Path(home, "bin", "java")

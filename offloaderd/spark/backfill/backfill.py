@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPICS_AT_A_TIME = 16
-"""Topics whose history is offloaded side by side; their segments share the slots of executors."""
+"""Topics whose history is offloaded at a time; their segments share the slots of executors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How far a topic's history is offloaded. `driver` works on it now; `seconds_left` is by the rate so far."""
+    """The progress of a topic's history. `driver` works on it now; `seconds_left` is by the rate so far."""
 
     topic: TopicName
     worker: str
@@ -136,7 +136,7 @@ async def _topics(store: MetadataStore, job_topics: JobTopics) -> list[TopicName
 
 
 async def status(stores: Stores, job_topics: JobTopics) -> list[tuple[TopicName, Status | None]]:
-    """Return how far topics are, None for one without planned history. Raises CorruptData, Transient."""
+    """Return the status of each topic, None for one without planned history. Raises CorruptData, Transient."""
     store = stores.context.metadata
     return [(topic, await _status(store, topic)) for topic in await job_topics.enabled(store)]
 
@@ -174,9 +174,9 @@ async def _status(store: MetadataStore, topic: TopicName) -> Status | None:
 
 
 async def cancel(stores: Stores, topic: TopicName, *, discard: bool) -> tuple[int, OffloadMethod]:
-    """Depose the driver of a topic's backfill; return how many segments were begun, and by which method.
+    """Depose the driver of a topic's backfill; return the number of segments begun, and their method.
 
-    What is committed stays. A later run resumes what was begun, or with `discard` it goes to the trash. Raises
+    Committed segments stay. A later run resumes those begun, or with `discard` they go to the trash. Raises
     BackfillFailed.
     """
     context, clock = stores.context, stores.context.upload_context.clock

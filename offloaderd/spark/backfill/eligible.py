@@ -1,8 +1,8 @@
-"""Whether a job can offload a topic's history, checked before anything is written.
+"""The check whether a job can offload a topic's history, made before the first write.
 
-A plan that the topic's daemon left to a job is recorded already. One that the daemon carries out itself is taken over.
-A topic whose ledgers are offloaded whole has no plan, since its daemon takes each ledger when it is due: a job plans
-all of its closed ledgers before the newest, behind the offloaded ones.
+A plan that the topic's daemon left to a job is recorded already. A plan that the daemon carries out itself is taken
+over. A topic whose ledgers are offloaded whole has no plan, since its daemon takes each ledger when it is due: a job
+plans all of its closed ledgers before the newest, behind the offloaded ones.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class BackfillFailed(OffloaderError):
 
 
 class AlreadyDone(BackfillFailed):
-    """All of a topic's history is offloaded, or known to be lost."""
+    """All of a topic's history is offloaded or lost."""
 
 
 class Origin(StrEnum):
@@ -54,7 +54,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """The plan that a run would work on: as it is recorded, or with origin NEW as it would be."""
+    """The plan of a run: the recorded one, or with origin NEW the one that would be recorded."""
 
     map: TopicMap
     plan: HistoryPlan
@@ -62,7 +62,7 @@ class Prospect:
 
 
 async def prospect(context: OffloadContext, topic: TopicName, aim: Aim) -> Prospect:
-    """Return what a run would work on. Raises BackfillFailed, AlreadyDone, CorruptData, Transient."""
+    """Return the plan of a run. Raises BackfillFailed, AlreadyDone, CorruptData, Transient."""
     topic_map = await enabled_map(context.metadata, topic)
     plan = topic_map.unfinished
     if plan is not None:

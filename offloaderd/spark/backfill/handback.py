@@ -1,10 +1,10 @@
 """Hand-back of the rest of a history from a job to the topic's daemon: the reverse of `takeover.py`.
 
-A job writes many segments side by side and a daemon one after the other, so attempts are not handed over: stored
-segments that come next are committed, the others go to the trash, and the daemon writes them anew. Where the source no
-longer has their entries the history stays the job's, whose next run commits them. One write of the plan, under the
-driver's claim, names the daemon as its worker. The topic's owner follows the plan and its ranges, whole ledgers where
-the job has split it so.
+A job writes many segments at a time and a daemon one after the other, so attempts are not handed over: stored segments
+that come next are committed, the others go to the trash, and the daemon writes them again. If the source has deleted
+their entries, the history stays with the job, whose next run commits them. One write of the plan, under the driver's
+claim, names the daemon as its worker. The topic's owner follows the plan and its ranges, whole ledgers where the job
+has split it so.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class HandedBack:
 
 
 async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
-    """Depose the driver of a topic's backfill, and leave what is not offloaded to the topic's daemon.
+    """Depose the driver of a topic's backfill, and leave the rest of history to the topic's daemon.
 
     Raises BackfillFailed for a history that is not a job's, and for one with entries that are only in the bucket and
     cannot be committed yet; AlreadyDone, CorruptData, Conflict, HistoryGap.
@@ -72,7 +72,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
 
 
 async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) -> None:
-    """Raise BackfillFailed for a segment with stored entries that the topic's daemon could not write anew.
+    """Raise BackfillFailed for a segment with stored entries that the topic's daemon could not write again.
 
     A job resumes an attempt that is stored in part, and ends it where the source has no more.
     """

@@ -1,4 +1,4 @@
-"""The plan of a backfill before anything is written: the ranges of history, and what they cost."""
+"""The plan of a backfill before the first write: the ranges of history, and their cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ GETS_PER_SEGMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """The rest of one topic's history, and who was to offload it. `split`: its boundaries are recorded."""
+    """The rest of one topic's history, and its planned worker. `split`: its boundaries are recorded."""
 
     topic: TopicName
     ranges: Sequence[HistoryRange]
@@ -59,7 +59,7 @@ class TopicPlan:
 
     @property
     def gets(self) -> int:
-        """Requests that check what was written."""
+        """Requests that check written objects."""
         return GETS_PER_SEGMENT * len(self.ranges)
 
     def costs(self, prices: Prices) -> tuple[float, float]:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 LET_GO_S = 5.0
-"""Seconds to try to end the hold on the plan at the end: the metadata store may not answer."""
+"""Seconds to try to end the hold on the plan at the end, as the metadata store may not answer."""
 
 
 class _Stored:
@@ -68,7 +68,7 @@ class _Stored:
         self._attempts.pop(attempt.begin, None)
 
     def next_after(self, position: Position) -> Run | Loss | None:
-        """Return the next entries or loss after a position, by the source or what is stored; None at history's end."""
+        """Return the next entries or loss after a position, by the source or stored segments; None at history's end."""
         step = self._history.next_after(position)
         begin = min((one for one in self._attempts if one > position), default=None)
         if begin is None or (isinstance(step, Run) and step.first <= begin):
@@ -88,7 +88,7 @@ class _Stored:
         return known or Loss(position, begin, between)
 
     def _joins(self, position: Position, attempt: Attempt) -> bool:
-        """Return whether the records say that there is no entry between a position and a segment."""
+        """Return whether, by the records, there is no entry between a position and a segment."""
         begin, known = attempt.begin, self._history.map
         if any((one.after, one.before) == (position, begin) for one in known.losses):
             return True
@@ -118,7 +118,7 @@ class JobRecord:
         me: str,
         patience_s: float,
     ) -> None:
-        """Raises BackfillFailed for a history that is not a job's."""
+        """Raise BackfillFailed for a history that is not a job's."""
         plan = plan_for_job(topic_map)
         self.claim = claim
         self._context, self._source, self._me, self._patience_s = context, source, me, patience_s
@@ -144,7 +144,7 @@ class JobRecord:
 
     @property
     def plan(self) -> HistoryPlan:
-        """The plan as it is recorded."""
+        """The recorded plan."""
         return self.history.plan
 
     @property
@@ -195,7 +195,7 @@ class JobRecord:
     def next_after(self, position: Position) -> Run | Loss | None:
         """Return the next entries or loss after a position, None at the end of history.
 
-        A segment that is stored and waits for its commit is no loss, whatever the source has.
+        A stored segment that waits for its commit is no loss, even if the source has deleted its entries.
         """
         return self._stored.next_after(position)
 
@@ -241,7 +241,7 @@ class JobRecord:
     async def earlier_attempts(self) -> AsyncIterator[tuple[AttemptLog, Attempt]]:
         """Yield the attempts of earlier drivers that can be resumed; the others go to the trash.
 
-        One that is finished in the bucket is stored, whatever its record says. Raises IdentityRefused, Fenced.
+        An attempt that is finished in the bucket counts as stored, despite its record. Raises IdentityRefused, Fenced.
         """
         topic, failure_tracker = self.claim.topic, FailureTracker(self.claim.topic, self._clock, lambda: None)
         begins: set[Position] = set()
@@ -293,7 +293,7 @@ class JobRecord:
         return attempts, attempt
 
     async def give_up(self, attempt: Attempt, attempts: AttemptLog, reason: str) -> None:
-        """Put what was written of a segment on the trash list. Raises Fenced."""
+        """Put the written objects of a segment on the trash list. Raises Fenced."""
         log.warning("backfill.given_up", topic=str(self.claim.topic), segment_id=str(attempt.segment_id), reason=reason)
         self._stored.drop(attempt)
         if attempt.begin <= self.standing:
@@ -330,7 +330,7 @@ class JobRecord:
         await self._locked(lambda: self._record.change_plan(rest))
 
     async def finish(self) -> None:
-        """Record that all of history is offloaded, or known to be lost. Raises Fenced, HistoryGap."""
+        """Record that all of history is offloaded or lost. Raises Fenced, HistoryGap."""
         await self._locked(lambda: self.history.finish(self._clock.wall_ms()))
 
     async def _locked(self, change: Callable[[], Awaitable[None]]) -> None:

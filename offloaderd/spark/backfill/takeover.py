@@ -1,10 +1,10 @@
 """Takeover of a history from the topic's daemon by a job, in one transaction under the driver's claim.
 
-Where the daemon carries out a plan, the plan names the job as its worker from then on; each record of the daemon
-checks the plan's version. Where there is no plan, the owner of the topic might begin with any ledger: its claim is
-ended with the transaction that records the plan, as another owner would end it, and the next owner begins behind the
-boundary. The attempt that the daemon has begun moves to those of the job, which resumes the same upload: the parts that
-the daemon may still send are the same as the job's.
+If the daemon carries out a plan, the plan names the job as its worker from then on; each record of the daemon checks
+the plan's version. Without a plan, the owner of the topic might begin with any ledger: the transaction that records the
+plan also ends its claim, as another owner would, and the next owner begins behind the boundary. An attempt that the
+daemon has begun moves to those of the job, which resumes the same upload: the parts that the daemon may still send are
+the same as the job's.
 """
 
 from dataclasses import replace

@@ -115,7 +115,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         self._report()
 
     async def _dispatch(self, writers: asyncio.TaskGroup) -> None:
-        """Have all segments written, the oldest first."""
+        """Have all segments written by executors, the oldest first."""
         planned = {
             one.begin: _Segment(begin=one.begin, end=one.end)
             for one in self._record.history.ranges.ranges
@@ -126,7 +126,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
                 await self._have_written(one, writers)
 
     async def _have_written(self, one: _Segment, writers: asyncio.TaskGroup) -> None:
-        """Have a segment written as soon as a slot is free, unless it is by then."""
+        """Have a segment written by an executor as soon as a slot is free, unless it is stored by then."""
         await self._driver.slots.acquire()
         if one.dispatched or one.begin <= self._record.standing:
             self._driver.slots.release()
@@ -158,7 +158,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         return ready
 
     async def _failed(self, item: _Segment, written: Written) -> None:
-        """See TopicJob; a segment is dropped when the source has not even its first entry any more."""
+        """See TopicJob; a segment is dropped when the source has deleted its first entry."""
         await super()._failed(item, written)
         await self._record.refresh()
         if item.begin.ledger_id not in self._record.history.chain.ledgers:
@@ -186,7 +186,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         await self._record.give_up(attempt, attempts, reason)
 
     async def _commit_all(self, writers: asyncio.TaskGroup) -> None:
-        """Commit one segment after the other until history ends; losses are recorded where they are."""
+        """Commit one segment after the other until the end of history, and record losses between them."""
         record = self._record
         while (step := record.next_after(record.standing)) is not None:
             changed = self._changed.wait()
@@ -213,7 +213,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
                 await changed
 
     async def _commit(self, one: _Segment) -> None:
-        """Commit a segment that is stored; one that proves incomplete is written anew."""
+        """Commit a stored segment; one that proves incomplete is written again."""
         assert one.recorded is not None  # noqa: S101 - it is ready
         attempts, attempt = one.recorded
         try:

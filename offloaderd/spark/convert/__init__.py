@@ -1,1 +1,1 @@
-"""Conversion of stored segments: the driver."""
+"""Conversion of stored segments: the driver's side."""

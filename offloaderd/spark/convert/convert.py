@@ -57,7 +57,7 @@ class Options(stores.Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The segments and bytes that a run would rewrite, the objects that they become, and estimated requests."""
+    """The segments and bytes that a run would rewrite, the objects made of them, and estimated requests."""
 
     target: Target
     objects: ObjectPlan
@@ -181,7 +181,7 @@ async def named(store: MetadataStore, job_topics: JobTopics) -> list[TopicName]:
 
 
 async def status(store: MetadataStore, topic: TopicName) -> Status:
-    """Return what segments a topic has. Raises CorruptData, Transient."""
+    """Return the state of a topic's segments. Raises CorruptData, Transient."""
     topic_map = await catalog.load(store, topic)
     whole = [one for one in topic_map.segments if one.method is OffloadMethod.LEDGER_BASED]
     return Status(
@@ -196,9 +196,9 @@ async def status(store: MetadataStore, topic: TopicName) -> Status:
 
 
 async def cancel(context: OffloadContext, topic: TopicName) -> int:
-    """Depose the driver of a topic's conversion; what was begun goes to the trash. Return how many attempts that is.
+    """Depose the driver of a topic's conversion; return the number of its attempts, which go to the trash.
 
-    Raises ConversionFailed while a backfill is not done, whose attempts these would be.
+    Raises ConversionFailed during a backfill, whose attempts these would be.
     """
     clock = context.upload_context.clock
     if (await catalog.load(context.metadata, topic)).unfinished is not None:

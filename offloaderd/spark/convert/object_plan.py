@@ -1,4 +1,4 @@
-"""Which stored segments a conversion rewrites, and into what; why the others stay."""
+"""The plan of a conversion: the stored segments to rewrite, the objects to make of them, and why the others stay."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from offloaderd.segment.builders.builder import LEDGERS_MAX
 
 
 class ConversionFailed(OffloaderError):
-    """A topic's segments cannot be rewritten. Rewritten ones stay so, all others are as they were."""
+    """A topic's segments cannot be rewritten. Rewritten ones stay so, all others are unchanged."""
 
 
 class Target(StrEnum):

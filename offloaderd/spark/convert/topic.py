@@ -36,12 +36,12 @@ from offloaderd.spark.jobs.topic_job import Item, TopicJob
 log = structlog.get_logger(__name__)
 
 TRIES_MAX = 3
-"""Failures of one object after which its sources are left as they are."""
+"""Failures of one object after which its sources stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A topic's conversion: objects and payload bytes that are exchanged, of all that were to be."""
+    """A topic's conversion: exchanged objects and payload bytes, and the totals to exchange."""
 
     topic: TopicName
     done: int
@@ -114,7 +114,7 @@ class TopicConversion(TopicJob[_Object, RewriteTask, Progress]):
             await asyncio.wait([dispatching])
 
     async def _take_up(self) -> None:
-        """Take over the attempts of earlier drivers that are still to be made; the others go to the trash."""
+        """Take over the attempts of earlier drivers that are still in the plan; the others go to the trash."""
         wanted = {(one.goal.begin, one.goal.whole): one for one in self._objects}
         async for attempts, found in attempts_of(self._context, self._claim, self._head):
             one = wanted.get((found.begin, found.ledger_id is not None))

@@ -36,7 +36,7 @@ class Commit:
     rows: int = 0
 
     def is_same(self, other: "Commit") -> bool:
-        """Return whether it is the same commit, whatever its source has gained since."""
+        """Return whether it is the same commit; its source may have gained fields since."""
         return (self.number, self.staging) == (other.number, other.staging)
 
     def encode(self) -> str:

@@ -41,7 +41,7 @@ ROUND_BYTES = 4 * GIB
 """Bytes of segments that are written, or repeated after a crash, at a time."""
 
 DAY = "date_from_unix_date(int(unix_millis(time) div 86400000))"
-"""The day in UTC, whatever the session's time zone is."""
+"""The day in UTC, independent of the session's time zone."""
 
 TIMES = "spark.sql.parquet.outputTimestampType"
 
@@ -66,7 +66,7 @@ def export(
     round_bytes: int = ROUND_BYTES,
     progress: Callable[[Round], None] = lambda _: None,
 ) -> list[Round]:
-    """Export what is committed and not exported yet; return the rounds, none when there is nothing new.
+    """Export all committed entries that are not exported yet; return the rounds, none without new entries.
 
     `options` are those of the data source, `target` a folder for Parquet files or a table of Iceberg. Raises
     InvalidConfig, Conflict when another export of the target runs, every error of the data source, and OffloaderError

@@ -37,7 +37,7 @@ COMMIT = "offloaderd.commit"
 """Property of the table: the record of the last commit; of a snapshot: the changes of its commit."""
 
 SEQUENCE = "offloaderd.sequence"
-"""Property of the table: the sequence number of that commit's snapshot; it tells a rollback from an expiry."""
+"""Property of the table: sequence number of that commit's snapshot, to distinguish a rollback from an expiry."""
 
 OWN_CATALOG = "catalog.db"
 COMMIT_TRIES = 10

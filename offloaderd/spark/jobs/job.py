@@ -64,7 +64,7 @@ class Outcome(StrEnum):
     """The outcome of a task."""
 
     READY = "ready"
-    """All objects are stored and verified, and the attempt says so."""
+    """All objects are stored and verified, and the attempt records it."""
     BROKEN = "broken"
     """The attempt cannot become a segment, and has to be given up."""
     FENCED = "fenced"
@@ -84,7 +84,7 @@ class Written:
 
 
 class Runner(Protocol[TaskT_contra]):
-    """Has tasks carried out by executors."""
+    """Sends tasks to executors."""
 
     async def run(self, task: TaskT_contra) -> Written:
         """Have an object written. Raises Transient when the outcome is unknown. Cancellation stops the task."""

@@ -45,7 +45,7 @@ async def driver_of(store: MetadataStore, topic: TopicName) -> str:
 
 
 async def check_free(store: MetadataStore, topic: TopicName) -> None:
-    """Raise Driven when the topic has a driver now; only a claim makes sure of it."""
+    """Raise Driven when the topic has a driver now; only a claim excludes a later one."""
     if driver := await driver_of(store, topic):
         raise Driven(topic, driver)
 
@@ -103,7 +103,7 @@ async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *,
 
 
 async def release(store: MetadataStore, held: Claim) -> None:
-    """Let others claim the topic at once. After a failure the end of the session does that."""
+    """Let other drivers claim the topic at once. After a failure the end of the session does that."""
     try:
         await store.transact([Check(held.path, held.epoch_version), Delete(paths.history_holder(held.topic))])
     except OffloaderError:

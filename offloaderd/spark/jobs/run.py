@@ -97,6 +97,6 @@ async def execute(settings: Settings, share: Share, task: AnyTask, *, again: boo
 
 @asynccontextmanager
 async def traced(settings: Settings, context: OffloadContext) -> AsyncIterator[OffloadContext]:
-    """Yield a context whose segments are traced if the settings say so; waiting spans are sent at the end."""
+    """Yield a context whose segments are traced by the settings; waiting spans are sent at the end."""
     async with contexts.opened_traces(settings, context.upload_context.metrics) as traces:
         yield contexts.traced(context, traces)

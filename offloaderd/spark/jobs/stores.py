@@ -116,7 +116,7 @@ async def open_context(
 ) -> AsyncIterator[tuple[OffloadContext, PolicyResolver]]:
     """Open metadata, bucket and, if there are any, ledgers. Raises InvalidConfig, Transient.
 
-    For `rewriting` stored segments the embedded store is not opened: it has nothing of a ledger but its entries.
+    For `rewriting` stored segments the embedded store is not opened, since it has only the entries of a ledger.
     """
     metrics = Metrics()
     async with AsyncExitStack() as stack:

@@ -1,8 +1,8 @@
-"""The driver's side of one topic: executors write its objects side by side, the driver acts on them in order.
+"""The driver's side of one topic: executors write its objects in parallel, the driver acts on them in order.
 
 The driver holds the claim of the topic's jobs, so neither a backfill nor a conversion works beside it. An object's
-state is that of its attempt's record alone: a driver that comes after a crash acts on what is stored, and has executors
-resume what was begun.
+state is that of its attempt's record alone: after a crash the next driver acts on stored objects, and has executors
+resume the others.
 """
 
 from abc import ABC, abstractmethod
@@ -59,7 +59,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
         self._changed = Signal()
 
     async def run(self) -> ProgressT:
-        """Work as the topic's driver until all is done that can be; return the progress.
+        """Work as the topic's driver until all possible items are done; return the progress.
 
         Raises FAILED, Driven, Fenced when another driver has claimed the topic, CorruptData, and as the work does.
         """
@@ -92,7 +92,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
 
     @abstractmethod
     def _task(self, item: ItemT) -> TaskT:
-        """Return the task of an item that is begun."""
+        """Return the task of an item that has begun."""
 
     @abstractmethod
     def _note_failure(self, item: ItemT, written: Written) -> None:
@@ -131,7 +131,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
         self._report()
 
     async def _read_back(self, item: ItemT, written: Written) -> bool:
-        """Return whether an item is ready, by its record, whatever the executor has answered. Raises Fenced."""
+        """Return whether an item is ready, by its record and not by the executor's answer. Raises Fenced."""
         assert item.recorded is not None  # noqa: S101 - it has begun
         attempts, _ = item.recorded
         found = await until_answered(self._clock, attempts.load)
@@ -152,7 +152,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
             await self._give_up(item, written.error)
 
     async def _give_up(self, item: ItemT, reason: str) -> None:
-        """Put what was written of an item on the trash list. Raises Fenced."""
+        """Put the written objects of an item on the trash list. Raises Fenced."""
         if item.recorded is not None:
             await self._discard(*item.recorded, reason)
         item.recorded, item.ready = None, False

@@ -1,9 +1,9 @@
 """An executor's work: one segment of history, or one rewritten object, from its record to verified objects.
 
-It is the daemon's own writer, but for the end: an executor commits and exchanges nothing. When all is stored it marks
-the attempt as offloaded, and the driver, this one or the next after a crash, commits it in its turn. Of history only
-the draft of a manifest is put, since requests of an executor that was lost may still arrive after the commit, and must
-not change what was committed. Every write checks the driver's claim; one executor at a time writes a segment.
+It uses the daemon's own writer, except at the end: an executor neither commits nor exchanges. When all objects are
+stored it marks the attempt as offloaded, and the driver, this one or the next after a crash, commits it in its turn. Of
+history only the draft of a manifest is put, since requests of a lost executor may still arrive after the commit, and
+must not change a committed object. Every write checks the driver's claim; one executor at a time writes a segment.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ LOOK_S = 1.0
 """Seconds between two checks of failures, and between two tries to be the only writer."""
 
 WRITER_S = 60.0
-"""Seconds to wait for the lock of an executor that was lost: as long as a session may last."""
+"""Seconds to wait for the lock of a lost executor: as long as a session may last."""
 
 
 class MarkStored:
@@ -86,7 +86,7 @@ class MarkStored:
 
 
 class TaskFacts:
-    """The facts that an executor has: the ledgers of history, and nothing of committed segments; see SealFacts.
+    """The facts that an executor has: the ledgers of history, and no committed segments; see SealFacts.
 
     So its manifest has no times from before the segment; the driver adds them at the commit.
     """
@@ -119,7 +119,7 @@ class TaskFacts:
 
 
 async def write_segment(context: OffloadContext, source: LedgerSource, task: SegmentTask) -> Written:
-    """Write a segment of history; our own errors are returned as outcomes."""
+    """Write a segment of history; errors of ours are returned as outcomes."""
     return await _carried_out(context, task, lambda attempts, attempt: _write(context, source, task, attempts, attempt))
 
 
@@ -133,7 +133,7 @@ async def _carried_out(
 ) -> Written:
     """Complete a task's attempt by `act`, as its only executor; `act` returns payload bytes.
 
-    An attempt whose objects are stored already is left alone.
+    An attempt with stored objects is left unchanged.
     """
     clock, topic = context.upload_context.clock, task.claim.topic
     attempts = attempt_log(context, task.claim, paths.history_job_attempt(topic, task.segment_id))
@@ -249,7 +249,7 @@ def _goal_at(topic_map: TopicMap, task: RewriteTask) -> Goal | None:
 
 
 async def _out_of_patience(failure_tracker: FailureTracker, clock: Clock, patience_s: float) -> None:
-    """Raise Transient once something has failed for so long."""
+    """Raise Transient once a request has failed for that long."""
     while True:
         worst = failure_tracker.worst
         if worst is not None and clock.monotonic() - worst.since_s > patience_s:
@@ -281,5 +281,5 @@ async def _alone(
         try:
             if not session.lost.is_set():
                 await store.delete(path)
-        except OffloaderError as error:  # it goes with the session
+        except OffloaderError as error:  # it is deleted with the session
             log.debug("backfill.writer_not_deleted", path=path, error=str(error))

@@ -1,1 +1,1 @@
-"""Which segments a query reads, and the rows of them."""
+"""The segments that a query reads, and their rows."""

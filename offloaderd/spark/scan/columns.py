@@ -141,7 +141,7 @@ def _same(of: Callable[[BatchRows], Any]) -> Callable[[BatchRows], list[Any]]:
     return lambda rows: [of(rows)] * rows.messages
 
 
-def _sent(one: Message, value: Any) -> Any:  # noqa: ANN401 - whatever a column holds
+def _sent(one: Message, value: Any) -> Any:  # noqa: ANN401 - any column's value
     """Return a producer's value; null for an entry that is no message."""
     return None if one.state is MessageState.RAW else value
 

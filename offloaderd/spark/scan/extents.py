@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 READ_AHEAD_BYTES = 8 * MIB
 CACHE_BYTES = 16 * MIB
 TABLES_BYTES = 16 * MIB
-"""Memory of a task, whatever the size of segments; one block that is read ahead may come on top."""
+"""Memory of a task, independent of the size of segments; one block that is read ahead may be added."""
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""Reading of entries whose segment was deleted after the planning: the task reads the map again, and finds them.
+"""Entries whose segment was deleted after the planning: the task reads the map again, and finds them elsewhere.
 
-A segment that was merged, converted or rolled back is deleted a while after others have taken its place, and retention
+A segment that was merged, converted or rolled back is deleted a while after others have replaced it, and retention
 deletes segments too. Neither is damage, since a query is for positions. A segment that the map still names and the
-bucket lacks is damage. If the map cannot be read the query fails, whatever it skips.
+bucket lacks is damage. If the map cannot be read the query fails, even if it skips conditions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.scan.snapshot import Snapshot
 
     Current = Callable[[TopicName], Awaitable[Snapshot | None]]
-    """Returns a topic as it is now, None if it does not exist. Raises as the stores do."""
+    """Returns a topic's present snapshot, None if it does not exist. Raises as the stores do."""
 
 
 async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
@@ -49,7 +49,7 @@ async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicNam
 class Run:
     """Entries from one position to another, both inclusive, and the segment that has them.
 
-    With a `problem` they are nowhere: `segment` is the one that had them, `condition` the reason.
+    With a `problem` no segment has them: `segment` is the one that had them, `condition` the reason.
     """
 
     segment: CommittedSegment
@@ -109,8 +109,8 @@ class LateReader:
     async def locate(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
         """Return runs with the entries of a run whose segment was not found, in order.
 
-        The last snapshot is tried first, since one merged segment takes the place of many; only a new one can prove
-        that entries are nowhere. Raises as the stores do.
+        The last snapshot is tried first, since one merged segment replaces many; only a new one can prove that no
+        segment has the entries. Raises as the stores do.
         """
         known = self._known.get(topic)
         if known is not None:
@@ -133,7 +133,7 @@ class LateReader:
 
 
 def _located(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
-    """Yield runs with the entries of a run in a snapshot, in order, and with those that are nowhere."""
+    """Yield runs with the entries of a run in a snapshot, in order, including those that no segment has."""
     pending: Run | None = None
     for found in _steps(snapshot, run, error):
         if pending is not None and found.continues(pending):

@@ -64,7 +64,7 @@ class BatchRows(NamedTuple):
 
 
 class Messages:
-    """Unpacks the entries of one share, in their order. Close it in the end.
+    """Unpacks the entries of one share, in their order. Close it at the end.
 
     Messages in transactions, and markers, are those that a consumer gets, or all. `step`: a message of an open
     transaction is an error, since no later step reads it. `columns`: plain batches come in columns.

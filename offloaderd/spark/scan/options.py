@@ -42,7 +42,7 @@ class Mode(StrEnum):
 
     FAIL = "fail"
     SKIP = "skip"
-    """Under any condition, a row takes their place that has their number and the reason."""
+    """A row with their number and the reason replaces them, under any condition."""
 
 
 class Start(StrEnum):
@@ -90,7 +90,7 @@ class SourceOptions:
 
     @property
     def holds_back(self) -> bool:
-        """Whether a query ends where consumers get nothing more yet; the range of a step is chosen so already."""
+        """Whether a query ends where consumers get nothing more yet; the range of a step already does."""
         return self.messages and self.transactions is Transactions.COMMITTED and self.step is None
 
     def task(self, schema: StructType, *, step: bool = False) -> Task:

@@ -93,7 +93,7 @@ def _take(log: TransactionLog, batch: EntryBatch) -> None:
 
 
 class PieceOutcomes:
-    """The outcomes of the transactions in one share, whose pieces are read in order. Close it in the end."""
+    """The outcomes of the transactions in one share, whose pieces are read in order. Close it at the end."""
 
     def __init__(self, reader: LateReader) -> None:
         self._reader = reader
@@ -105,7 +105,7 @@ class PieceOutcomes:
         self._searched = NOWHERE
 
     async def take(self, piece: Piece, batch: EntryBatch) -> None:
-        """Take the entries of a piece that come next."""
+        """Take the next entries of a piece."""
         if piece.topic != self._topic:
             await self.close()
             self._topic, self._late = piece.topic, {}

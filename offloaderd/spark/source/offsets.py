@@ -1,11 +1,10 @@
 """The exact offsets of streams and exports, the steps between them, and the shares of a step.
 
 An offset is, for each topic, the position of the last entry that was read; a topic that is not in it begins at its
-oldest entry. A step from one offset to another has the same entries however often it is repeated, whichever segments
-have them by then.
+oldest entry. A step from one offset to another has the same entries each time, whichever segments have them by then.
 
-A step has about a number of bytes, over all topics in turn, and may end inside a segment. Where the room is too small
-for a part of every topic that is worth a task, topics take turns: a step begins behind the topic that was served last.
+A step has about a given number of bytes, over all topics in turn, and may end inside a segment. If that is too few for
+a part of every topic that is worth a task, a step begins behind the topic that was served last.
 """
 
 from bisect import bisect_right
@@ -191,7 +190,7 @@ def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
 
 
 PART_BYTES = 16 * 1024 * 1024
-"""The least part of a topic, if there is room: with less the requests would cost more than the bytes."""
+"""The least part of a topic, if the step has room: with less the requests would cost more than the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +247,7 @@ def advance(
 
 
 def _served(step: Step, lanes: list[_Lane], room: int | None) -> Step:
-    """Give each topic its part in turn, and the rest of the room to those that have more."""
+    """Give each topic its part in turn, and the rest of the bytes to those that have more."""
     while lanes and (room is None or step.object_bytes < room):
         left = None if room is None else room - step.object_bytes
         part = None if left is None else max(left // len(lanes), min(left, PART_BYTES), 1)

@@ -72,7 +72,7 @@ class SegmentSource(DataSource):
 
     @brief
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what is committed now. Raises InvalidConfig for a begin that only a stream can have."""
+        """Return a reader of all present segments. Raises InvalidConfig for a begin that only a stream can have."""
         from offloaderd.spark.scan.options import Start  # noqa: PLC0415
 
         options = self._parsed()
@@ -83,14 +83,14 @@ class SegmentSource(DataSource):
 
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader that follows what is committed."""
+        """Return a reader that follows new segments."""
         from offloaderd.spark.source.stream import SegmentsStream  # noqa: PLC0415
 
         return SegmentsStream(self._parsed(), schema)
 
 
 class SegmentsReader(DataSourceReader):
-    """Reads what is committed at one moment."""
+    """Reads the segments committed at one moment."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options

@@ -75,7 +75,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @brief
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Stop at what is committed now."""
+        """Stop at the entries committed now."""
         self._target = furthest(self._refreshed(), self._options.query)
 
     @brief

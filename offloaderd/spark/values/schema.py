@@ -154,9 +154,9 @@ class ValueDecoder:
         }
 
     def array(self, messages: list[Message | None], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-        """Return the values as an array, and by their place in it the errors of values that are null for that.
+        """Return the values as an array, and by their index in it the errors of values that are null for that.
 
-        None stands for a message without a value, or whose value is not readable.
+        None stands for a message without a value, or with an unreadable one.
         """
         values: list[Any] = []
         wrong: dict[int, str] = {}
