@@ -354,6 +354,7 @@ class Spill:
                 elif self.empty:
                     self._buffer.diverted = False
                     self._pool.freed.notify()
+                    self._buffer.changed.notify()  # a topic that stops waits for this
                     await self._wake.wait()
         finally:
             self._over = True

@@ -216,6 +216,22 @@ async def test_stopping_commits_what_was_accepted_and_refuses_the_rest(tmp_path:
         assert await outage.rig.leftovers() == []
 
 
+async def test_stopping_ends_once_the_last_offer_that_waited_for_the_disk_is_refused(tmp_path: Path) -> None:
+    """Neither memory nor disk had room for it, and it was all that the topic had."""
+    async with away(tmp_path, bytes_max=10) as outage, outage.rig.engine(push_only=True) as engine:
+        topic, pool = await enabled(engine, SPILL), engine.context.pool
+        pool.take(BUFFER_BYTES, topic.buffer)  # as others have all of it
+        async with asyncio.TaskGroup() as group:
+            pushing = group.create_task(topic.accept(EntryBatch(1, 0, [b"late"])))
+            await until(lambda: bool(outage.area.refused))
+            topic.stop()
+            await turn()
+            assert not topic.buffer.closed
+            pool.free(BUFFER_BYTES)
+        assert pushing.result() is OfferResult.CLOSED
+        await until(lambda: topic.buffer.closed)
+
+
 async def test_after_a_crash_the_disk_is_forgotten_and_pushed_again(tmp_path: Path) -> None:
     """What was on disk was never told to be durable: the next owner asks for it from the offloaded position on."""
     entries = payloads(2000, 160)
