@@ -128,6 +128,20 @@ def test_what_no_ledger_holds_any_more_is_lost() -> None:
         assert isinstance(feed.take(LAST, TAKE_BYTES, Position(3, 9)), answer)
 
 
+def test_a_segment_that_lacks_its_entries_and_is_given_up_overdraws_no_more() -> None:
+    """It had taken none, so its end is where it began: what it was to have beyond the memory is for another."""
+    tail = Tail()
+    other = TailingBuffer(tail.pool, resume=START, rereadable=False)
+    tail.pool.follow(100)
+    tail.feed.take(LAST, TAKE_BYTES, Position(9, 0))
+    tail.pool.take(0, tail.buffer)
+    other.starve()
+    assert not tail.pool.admit(1, needed_by=other)
+    tail.feed.restart(LAST)
+    assert not tail.buffer.starving
+    assert tail.pool.admit(1, needed_by=other)
+
+
 async def test_who_waits_in_vain_lets_another_take_more_memory_than_there_is() -> None:
     """After a while without entries; each that comes begins it anew."""
     tail = Tail()
