@@ -139,7 +139,7 @@ def is_quiet(topic: TopicOffloader) -> bool:
         return False
     if tailer is None and topic.closed_ledgers.keys() - topic.map.ends.keys():
         return False  # only the tasks that were notified know how they ended
-    if topic.record.end_is_a_change() or topic.record.trash_due or topic.adoption.due() is not None:
+    if topic.record.end_is_unrecorded() or topic.record.trash_due or topic.adoption.due() is not None:
         return False
     now = topic.status()
     busy = now.lag_entries != 0 or now.history is not None or now.unprotected_since_ms or now.spilled_entries

@@ -155,7 +155,7 @@ class TopicOffloader:
 
     def looked(self) -> None:
         """See TailedTopic: wake the loop if there is something to record."""
-        if self.record.end_is_a_change() or self.adoption.due() is not None:
+        if self.record.end_is_unrecorded() or self.adoption.due() is not None:
             self.feed.changed.notify()
 
     @property
@@ -379,7 +379,7 @@ class TopicOffloader:
             history_waits=history.waits(self.map, self.policy),
             offloaded=self.offloaded,
             whole_before=last[0].keys.ledger_id if last else None,
-            end_is_unrecorded=self.record.end_is_a_change(),
+            end_is_unrecorded=self.record.end_is_unrecorded(),
             to_adopt=self.adoption.due(),
             wall_ms=self._clock.wall_ms(),
         )

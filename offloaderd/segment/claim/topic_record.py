@@ -70,7 +70,7 @@ class TopicRecord:
         """Newest position that is durable in the bucket and committed."""
         return self.map.offloaded
 
-    def end_is_a_change(self) -> bool:
+    def end_is_unrecorded(self) -> bool:
         """Return whether the end of the ledger at the offloaded position is known and not recorded."""
         return bool(self._end_of_offloaded())
 
@@ -284,9 +284,9 @@ class TopicRecord:
 
     async def note_created(self, created: Mapping[int, int]) -> None:
         """Record creation times of ledgers, over recorded ones. Raises Fenced."""
-        change_signal = {one: at for one, at in created.items() if self.map.created.get(one) != at}
-        for some in removal.batches(self.map, change_signal):
-            await self._edit(partial(removal.note_created, created={one: change_signal[one] for one in some}))
+        changed = {one: at for one, at in created.items() if self.map.created.get(one) != at}
+        for some in removal.batches(self.map, changed):
+            await self._edit(partial(removal.note_created, created={one: changed[one] for one in some}))
 
     async def remove_oldest(self, segment: CommittedSegment, reason: str) -> bool:
         """Remove the oldest segment from the map and put it on the trash list; False if that was done meanwhile.
