@@ -11,6 +11,7 @@ import pytest
 from offloaderd.core.errors import Denied, Fenced, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import HistoryOrder, Position
+from offloaderd.core.retry import Backoff
 from offloaderd.format.manifest import document as manifest
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
@@ -19,6 +20,7 @@ from offloaderd.metadata.records.history import Worker
 from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, plan_for_job
 from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.jobs import lease as backfill_lease
+from offloaderd.spark.jobs import topic_job
 from offloaderd.spark.jobs.job import SegmentTask
 from offloaderd.spark.jobs.lease import Driven
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
@@ -110,21 +112,32 @@ async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(
     await whole(rig)
 
 
-async def test_an_executor_that_dies_is_replaced_and_its_parts_are_not_sent_again() -> None:
-    """The next one goes on with the same upload."""
+async def test_an_executor_that_dies_is_replaced_and_its_parts_are_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next one goes on with the same upload, after a pause."""
     faults = Faults()
     rig = await planned(segment_bytes=4000)
     rig.objects = FaultyStore(rig.store, faults)
     sent: list[str] = []
+    paused: list[str] = []
 
     async def die(task: SegmentTask, number: int) -> None:
         sent.append(str(task.segment_id))
         if number in {1, 2, 3}:
             raise Died("the executor was killed")
 
+    class Pauses(Backoff):
+        async def wait(self, error: Exception) -> None:
+            paused.append(str(error))
+
+    monkeypatch.setattr(topic_job, "Backoff", Pauses)
+    runner = LocalRunner(rig, die)
     async with asyncio.timeout(PATIENCE_S):
-        ended = await backfill(rig, LocalRunner(rig, die), slots=1).run()
+        ended = await backfill(rig, runner, slots=1).run()
     assert sent[0] == sent[1] == sent[2] == sent[3]
+    assert [task.again for task in runner.ran[:5]] == [False, True, True, True, False]
+    assert paused == ["the executor was killed"] * 3
     assert ended.retries == 3
     await whole(rig)
 

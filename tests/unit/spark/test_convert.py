@@ -361,6 +361,30 @@ async def test_what_cannot_be_read_stays_and_the_rest_goes_on() -> None:
     assert await rig.leftovers() == []
 
 
+async def test_an_object_whose_executors_die_is_left_after_three_tries_and_resumed_by_the_next_run() -> None:
+    """The second executor hears that another may have begun; the other objects are made meanwhile."""
+    rig = await streamed(segment_bytes=3000)
+
+    async def die(task: RewriteTask) -> None:
+        if task.begin == Position(0, 0):
+            raise Transient("killed")
+
+    runner = Runner(rig, die)
+    async with asyncio.timeout(PATIENCE_S):
+        ended = await conversion(rig, Target.LEDGER_BASED, runner=runner).run()
+    assert [task.again for task in runner.ran if task.begin == Position(0, 0)] == [False, True, True]
+    assert ended.done == ended.goals - 1
+    assert [failure.endswith(": killed") for failure in ended.failures] == [True]
+    later = Runner(rig)
+    async with asyncio.timeout(PATIENCE_S):
+        ended = await conversion(rig, Target.LEDGER_BASED, runner=later, me="later").run()
+    assert [task.again for task in later.ran] == [True]
+    assert (ended.done, ended.goals, ended.failures) == (1, 1, ())
+    assert await stored(rig) == payloads(200)
+    await (await Owned.claim(rig)).empty_trash()
+    assert await rig.leftovers() == []
+
+
 async def test_a_cancelled_conversion_leaves_nothing_behind() -> None:
     """What was begun goes to the trash."""
     rig = await streamed()
