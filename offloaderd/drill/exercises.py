@@ -207,7 +207,7 @@ async def rebuilt(ground: Ground) -> str:
 
 
 async def memory(ground: Ground) -> str:
-    """More was written than the pools may hold, much of it while the bucket was away."""
+    """More was written than the pools may hold, much of it during an outage of the bucket."""
     budget = ground.daemon.snapshot().memory_budget_bytes
     written = sum(map(len, ground.written))
     if written <= budget:

@@ -1,4 +1,4 @@
-"""TCP servers on loopback that leave no connection and no task, and a proxy whose connections can be cut."""
+"""TCP servers on loopback that close every connection and end every task, and a proxy that can be cut."""
 
 import asyncio
 import contextlib

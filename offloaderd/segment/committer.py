@@ -69,7 +69,7 @@ class VerifiedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a manifest holds of the topic around its segment; see the manifest."""
+    """The facts in a manifest about the topic around its segment; see the manifest."""
 
     losses: tuple[Loss, ...] = ()
     ends: tuple[tuple[int, LedgerEnd], ...] = ()

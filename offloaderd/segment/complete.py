@@ -46,7 +46,7 @@ class SegmentCompletion:
     async def finish(
         self, attempt: Attempt, blocks: tuple[BlockInfo, ...], prove: Prove | None = None, *, draft: bool = False
     ) -> CommittedSegment:
-        """Complete and verify the three objects; returns what is to be committed.
+        """Complete and verify the three objects; return the segment to commit.
 
         The attempt is recorded with its seal. `prove` gets the manifest before it is put, and may raise SegmentFailed.
         With `draft` a draft of the manifest is put, and the manifest is left to the process that commits. Raises

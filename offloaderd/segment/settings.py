@@ -1,4 +1,4 @@
-"""Settings of how entries become segments, and segments objects."""
+"""Settings of segments and of their objects."""
 
 from typing import Literal
 
@@ -17,16 +17,16 @@ class OffloadSettings(Section):
     small, small enough to be read again after a crash in seconds."""
 
     segment_age_max_s: Seconds = Field(default=600.0, gt=0)
-    """Seal a segment this long after its first entry (PIP-76 maxOffloadSegmentRolloverTimeMinutes): for about so long
-    new entries are in the source alone. Shorter means more and smaller objects."""
+    """Seal a segment this long after its first entry (PIP-76 maxOffloadSegmentRolloverTimeMinutes): for about that
+    time new entries are in the source alone. A shorter time means more and smaller objects."""
 
     segment_age_min_s: Seconds = Field(default=0.0, ge=0)
     """Do not seal a segment by size before this age (PIP-76 minOffloadSegmentRolloverTimeMinutes). 0: seal it as soon
     as the size is reached."""
 
     suspend_after_s: Seconds = Field(default=60.0, ge=0, le=86_400)
-    """Suspend a topic after this time without any activity: it then takes less than half of the memory, and is resumed
-    at the next activity. 0: never."""
+    """Suspend a topic after this time without any activity: it then takes less than half of the memory, and wakes at
+    the next activity. 0: never."""
 
     block_bytes: Bytes = Field(default=1 * MiB, ge=4 * KiB, le=1 * GiB)
     """Approximate size of a block, the unit that is recorded, and that sequential reads fetch, check and cache. A cold
@@ -38,11 +38,11 @@ class OffloadSettings(Section):
     cheap to send again."""
 
     parts_in_flight_max: int = Field(default=4, ge=1, le=1000)
-    """Parts of one segment that are uploaded at the same time. More helps only where the store is far away."""
+    """Parts of one segment that are uploaded at the same time. More parts help only with a distant store."""
 
     preamble: bool = False
     """Begin data objects with four pad bytes, so that Pulsar's own reader can read segments that start inside a ledger.
-    Off: objects are exactly as PIP-76 says."""
+    Off: objects are exactly as in PIP-76."""
 
     verify: Literal["head", "readback"] = "head"
     """How a segment is verified before its commit. head: size and checksum as the store reports them. readback: every

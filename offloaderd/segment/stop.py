@@ -1,4 +1,4 @@
-"""Stop rules: where a segment ends, and what a loss in front of it means. Pure."""
+"""Stop rules: where a segment ends, and how it treats a loss. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class StopRule:
         return FOREVER_S
 
     def on_gap(self, gap: Gap) -> OnGap:
-        """Return what a loss means."""
+        """Return how to treat a loss."""
         return OnGap.FAIL
 
     def flaw(self, progress: SegmentProgress) -> str:
@@ -181,7 +181,7 @@ def _switches(view: TopicView, end: Position | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeStop(StopRule):
-    """At the end of the feed, or at `payload_bytes`; `gap` is what a loss means."""
+    """At the end of the feed, or at `payload_bytes`; `gap` is how a loss is treated."""
 
     payload_bytes: int | None
     gap: OnGap

@@ -119,7 +119,7 @@ class SegmentUpload:
         """Number of parts that an earlier owner stored, from the first one on."""
 
     async def open(self, *, began_before: bool = False) -> str:
-        """Create the multipart upload and return its id; one that a lost answer left behind is used again.
+        """Create the multipart upload and return its id; one that a lost answer left is used.
 
         `began_before`: an earlier owner may have created one.
         """
@@ -292,7 +292,7 @@ class SegmentUpload:
             raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
 
     async def _abort_strays(self) -> None:
-        """Abort uploads of this segment that a lost answer or an earlier owner left behind."""
+        """Abort uploads of this segment that a lost answer or an earlier owner left."""
         async for upload in self._objects.list_uploads(self._key):
             if upload.key == self._key:
                 await self._objects.abort_upload(self._key, upload.upload_id)

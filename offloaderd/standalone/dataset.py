@@ -2,7 +2,7 @@
 
 Of a line only the line feed is removed; a carriage return stays, since an entry is bytes. Empty lines are counted and
 are no entries. A thread reads and never waits longer than POLL_S, so that a cancelled task does not wait for input.
-What has arrived is passed on at once: `tail -f` works.
+Lines are yielded as they arrive: `tail -f` works.
 
 The flights are read from the files of their package without importing it: the import needs pandas and loads every
 table.

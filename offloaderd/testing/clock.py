@@ -27,11 +27,11 @@ class FakeClock:
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch: the start plus what has been advanced and jumped."""
+        """Milliseconds since 1970: the start, with all advances and jumps."""
         return self._start_ms + round(self._now * 1000)
 
     def monotonic(self) -> float:
-        """Seconds that have been advanced."""
+        """Seconds advanced so far."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
@@ -57,17 +57,17 @@ class FakeClock:
 
     @property
     def sleep_count(self) -> int:
-        """How many are asleep."""
+        """Number of sleepers."""
         return sum(not woken.done() for _, _, woken in self._waiting)
 
     @property
     def next_wake_s(self) -> float | None:
-        """Seconds until the first sleeper wakes, None when nobody sleeps."""
+        """Seconds until the first sleeper wakes, None without a sleeper."""
         self._forget_cancelled()
         return self._waiting[0][0] - self._now if self._waiting else None
 
     async def advance(self, seconds: float) -> None:
-        """Move the time on, waking sleepers on the way; returns when the last of them has had its turns."""
+        """Advance the time and wake sleepers on the way; return when the last of them has had its turns."""
         end = self._now + seconds
         await self.settle()
         while True:

@@ -138,7 +138,7 @@ def is_quiet(topic: TopicOffloader) -> bool:
     if tailer is not None and not tailer.resting:
         return False
     if tailer is None and topic.closed_ledgers.keys() - topic.map.ends.keys():
-        return False  # only the tasks that were notified know how they ended
+        return False  # their ends are known here alone, by the pusher
     if topic.record.end_is_unrecorded() or topic.record.trash_due or topic.adoption.due() is not None:
         return False
     now = topic.status()

@@ -50,7 +50,7 @@ class AskedTopic(Described, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is requested: everything, up to and with the entry at `to`, or all but the newest `keep_bytes`."""
+    """A request: for everything, up to and with the entry at `to`, or all but the newest `keep_bytes`."""
 
     to: Position | None = None
     keep_bytes: int | None = None

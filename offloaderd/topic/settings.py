@@ -1,4 +1,4 @@
-"""Settings of what becomes of new entries while the store is away."""
+"""Settings of outages of the store, and of spill files."""
 
 from pydantic import Field
 
@@ -9,7 +9,7 @@ GiB = 1024**3
 
 
 class OutageSettings(Section):
-    """What happens to new entries while the store is away for long."""
+    """New entries during a long outage of the store."""
 
     policy: OutagePolicy = OutagePolicy.SOURCE
     """For topics whose own policy does not set it. source: entries stay in the ledger source; a topic without one holds
@@ -18,7 +18,7 @@ class OutageSettings(Section):
 
 
 class SpillSettings(Section):
-    """The disk for pushed entries that find no room in memory."""
+    """The disk for pushed entries without room in memory."""
 
     directory: OptionalText = Field(default=None, examples=["/var/lib/offloaderd/spill"])
     """A directory for this daemon alone. Its content is deleted at the start: none of it was reported durable. Not set:

@@ -247,7 +247,7 @@ def out_of_reach(topic: Described, entries: int) -> Failure | None:
 
 
 def is_known(topic: Described, entries: int) -> bool:
-    """Return whether `entries` is the lag; 0 is, only if the source answered in full at the last refresh."""
+    """Return whether `entries` is the known lag; 0 is only if the source answered in full at the last refresh."""
     tailer = topic.tailer
     return tailer is None or tailer.snapshot is not None or (entries > 0 and tailer.looked_s is not None)
 

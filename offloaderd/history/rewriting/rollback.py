@@ -236,7 +236,7 @@ class _TopicRollback:
                 await self._one_ledger(row, left)
 
     def _left(self) -> dict[int, LedgerState]:
-        """Return the ledgers that the order has left to rewrite, in a possible order of rewriting."""
+        """Return the ledgers that the order has left to rewrite, in a sequence in which they can be."""
         order = self.desk.order
         if order is None or not order.active:
             return {}

@@ -136,9 +136,9 @@ class AttemptLog:
         return after
 
     async def exchange(self, topic_map: TopicMap, made: CommittedSegment, along: Sequence[Step] = ()) -> TopicMap:
-        """Replace segments by what was made of them and delete the attempt, in one transaction; returns the map.
+        """Replace segments by the one made from them and delete the attempt, in one transaction; returns the map.
 
-        A whole ledger replaces its slices of segments, a segment those that it was merged of. Raises Fenced, Conflict
+        A whole ledger replaces its slices of segments, a merged segment its sources. Raises Fenced, Conflict
         as `conversion.with_whole` and `merging.with_merged` do, or when another process changed a context.
         """
         whole = made.method is OffloadMethod.LEDGER_BASED

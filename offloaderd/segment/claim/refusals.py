@@ -43,7 +43,7 @@ class TopicIdentity:
         self._metrics = metrics
 
     async def load(self) -> tuple[Refusal, ...]:
-        """Read which refusals stand. Raises CorruptData."""
+        """Read the standing refusals. Raises CorruptData."""
         return self._show((await self._load()).record)
 
     async def accepted(self, kind: RefusalKind, evidence: str) -> bool:
