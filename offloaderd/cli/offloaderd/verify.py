@@ -60,7 +60,7 @@ class Against(TypedDict):
 @click.option(
     "--against-map",
     is_flag=True,
-    help="Also compare with what ZooKeeper says is committed, and have the source keep ledgers whose copy is damaged.",
+    help="Also compare with the map in ZooKeeper, and revoke the grants of ledgers whose copy is damaged.",
 )
 @click.option("--dry-run", is_flag=True, help="With --against-map: revoke no grant, only say of which ledgers.")
 @click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")

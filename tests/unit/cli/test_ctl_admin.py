@@ -203,6 +203,7 @@ def committed() -> admin_pb2.Segment:
         bucket="b",
         method="ledger-based",
         writer="aws-s3",
+        state="committed",
     )
 
 
@@ -239,7 +240,7 @@ def test_segments_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
         "data_key": SEGMENT_ID,
         "method": "ledger-based",
         "writer": "aws-s3",
-        "state": None,
+        "state": "committed",
     }
     assert found["segments"][1]["writer"] is None
     assert found["segments"][1]["end"] is None

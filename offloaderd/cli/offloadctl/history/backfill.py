@@ -53,11 +53,10 @@ def backfill(session: Session) -> None:
     """Offload history that is too large for a daemon (history.daemon_bytes_max) with a Spark job.
 
     Works with the metadata, the bucket and the ledgers themselves, by the daemon's own settings: --config and the
-    environment, or --standalone. The topic's daemon goes on with what is new, and follows the job's progress.
+    environment, or --standalone. The daemon of the topic offloads new entries meanwhile, and shows the job's progress.
 
     By the topic's policy, segments (V2) are written or, under the method ledger-based, whole ledgers (V1): all closed
-    ones but the newest, whatever the thresholds. A history that the daemon is offloading by itself is taken over from
-    it.
+    ones but the newest, whatever the thresholds. The job takes over a history that the daemon has begun to offload.
     """
 
 
@@ -109,9 +108,9 @@ def run(
     config: Path | None,
     **given: Any,  # noqa: ANN401
 ) -> int:
-    """Have executors read history and upload it, and commit it in order. May be broken off and run again at any time.
+    """Read history in executors, upload it and commit it in order. May be interrupted and run again at any time.
 
-    Exit code 1 if a topic could not be brought to its end; the others are.
+    Exit code 1 if the history of a topic could not be completed; the other topics are not affected.
 
     \b
     Examples:
@@ -175,16 +174,18 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
 
 @backfill.command(short_help="End a run, from anywhere.")
 @click.argument("topic", type=options.TOPIC)
-@click.option("--discard", is_flag=True, help="Put what was begun on the trash list, for no later run to go on with.")
-@click.option("--to-daemon", is_flag=True, help="Have the topic's daemon offload the rest, however much it is.")
+@click.option(
+    "--discard", is_flag=True, help="Put segments in progress on the trash list; a later run starts them anew."
+)
+@click.option("--to-daemon", is_flag=True, help="Let the daemon of the topic offload the rest, however much it is.")
 @CONFIG
 @options.common
 def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, config: Path | None) -> None:
-    """Depose the driver of a topic's backfill: it and its executors change nothing any more, and end.
+    """End the backfill of a topic: its driver and executors lose their claim, change nothing more, and stop.
 
-    What is committed stays. What was begun is gone on with by the next run, or goes with --discard. With --to-daemon
-    there need be no next run: what is whole is committed, and the daemon goes on behind it, one segment or whole ledger
-    at a time.
+    Committed segments stay. The next run resumes segments in progress, unless --discard deletes them. With --to-daemon
+    no next run is needed: complete segments are committed, and the daemon offloads the rest, one segment or whole
+    ledger at a time.
 
     \b
     Examples:
@@ -199,7 +200,7 @@ def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, c
         session.tell(document, lambda: show_handed_back(topic, found))
         return
     begun, method = session.run(_with_stores(settings, lambda stores: work.cancel(stores, topic, discard=discard)))
-    what = "are on the trash list" if discard else "are gone on with by the next run"
+    what = "are on the trash list" if discard else "are resumed by the next run"
     session.tell(
         {"topic": str(topic), "method": method.value, "begun": begun, "discarded": discard},
         f"nobody drives the {method} backfill of {topic} any more; {units(method, begun)} begun {what}",

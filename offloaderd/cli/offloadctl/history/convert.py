@@ -45,7 +45,7 @@ TARGET = click.option(
     "target",
     required=True,
     type=click.Choice(["ledger-based", "streaming", "merged"]),
-    help="What is to become of them.",
+    help="The new shape of the segments.",
 )
 SEGMENT_SIZE = click.option("--segment-size", metavar="SIZE", help="Payload of segments, instead of the policy's.")
 SMALL = click.option(
@@ -58,11 +58,11 @@ SMALL = click.option(
 def convert(session: Session) -> None:
     """Rewrite segments in another shape: --to ledger-based (V2 as V1), streaming (V1 as V2), merged (small as large).
 
-    Each object is read with every checksum, written, read back and compared by hash; then it takes the place of what it
-    was made of in one transaction, and the old objects go to the trash. A topic's newest segment stays as it is, and
-    with ledger-based its newest ledger. Works with the metadata and the bucket themselves, by the daemon's own
-    settings: --config and the environment, or --standalone. Topics go on meanwhile. To go back to a stock broker
-    without a job: offloadctl rollback.
+    Segments are read with every checksum, and each new object is written, read back and compared by hash. Then it
+    replaces its sources in one transaction, and their objects go to the trash. A topic's newest segment stays as it is,
+    and with ledger-based its newest ledger. Works with the metadata and the bucket themselves, by the daemon's own
+    settings: --config and the environment, or --standalone. The offload of topics continues meanwhile. To go back to a
+    stock broker without a job: offloadctl rollback.
     """
 
 
@@ -114,7 +114,7 @@ def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Optio
 @SMALL
 @click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
-@click.option("--spark", is_flag=True, help="Have Spark's executors write, instead of this process.")
+@click.option("--spark", is_flag=True, help="Write in the executors of Spark instead of this process.")
 @MASTER
 @SPARK_CONF
 @click.option("--parallel", metavar="N", help="Objects written at a time. [default: 2, with Spark the cores it has]")
@@ -132,9 +132,9 @@ def run(
     yes: bool,
     **given: Any,  # noqa: ANN401
 ) -> int:
-    """Rewrite segments, prove each object, and exchange it for what it was made of. May be broken off at any time.
+    """Rewrite segments, verify each new object, and replace its sources. May be interrupted at any time.
 
-    Exit code 1 if something could not be rewritten; it stays as it was, and everything else is done.
+    Exit code 1 if segments could not be rewritten; they stay as they are, and all others are rewritten.
 
     \b
     Examples:
@@ -176,7 +176,7 @@ def run(
 @CONFIG
 @options.common
 def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> None:
-    """Show how many whole ledgers and segments there are, who rewrites them now, what was begun and not exchanged.
+    """Show how many whole ledgers and segments there are, who rewrites them, and which new objects are in progress.
 
     \b
     Examples:
@@ -199,7 +199,7 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
 @CONFIG
 @options.common
 def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
-    """Depose whoever rewrites a topic's segments; what was begun goes to the trash, what is exchanged stays.
+    """End the rewriting of a topic's segments: objects in progress go to the trash, completed ones stay.
 
     \b
     Examples:

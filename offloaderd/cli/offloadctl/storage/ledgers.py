@@ -98,7 +98,7 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
 
     A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
     the tier never holds less than the source. Only the daemon that owns the topic does it. The ledgers are not read any
-    more; its objects go after retention.reader_grace_s (1 h), at once where that is 0.
+    more; their objects are deleted after retention.reader_grace_s (1 h), at once where that is 0.
 
     \b
     Examples:

@@ -218,22 +218,22 @@ def add_commands(group: click.Group, argument: Callable[[Any], Any], **texts: st
 @click.group()
 @options.common
 def broker(session: Session) -> None:
-    """Set, show and remove what holds for the topics of the cluster that say nothing themselves."""
+    """Set, show and remove the policies of the cluster, for topics and namespaces without a value of their own."""
 
 
 @click.group()
 @options.common
 def namespaces(session: Session) -> None:
-    """Set, show and remove what holds for the topics of a namespace."""
+    """Set, show and remove the policies of a namespace."""
 
 
 add_commands(
     broker,
     lambda function: function,
-    set="""Say how topics are offloaded and read.
-    Say how topics are offloaded and read, in place of what was said at this level. It offloads no topic by itself.
+    set="""Set the policies of the cluster.
+    Set the policies of the cluster, instead of all those set before. It offloads no topic by itself.
 
-    A bare number is in bytes or seconds; 256M, 2h and the like say their unit. What is not given is left to the
+    A bare number is in bytes or seconds; 256M, 2h and the like have a unit. A value that is not given is that of the
     daemon's settings.
 
     \b
@@ -241,15 +241,15 @@ add_commands(
       offloadctl broker set-offload-policies --segment-size 512M --segment-age 10m
       offloadctl broker set-offload-policies -orp bookkeeper-first --dry-run
     """,
-    get="""Show what holds for topics that say nothing.
-    Show what holds for topics that say nothing themselves, and where each value comes from.
+    get="""Show the policies of the cluster.
+    Show the effective values for topics and namespaces without a value of their own, and the level of each value.
 
     \b
     Examples:
       offloadctl broker get-offload-policies
     """,
-    remove="""Leave all to the daemon's settings.
-    Say nothing at this level any more: what no topic and no namespace says is left to the daemon's settings.
+    remove="""Remove the policies of the cluster.
+    Remove the policies of the cluster: values that no topic and no namespace sets are those of the daemon's settings.
 
     \b
     Examples:
@@ -259,12 +259,12 @@ add_commands(
 add_commands(
     namespaces,
     NAMESPACE,
-    set="""Say how the topics of a namespace are offloaded and read.
-    Say how the topics of a namespace are offloaded and read, in place of what was said of it.
+    set="""Set the policies of a namespace.
+    Set the policies of a namespace, instead of all those set before.
 
     With a method of streaming or ledger-based all its topics are offloaded, those that come later as well, as in
     Pulsar; Pulsar's own topics, compacted ones, and those that were disabled by name are left alone. A bare number is
-    in bytes or seconds; 256M, 2h and the like say their unit. What is not given is left to the broker's level.
+    in bytes or seconds; 256M, 2h and the like have a unit. A value that is not given is that of the cluster.
 
     \b
     Examples:
@@ -272,15 +272,15 @@ add_commands(
       offloadctl namespaces set-offload-policies acme/eu --method ledger-based -oat 10G -oats 2h -dl 4h
       offloadctl namespaces set-offload-policies acme/eu --read-priority bookkeeper-first --dry-run
     """,
-    get="""Show what holds for a namespace.
-    Show what holds for topics of a namespace that say nothing themselves, and where each value comes from.
+    get="""Show the policies of a namespace.
+    Show the effective values for topics of a namespace without a value of their own, and the level of each value.
 
     \b
     Examples:
       offloadctl namespaces get-offload-policies public/default
     """,
-    remove="""Say nothing of a namespace any more.
-    Say nothing of a namespace any more. Topics that were offloaded only because of it are disabled.
+    remove="""Remove the policies of a namespace.
+    Remove the policies of a namespace. Topics that were offloaded only because of it are disabled.
 
     \b
     Examples:
@@ -290,11 +290,11 @@ add_commands(
 add_commands(
     topics,
     TOPIC,
-    set="""Say how a topic is offloaded and read.
-    Say how a topic is offloaded and read, with its partitions, in place of what was said of it by its name.
+    set="""Set the policies of a topic.
+    Set the policies of a topic and its partitions, instead of all those set before.
 
     The topic is offloaded from now on, unless it was disabled by its name. A bare number is in bytes or seconds; 256M,
-    2h and the like say their unit. What is not given is left to the namespace's level.
+    2h and the like have a unit. A value that is not given is that of the namespace.
 
     \b
     Examples:
@@ -302,16 +302,16 @@ add_commands(
       offloadctl topics set-offload-policies orders --maxSizePerOffloadSegmentMbytes 256 -orp bookkeeper-first
       offloadctl topics set-offload-policies orders --method none --dry-run
     """,
-    get="""Show what holds for a topic.
-    Show what holds for a topic, and where each value comes from.
+    get="""Show the policies of a topic.
+    Show the effective values of a topic, and the level of each value.
 
     \b
     Examples:
       offloadctl topics get-offload-policies orders
       offloadctl topics get-offload-policies orders --json
     """,
-    remove="""Say nothing of a topic any more.
-    Take back what was said of a topic by its name; it then follows its namespace and patterns.
+    remove="""Remove the policies of a topic.
+    Remove the policies that were set for a topic by its name; it then follows its namespace and patterns.
 
     It stays enabled, or disabled, as it is: `offloadctl topics disable` ends its offloading.
 

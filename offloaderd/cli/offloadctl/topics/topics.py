@@ -35,7 +35,7 @@ topics.add_command(topics_pause.resume)
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument and option of `enable` and `disable`: a topic or pattern, and --dry-run."""
-    function = click.option("--dry-run", is_flag=True, help="Change nothing; show what would become of each topic.")(
+    function = click.option("--dry-run", is_flag=True, help="Change nothing; show the new state of each topic.")(
         function
     )
     return click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)(function)
