@@ -96,6 +96,8 @@ def nearest_key(key: str) -> str | None:
         return close[0]
     if close := get_close_matches(name, [setting.name for setting in settings], 1, 0.75):
         return next(setting.key for setting in settings if setting.name == close[0])
+    if close := get_close_matches(key, SETTINGS, 1, 0.75):
+        return SETTINGS[close[0]]
     return None
 
 

@@ -84,6 +84,12 @@ def test_a_mistake_in_a_value_is_named_where_it_stands(file: Callable[[str], Pat
     assert mistake == f"{path}: {OLD} = -1: out of range; allowed: 0 to 86_400"
 
 
+def test_an_old_name_with_a_typing_error_leads_to_the_new_one(file: Callable[[str], Path]) -> None:
+    """Also where the two are spelt quite differently."""
+    (mistake,) = check(file("[grpc]\ninsecure_elswhere = true\n"), {}).mistakes
+    assert mistake.endswith("no such setting; did you mean grpc.allow_unauthenticated?")
+
+
 def test_the_commands_warn(file: Callable[[str], Path]) -> None:
     """check-config does so on stderr and in its JSON, and takes the settings."""
     path = file("[offload]\nsleep_after_s = 1\n")
