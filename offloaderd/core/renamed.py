@@ -1,6 +1,6 @@
-"""Names that this release changed, by the old one: each is taken, or shown beside the new one, for one release.
+"""Names that this release has changed, by the old name; each is accepted, or shown beside the new one, for one release.
 
-docs/upgrade.md has the same table for those who have to follow. A release empties these.
+docs/upgrade.md has the same table for users. Each release empties these.
 """
 
 EVENTS = {
@@ -48,7 +48,7 @@ EVENTS = {
     "grants.told_already": "grants.already_notified",
     "data.read_again": "data.read_retried",
 }
-"""Log events: a line of one has its old name as `event_was`."""
+"""Log events: a line has its old name as `event_was`."""
 
 LOG_MODULES = {
     "config": "daemon.settings",

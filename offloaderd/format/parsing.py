@@ -41,7 +41,7 @@ def _strings_are_text(message: Message) -> bool:
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            continue  # of version 3 of the language, whose parser demands UTF-8
+            continue  # maps are in proto3 files alone, whose parser demands UTF-8
         if field.message_type is not None:
             if not all(map(_strings_are_text, values)):
                 return False

@@ -69,10 +69,10 @@ class BlockInfo:
 
 
 class Past(NamedTuple):
-    """What lay before a segment, as far as it was known when it was sealed.
+    """Totals of the entries before a segment, as known at its seal.
 
-    `entries` of the topic, which is the sequence number of the segment's first. Of all entries from `since` up to the
-    segment, `time_max` is the greatest time and `index_max` the greatest index; None for none.
+    `entries` of the topic, which is the sequence number of the segment's first. For the entries from `since` up to the
+    segment, `time_max` is the greatest time and `index_max` the greatest index; None without one.
     """
 
     entries: int

@@ -1,1 +1,1 @@
-"""Metadata: what is committed, who owns what, which policies hold."""
+"""The metadata store: committed segments, owners of topics, policies."""

@@ -56,7 +56,7 @@ class RetryingReader:
         )
 
     async def head(self, key: str) -> ObjectInfo:
-        """Return what the store says of an object. Raises NotFound."""
+        """Return an object's metadata. Raises NotFound."""
         return await self._asked(lambda: self._objects.head(key))
 
     async def table(self, decode: Callable[..., T], *keys: str) -> T:

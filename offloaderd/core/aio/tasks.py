@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """The tasks of one component, entered once by its owner. Leaving it cancels them all.
+    """The tasks of one component. Its owner enters it once; leaving it cancels all tasks.
 
     `what` names the component in the error for work that is started before or after that.
     """
@@ -33,7 +33,7 @@ class Tasks:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Cancel all work and wait until it has ended. An error of the body stays what it is, outside any group."""
+        """Cancel all work and wait for its end. An error of the body is raised as it is, outside of any group."""
         self._open = False
         for task in self._tasks:
             task.cancel()

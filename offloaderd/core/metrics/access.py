@@ -20,7 +20,7 @@ REFUSALS = ("unauthenticated", "denied", "calls", "rate", "duration", "slow", "i
 
 
 class AccessMetrics(Families):
-    """The part of the metrics that is about callers."""
+    """The metrics of callers."""
 
     grpc_server_handled = counter(
         "Calls finished, by method and status code, with the labels of go-grpc-prometheus. Internal or DataLoss: see "

@@ -5,7 +5,7 @@ from offloaderd.core.metrics.families import Families, counter, gauge, topic_gau
 
 
 class ControlMetrics(Families):
-    """The part of the metrics that is about changing a running daemon."""
+    """The metrics of changes of a running daemon."""
 
     reloads = counter(
         "Times that the settings were read again. refused: they had mistakes, and the previous ones stay in use; the "

@@ -10,7 +10,7 @@ GC_ALARMS = ("uncovered", "unknown_topic", "unreadable", "missing", "wrong_size"
 
 
 class GcMetrics(Families):
-    """The part of the metrics that is about garbage."""
+    """The metrics of garbage."""
 
     gc_runs = counter(
         "Collections of garbage by outcome. A failed one stops deleting; the log says why. Look when two fail in a "
@@ -40,7 +40,7 @@ class GcMetrics(Families):
     def show_collection(
         self, outcome: str, actions: Mapping[str, int], finds: Mapping[str, int], rubbish_bytes: int
     ) -> None:
-        """Count one collection; findings of a failed one are counted too, but are not all there are."""
+        """Count one collection; a failed one is counted with its findings so far, which are incomplete."""
         self.gc_runs.labels(outcome=outcome).inc()
         for action, count in actions.items():
             self.gc_objects.labels(action=action).inc(count)

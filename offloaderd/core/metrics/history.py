@@ -4,7 +4,7 @@ from offloaderd.core.metrics.families import Families, counter, gauge, histogram
 
 
 class HistoryMetrics(Families):
-    """The part of the metrics that is about topics that had entries before they were enabled."""
+    """The metrics of topics with entries from before they were enabled."""
 
     history_remaining_entries = topic_gauge(
         "Entries of the topic's history that are not offloaded yet, by its plan; they count as lag as well. Not 0 and "

@@ -4,7 +4,7 @@ from offloaderd.core.metrics.families import Families, counter, gauge, topic_gau
 
 
 class OutageMetrics(Families):
-    """The part of Metrics that is about outages."""
+    """The metrics of outages."""
 
     upload_concurrency = gauge(
         "Parts of all topics that may be uploaded at the same time: halved when the store asks for fewer requests, "

@@ -10,7 +10,7 @@ WAKE_CAUSES = ("source", "due", "used", "policy")
 
 
 class PlacementMetrics(Families):
-    """The part of the metrics that is about daemons and their topics."""
+    """The metrics of daemons and their topics."""
 
     ownership_topics = gauge("Topics that this daemon owns now.")
     topics_suspended = gauge(

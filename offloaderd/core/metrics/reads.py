@@ -9,7 +9,7 @@ BROKER_UNKNOWN = ("map_unknown", "topic_unknown", "entries_missing")
 
 
 class ReadMetrics(Families):
-    """The part of the metrics that is about reads."""
+    """The metrics of reads."""
 
     read_requests = counter(
         "Runs of entries read, by the tier that was asked and outcome. fallback: the tier failed and the next one "

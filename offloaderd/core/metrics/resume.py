@@ -5,7 +5,7 @@ from offloaderd.core.metrics.values import LONG_SECONDS_BUCKETS
 
 
 class ContinueMetrics(Families):
-    """The part of the metrics that is about taking over open segments."""
+    """The metrics of resumed attempts."""
 
     segments_resumed = counter(
         "Open segments of an earlier owner that were resumed. Compare with offloaderd_ownership_changes_total."

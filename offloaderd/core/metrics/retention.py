@@ -21,7 +21,7 @@ REFUSAL_KINDS = tuple(RefusalKind)
 
 
 class RetentionMetrics(Families):
-    """The part of the metrics that is about deleting."""
+    """The metrics of deletions."""
 
     segments_removed = counter(
         "Segments that left their topic, by reason. ledgers_deleted: all their ledgers are marked deleted. age, size: "

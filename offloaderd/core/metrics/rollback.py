@@ -6,7 +6,7 @@ FAILURE_REASONS = ("unreadable", "upload")
 
 
 class RollbackMetrics(Families):
-    """The part of the metrics that is about going back to a stock broker."""
+    """The metrics of returns to brokers without offloaderd."""
 
     rollback_ledgers = counter(
         "Ledgers that were rewritten as objects of their own, verified and exchanged for their segments."

@@ -5,7 +5,7 @@ from offloaderd.core.metrics.values import OPEN, S3_CODES, S3_THROTTLES
 
 
 class S3Metrics(Families):
-    """The part of Metrics that is about the object store."""
+    """The metrics of requests to the object store."""
 
     s3_requests = counter(
         "Answers of the object store by operation and code. More than 5 % of 5xx: ask its operator.",

@@ -4,7 +4,7 @@ from offloaderd.core.metrics.families import Families, counter, topic_gauge
 
 
 class ScrubMetrics(Families):
-    """The part of the metrics that is about verifying what is stored."""
+    """The metrics of the verification of stored data."""
 
     scrub_bytes = counter(
         "Bytes that the scrub has read. Its rate is at most scrub.bytes_per_s; 0 for days while there are segments: "

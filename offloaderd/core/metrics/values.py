@@ -53,7 +53,7 @@ S3_CODES = frozenset({
     "ServiceUnavailable",
     "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
 })  # fmt: skip
-"""What `s3_requests` counts by name; any other answer of a server is `other`, so that no server can grow the label."""
+"""Codes that `s3_requests` counts by name. Any other is `other`, so that no server can grow the label."""
 
 S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
 

@@ -1,1 +1,1 @@
-"""The manifest beside a V2 object (FORMAT.md, section 4)."""
+"""The manifest beside a data object (FORMAT.md, section 4)."""

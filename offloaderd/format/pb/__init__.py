@@ -1,1 +1,1 @@
-"""Generated messages of everything that is stored."""
+"""Generated messages of all stored data."""

@@ -1,1 +1,1 @@
-"""What brokers and producers put into an entry."""
+"""The content of entries, from brokers and producers."""

@@ -1,1 +1,1 @@
-"""The map of a topic: what is committed, and its edits."""
+"""The map of a topic's committed segments, and its edits."""

@@ -110,7 +110,7 @@ STATUSES = {
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError)
 _NOT_REFRESHED = (boto.CredentialRetrievalError, boto.TokenRetrievalError, boto.SSOError)
 _NOT_SENT = (boto.ConnectTimeoutError, boto.ProxyConnectionError, boto.SSLError)
-# All the rest: a connection that broke, or an answer that nobody can read.
+# All others: a broken connection, or an unreadable answer.
 _BROKEN = (boto.BotoCoreError, aiohttp.ClientError, ConnectionError)
 _UNSURE_STATUSES = {500, 502, 504}
 
@@ -165,7 +165,7 @@ def verdict_for(operation: str, code: str, status: int) -> tuple[type[OffloaderE
     """Return class and hint for an answer's error code and HTTP status."""
     found = VERDICTS.get(code)
     if found is None and code == "400":
-        found = _Verdict(Expired, HINT_EXPIRED)  # HEAD: all the reason there is; what else could be bad in it?
+        found = _Verdict(Expired, HINT_EXPIRED)  # an answer to HEAD has no reason; nothing else in it can be invalid
     found = found or STATUSES.get(status)
     if found is None:
         found = _Verdict(Transient) if status >= 500 else _Verdict(InvalidInput)
