@@ -81,10 +81,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> "TopicName":
-        """Read `persistent://tenant/namespace/topic`, `tenant/namespace/topic` or `topic` (in public/default).
-
-        Raises InvalidInput.
-        """
+        """Read `[persistent://]tenant/namespace/topic`, or `topic` in public/default. Raises InvalidInput."""
         hint = "write persistent://TENANT/NAMESPACE/TOPIC, TENANT/NAMESPACE/TOPIC or TOPIC (in public/default)"
         if len(text) > TOPIC_CHARS_MAX:
             raise InvalidInput(f"a topic name of {len(text)} characters is too long: {TOPIC_CHARS_MAX} is the most")
@@ -172,8 +169,7 @@ class LedgerEnd(NamedTuple):
 class Loss(NamedTuple):
     """Entries between two existing positions that the source deleted before they were offloaded.
 
-    `entries` is their number as far as known; 0 means that there may have been none. `noticed_ms` (wall clock) is when
-    the loss was found.
+    `entries` is their known number; 0 means that there may have been none. It was noticed at `noticed_ms` (wall clock).
     """
 
     after: Position

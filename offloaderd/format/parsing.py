@@ -1,7 +1,6 @@
 """Strict parsing of protobuf messages in stored objects and records, and their conversion from and to values.
 
-The library alone is too lenient for stored data: it accepts messages without required fields, and returns `bytes` for a
-proto2 string that is not UTF-8.
+The library alone accepts messages without required fields, and returns `bytes` for a proto2 string that is not UTF-8.
 """
 
 from collections.abc import Callable, Iterable

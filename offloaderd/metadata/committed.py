@@ -39,10 +39,7 @@ class LedgerSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedSegment:
-    """A segment that readers may trust: its slices by ascending ledger, and the place of its objects.
-
-    `driver` names the writer as Pulsar names its drivers.
-    """
+    """A segment that readers may trust: slices by ascending ledger, place of the objects, and Pulsar's driver name."""
 
     segment_id: UUID
     slices: tuple[LedgerSlice, ...]

@@ -57,10 +57,7 @@ async def deployment(store: MetadataStore) -> Deployment | None:
 
 
 async def ensure_deployment(store: MetadataStore, made: Deployment) -> Deployment:
-    """Record a deployment unless there is one, and return the recorded one.
-
-    One of several concurrent calls wins. Raises CorruptData, Transient.
-    """
+    """Record a deployment unless another call was first; return the recorded one. Raises CorruptData, Transient."""
     while (found := await deployment(store)) is None:
         try:
             await store.create(paths.IDENTITY, identity_record.encode_deployment(made))

@@ -44,10 +44,9 @@ async def contexts(
 
 
 async def stored_context(store: MetadataStore, path: str, known: StoredContext | None = None) -> StoredContext | None:
-    """Read one ledger's context with its pieces as of one moment; None if there is none.
+    """Read one ledger's context with its pieces as of one moment; None if there is none. Raises CorruptData, Transient.
 
-    A change of a piece writes the context's node as well: while the node is unchanged, so are its pieces. Raises
-    CorruptData, Transient.
+    A change of a piece writes the context's node as well: while the node is unchanged, so are its pieces.
     """
 
     async def read(piece: Piece) -> Versioned | None:

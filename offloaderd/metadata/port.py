@@ -14,10 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's content with its version for compare-and-set.
-
-    `created_ms` is the node's creation time by the store's clock; 0 if the store does not keep it.
-    """
+    """A node's value, its version for compare-and-set, and its creation time by the store's clock (0 if not kept)."""
 
     value: bytes
     version: int
@@ -92,9 +89,8 @@ class MetadataStore(Protocol):
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
 
     async def transact(self, steps: Sequence[Step]) -> None:
-        """Carry out all steps or none. Parents of created nodes must exist or be created by earlier steps.
-
-        Raises Conflict naming the step that failed.
+        """Carry out all steps or none. The parent of a new node must exist by then. Raises Conflict naming the failed
+        step.
         """
 
     def watch(self, path: str) -> AsyncGenerator[None, None]:

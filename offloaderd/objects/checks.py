@@ -112,7 +112,7 @@ def combined_etag(parts: Sequence[PartInfo]) -> str:
 
 
 def chosen_parts(wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int) -> Sequence[PartInfo]:
-    """Return the stored parts that complete the upload.
+    """Return the stored parts of an upload.
 
     Raises InvalidInput if a part is missing, has another ETag, or is too small without being the last.
     """

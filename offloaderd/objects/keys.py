@@ -46,10 +46,7 @@ FORMAT_VERSION = "1"
 
 GC_CLOCK = "offloaderd-gc/clock"
 RETENTION_CLOCK = "offloaderd-retention/clock"
-"""Written below the prefix to read the store's time, and deleted at once; no segment has such a key.
-
-The garbage collector deletes those that a crash leaves.
-"""
+"""Keys for reading the store's time, unlike any segment's: deleted at once, or as garbage after a crash."""
 
 HEADS = "offloaderd-heads/"
 MARKERS = "offloaderd-identity/"

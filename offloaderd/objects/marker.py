@@ -55,10 +55,7 @@ async def read(store: ObjectReader, prefix: str, cluster: str) -> Marked | None:
 
 
 async def ensure(store: ObjectStore, prefix: str, marker: PlaceMarker) -> Marked:
-    """Write a marker if there is none, or a provisional one beside another deployment's; return the first.
-
-    Raises as `read` does.
-    """
+    """Write a marker if there is none, or a provisional one beside another's. Return the first. Raises as `read`."""
     etag = ""
     for _ in range(TRIES):
         found = None

@@ -9,10 +9,7 @@ IDENTIFYING = ("driver", "bucket", "directory", "prefix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One bucket's prefix. `driver` has all that a reader needs to find it under any later settings.
-
-    A store without buckets has one named "".
-    """
+    """One bucket's prefix; a store without buckets has one named "". `driver` locates it without the settings."""
 
     driver: Mapping[str, str]
 

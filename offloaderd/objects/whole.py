@@ -51,10 +51,7 @@ def _own() -> _Turns:
 
 @asynccontextmanager
 async def whole(*gets: Get) -> AsyncIterator[Sequence[bytes]]:
-    """Lend the bytes of objects that are used together, until the block ends.
-
-    Raises the errors of `get`; an empty object is no error.
-    """
+    """Lend the bytes of objects until the block ends; an empty object is no error. Raises the errors of `get`."""
     found = await _side_by_side([_begun(get) for get in gets])
     long = [number for number, data in enumerate(found) if len(data) >= AT_ONCE_BYTES]
     if not long:

@@ -13,9 +13,9 @@ IN_FLIGHT_MAX = 32
 
 
 async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_flight_max: int = IN_FLIGHT_MAX) -> list[B]:
-    """Return the result of `ask` for every item, in order; the first error cancels the rest and is raised.
+    """Return the result of `ask` for every item, in order. At most `in_flight_max` calls run at a time.
 
-    At most `in_flight_max` calls run at a time.
+    The first error cancels the others and is raised.
     """
     answers: dict[int, B] = {}
     todo = iter(enumerate(items))

@@ -1,7 +1,6 @@
 """Events and signals: waits for a change without polling, and without missing one.
 
-Waiters check the condition, then `await signal.wait()` with no await in between. Changes are made on the same loop, so
-none can be missed.
+A waiter checks the condition and calls `signal.wait()` with no await in between: changes are made on the same loop.
 """
 
 import asyncio

@@ -246,10 +246,7 @@ class Metrics(
         self.build_info.labels(version=version, revision=revision).set(1)
 
     def show_health(self, health: HealthView) -> None:
-        """Copy readiness and the state of the dependencies; a listener for `Health.listen`.
-
-        Only dependencies of this daemon have a series, because 0 means down.
-        """
+        """Listener for `Health.listen`: copy readiness and dependencies. Others have no series, as 0 means down."""
         self.ready.set(health.ready)
         known = {dependency.name: dependency.up for dependency in health.dependencies}
         for name in DEPENDENCIES:

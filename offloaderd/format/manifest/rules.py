@@ -1,7 +1,6 @@
-"""The rules that every manifest has to meet (FORMAT.md, section 4.3).
+"""The rules that every manifest has to meet (FORMAT.md, section 4.3), checked at each write and each read.
 
-They are applied at each write and each read. They need only the manifest; checksums decide whether the data object
-agrees with it.
+They need only the manifest; checksums decide whether the data object agrees with it.
 """
 
 from uuid import UUID

@@ -90,10 +90,7 @@ class Message:
 
 @dataclass(slots=True)
 class PlainBatch:
-    """The messages of a plain batch by columns; each column has one value per message.
-
-    `whole` has their common fields. A value is None for a tombstone.
-    """
+    """A plain batch by columns with one value per message (None: tombstone); `whole` has the common fields."""
 
     whole: Message
     values: list[bytes | None] = field(default_factory=list)

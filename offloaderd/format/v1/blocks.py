@@ -85,10 +85,7 @@ def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader
 
 
 def run_begin(data: bytes, run: BlockInfo, *, key: str) -> int:
-    """Return the first entry of a run from its block's header, or from `run` if it has no header.
-
-    Raises CorruptData if the two differ.
-    """
+    """Return the first entry of a run, compared with its block's header if it has one. Raises CorruptData."""
     if run.head_bytes:
         header = decode_header(data, key=key, at=run.offset)
         if header.first_entry_id != run.first_entry_id:

@@ -54,10 +54,7 @@ class LedgerObjectIndex:
 
 
 def encode_index(data_bytes: int, metadata: bytes, entries: Sequence[IndexEntry]) -> bytes:
-    """Return the index of a data object of `data_bytes`.
-
-    Raises InvalidInput if the result could not be decoded, for instance for entries that are not ascending.
-    """
+    """Return the index of a data object. Raises InvalidInput if it could not be decoded (descending entries)."""
     index_bytes = INDEX_HEADER.size + len(metadata) + len(entries) * INDEX_ENTRY.size
     fields = (INDEX_MAGIC, index_bytes, data_bytes, DATA_HEADER_BYTES, len(entries), len(metadata))
     try:

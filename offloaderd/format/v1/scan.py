@@ -41,8 +41,8 @@ def block_spans(index: LedgerObjectIndex) -> list[BlockSpan]:
 class BlockScan:
     """Takes the bytes of a block, from its header or an entry on, and returns the complete entries.
 
-    The block itself does not name its ledger. With `entry_id` the bytes begin at that entry, at byte `at` of the object
-    `key`; else at the block's header.
+    The block itself does not name its ledger. The bytes begin at entry `entry_id`, at byte `at` of the object `key`, or
+    without it at the block's header.
     """
 
     def __init__(self, span: BlockSpan, *, ledger_id: int, key: str, entry_id: int | None = None, at: int = 0) -> None:
@@ -73,9 +73,7 @@ class BlockScan:
         return self.at >= self._span.end
 
     def feed(self, data: bytes) -> FramedEntries:
-        """Take the next bytes. Returns the entries that are complete now, with their heads checked.
-
-        Bytes beyond the block's end are ignored. Raises CorruptData.
+        """Take the next bytes, cut at the block's end; return the complete entries, heads checked. Raises CorruptData.
         """
         span = self._span
         data = (self._rest + data if self._rest else data)[: span.end - self.at]

@@ -90,10 +90,7 @@ class SegmentIndex:
 
 
 def encode_index(data_bytes: int, groups: Iterable[LedgerIndex]) -> bytes:
-    """Return the index of a data object of `data_bytes`; groups may be in any order.
-
-    Raises InvalidInput if the result could not be decoded, for instance for offsets that are not ascending.
-    """
+    """Return an index, for groups in any order. Raises InvalidInput if it could not be decoded (descending offsets)."""
     chunks = [b""]
     try:
         for group in sorted(groups, key=attrgetter("ledger_id")):

@@ -10,8 +10,7 @@ from offloaderd.metadata.records import codec
 class DaemonNode:
     """One run of a daemon; `address` is its gRPC server's `host:port`, `process` its identity from fleet/processes.py.
 
-    A `draining` daemon gives up its topics and takes none. An `impaired` daemon, with the reason, comes last in
-    placement.
+    A `draining` daemon gives up its topics and takes none. `impaired` is why a daemon comes last in placement.
     """
 
     daemon_id: str

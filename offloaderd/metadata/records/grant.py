@@ -68,8 +68,7 @@ class Summary:
 class Grant:
     """The evidence for one ledger, by segment or as a summary. Times are 0 for events that have not happened.
 
-    `source_deleted_ms` is when offloaderd itself began to delete the ledger from its source; from then on the grant
-    cannot be revoked.
+    From `source_deleted_ms` on, when offloaderd began to delete the ledger from its source, it cannot be revoked.
     """
 
     ledger_id: int

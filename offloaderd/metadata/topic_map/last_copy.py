@@ -80,8 +80,7 @@ def _uncovered_from(part: LedgerPart, topic_map: TopicMap, broken: Collection[UU
 def same_content(one: SegmentManifest, other: SegmentManifest) -> bool:
     """Whether two manifests allow that their segments hold the same entries under the same ids.
 
-    Equal blocks need equal checksums. Blocks with a common begin or end need equal times and indexes there, and equal
-    parts of ledgers need equal sizes.
+    Equal blocks need equal checksums, common edges of blocks equal times and indexes, equal parts equal sizes.
     """
     sizes = {(part.ledger_id, part.first_entry_id, part.last_entry_id): part.payload_bytes for part in other.ledgers}
     for part in one.ledgers:

@@ -126,8 +126,7 @@ def runs(topic_map: TopicMap, wanted: Collection[CommittedSegment], *, payload_b
 def with_merged(topic_map: TopicMap, merged: CommittedSegment, *, now_ms: int) -> tuple[list[Step], TopicMap]:
     """Return the steps that replace segments by the one that holds all their entries, and the map afterwards.
 
-    Raises InvalidInput if `merged` is no streaming segment; Conflict unless the map has exactly these entries in whole
-    segments that may be replaced.
+    Raises InvalidInput if it is no streaming segment, Conflict unless replaceable segments hold exactly its entries.
     """
     merged.checked()
     topic = topic_map.topic

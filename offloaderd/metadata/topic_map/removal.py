@@ -27,10 +27,7 @@ MARK_BYTES = 1024
 
 
 def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int) -> tuple[list[Step], TopicMap]:
-    """Return the steps that mark ledgers deleted, and the map afterwards.
-
-    Ledgers without entries in the map, or marked already, need no step.
-    """
+    """Return the steps that mark ledgers of the map deleted unless they are, and the map afterwards."""
     steps: list[Step] = []
     contexts, deleted = dict(topic_map.contexts), dict(topic_map.deleted)
     for ledger_id in sorted(set(ledger_ids) & contexts.keys() - deleted.keys()):
@@ -42,10 +39,9 @@ def mark_deleted(topic_map: TopicMap, ledger_ids: Iterable[int], *, now_ms: int)
 
 
 def note_source_deleted(topic_map: TopicMap, ledger_ids: Iterable[int]) -> tuple[list[Step], TopicMap]:
-    """Return the steps that record that the source has no copy of ledgers any more, and the map afterwards.
+    """Return the steps that record that the source has no copy of ledgers (Pulsar's `bookkeeperDeleted`), and the map.
 
-    Pulsar records it before the deletion (`bookkeeperDeleted`). Ledgers without entries in the map, or recorded
-    already, need no step.
+    Pulsar records it before the deletion. Ledgers without entries in the map, or recorded already, need no step.
     """
     steps: list[Step] = []
     contexts = dict(topic_map.contexts)
@@ -111,10 +107,7 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
 def without_oldest(
     topic_map: TopicMap, segment: CommittedSegment, *, reason: str, now_ms: int
 ) -> tuple[list[Step], TopicMap]:
-    """Return the steps that remove the oldest segment and put it on the trash list, and the map afterwards.
-
-    Raises Conflict if `segment` is not the oldest.
-    """
+    """Return the steps that move the oldest segment to the trash list, and the map. Raises Conflict for another one."""
     if not topic_map.segments or topic_map.segments[0] != segment:
         raise Conflict(f"segment {segment.segment_id} is not the oldest of {topic_map.topic}")
     topic = topic_map.topic

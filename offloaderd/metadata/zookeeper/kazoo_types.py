@@ -1,7 +1,6 @@
 """Protocols of the kazoo client's methods in use, because kazoo has no types.
 
-`Client` is for the life cycle, `ZooKeeperClient` for requests. All methods return at once, except `stop`; kazoo's
-threads deliver the results.
+`Client` is for the life cycle, `ZooKeeperClient` for requests. Only `stop` blocks; kazoo's threads deliver results.
 """
 
 from collections.abc import Callable, Sequence

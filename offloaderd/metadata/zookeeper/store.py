@@ -78,8 +78,7 @@ class NodeFacts(NamedTuple):
 class _Watched:
     """One watched node: kazoo's callback, and our callbacks that it calls.
 
-    There is one per path, because kazoo cannot remove a callback before its event: repeated watches of a path share
-    one.
+    One per path: kazoo cannot remove a callback before its event, so repeated watches of a path have to share it.
     """
 
     __slots__ = ("_loop", "wakes")
@@ -118,8 +117,7 @@ class ZooKeeperStore:
     ) -> None:
         """Take the servers (`host:port,...`) and the node below which all paths are.
 
-        Servers and root of `options` are ignored. `observer` is called at each change of the session's state, for the
-        metrics.
+        Servers and root of `options` are ignored. `observer` is called at each change of the session's state (metrics).
         """
         options = options or MetadataSettings()
         self._servers = servers

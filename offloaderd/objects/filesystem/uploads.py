@@ -1,7 +1,6 @@
 """The open multipart uploads of a FilesystemStore, one folder each. Blocking.
 
-A part's file name has its number and ETag, so that one rename stores both. If a crash leaves two files with one number,
-the newer one is the part.
+A part's file name has its number and ETag, so one rename stores both. Of two with one number the newer one counts.
 """
 
 import json

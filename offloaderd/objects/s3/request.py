@@ -39,8 +39,7 @@ class RequestMetrics(Protocol):
 class Body(Payload):
     """A request's body, sent in slices of its pieces from the caller's memory.
 
-    botocore asks for its length, and may send it again. It has no `read`, which would add an `Expect: 100-continue` and
-    its answer to every request.
+    botocore asks for its length, and may send it again. A `read` would add an `Expect: 100-continue` to every request.
     """
 
     _autoclose = True
