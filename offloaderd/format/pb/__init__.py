@@ -1,1 +1,1 @@
-"""Generated messages of all stored data."""
+"""Generated messages of everything that is stored."""

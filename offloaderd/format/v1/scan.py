@@ -73,8 +73,7 @@ class BlockScan:
         return self.at >= self._span.end
 
     def feed(self, data: bytes) -> FramedEntries:
-        """Take the next bytes, cut at the block's end; return the complete entries, heads checked. Raises CorruptData.
-        """
+        """Take the next bytes, cut at the block's end. Return complete entries, heads checked. Raises CorruptData."""
         span = self._span
         data = (self._rest + data if self._rest else data)[: span.end - self.at]
         start = 0
