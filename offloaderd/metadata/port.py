@@ -89,7 +89,7 @@ class MetadataStore(Protocol):
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
 
     async def transact(self, steps: Sequence[Step]) -> None:
-        """Carry out all steps or none. A new node's parent must exist by then. Raises Conflict naming the failed step.
+        """Carry out all steps or none. New nodes' parents must exist by then. Raises Conflict naming the failed step.
         """
 
     def watch(self, path: str) -> AsyncGenerator[None, None]:
