@@ -89,8 +89,7 @@ class MetadataStore(Protocol):
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
 
     async def transact(self, steps: Sequence[Step]) -> None:
-        """Carry out all steps or none. New nodes' parents must exist by then. Raises Conflict naming the failed step.
-        """
+        """Carry out all steps or none. Parents of new nodes must exist by then. Raises Conflict naming the step."""
 
     def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the node's value or its list of children may have changed.
