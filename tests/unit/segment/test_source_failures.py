@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.core.aio.signal import Event
 from offloaderd.core.errors import Transient
 from offloaderd.segment.failures import STALLED_TRIES
+from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
@@ -66,3 +67,13 @@ async def test_what_failed_an_inspection_in_passing_is_over_with_its_answer() ->
         await until(lambda: topic.tailer is not None and topic.tailer.looked_s is not None)
         assert await topic.failure_tracker.until_answered(ask, "source") == 1
         assert topic.failure_tracker.error is None
+
+
+async def test_a_seal_holds_the_ledgers_as_the_source_has_them_then() -> None:
+    """The source is asked again: a ledger may have ended since the tailer looked last."""
+    rig = await offloaded_topic(5)
+    owned = await Owned.claim(rig)
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(10))
+    infos = await owned.offloader._facts.infos()
+    assert (infos[0].entries, infos[0].closed) == (10, True)
