@@ -120,11 +120,11 @@ class NewerRecord(CorruptData):
 
 
 class TopicNotFound(NotFound):
-    """Neither the ledger source, nor the bucket, nor a policy knows the topic."""
+    """The topic is neither in the ledger source nor in the bucket, and has no policy."""
 
 
 class OutOfRange(InvalidInput):
-    """The range lies, wholly or in part, beyond the newest entry; the message says what exists."""
+    """The range is wholly or in part beyond the newest entry; the message has the existing range."""
 
 
 class EntriesMissing(NotFound):

@@ -78,7 +78,7 @@ class Signal:
 
 
 async def finished(task: asyncio.Task[None]) -> None:
-    """Wait until a task has ended, however it ended; its error belongs to its own group."""
+    """Wait for the end of a task, also by an error or a cancellation; its error belongs to its own group."""
     await asyncio.wait([task])
 
 

@@ -56,7 +56,7 @@ class Metrics(
     HistoryMetrics,
     RollbackMetrics,
 ):
-    """The daemon's metrics; a fresh one with a fresh registry for each daemon (and each test)."""
+    """The daemon's metrics; each daemon (and each test) has an instance with a registry of its own."""
 
     build_info = gauge(
         "Always 1; its labels name the version that runs. Join other metrics with it to compare versions.",
@@ -257,7 +257,7 @@ class Metrics(
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:
-    """Measure for ever by how much sleeps end too late; ends by cancellation."""
+    """Measure by how much sleeps end too late; runs until it is cancelled."""
     while True:
         asked = clock.monotonic()
         await clock.sleep(interval_s)

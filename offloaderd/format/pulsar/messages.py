@@ -104,7 +104,7 @@ class PlainBatch:
 def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> list[Message]:
     """Return the messages of an entry in order, or one message with the reason why it cannot be decoded."""
     found = decode_columns(position, payload, content_bytes_max=content_bytes_max, batch_max=0)
-    assert not isinstance(found, PlainBatch)  # noqa: S101 - of no message
+    assert not isinstance(found, PlainBatch)  # noqa: S101 - `batch_max` is 0
     return found
 
 

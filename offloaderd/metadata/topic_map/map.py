@@ -271,7 +271,7 @@ class TopicMap:
         """
         since = self.history.last if self.history is not None and loss.after >= self.history.last else None
         within = [one for one in self.losses if loss.after < one.before <= loss.before]
-        within = [one for one in within if since is None or one.after >= since]  # history's losses are another matter
+        within = [one for one in within if since is None or one.after >= since]  # losses of history stay apart
         whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
         others = [one for one in self.losses if one not in within]
         names = {one: self.loss_names.get(one, loss_nodes.usual(one)) for one in others}
