@@ -342,19 +342,21 @@ async def test_a_deposed_driver_exchanges_nothing() -> None:
     await whole(rig)
 
 
-async def test_what_cannot_be_read_stays_and_the_rest_goes_on() -> None:
-    """A flipped bit is found by the block's checksum: nothing of it is replaced, and the run says where."""
+@pytest.mark.parametrize("damaged", ["data", "manifest"])
+async def test_what_cannot_be_read_stays_and_the_rest_goes_on(damaged: str) -> None:
+    """A flipped bit is found by its checksum, by an executor or before one is asked: nothing of it is replaced."""
     rig = await streamed(segment_bytes=3000)
     await conversion(rig, Target.LEDGER_BASED).run()
     await (await Owned.claim(rig)).empty_trash()
     segment = (await map_of(rig)).segments[1]
-    data = bytearray(await rig.store.get(segment.keys.data))
-    data[1000] ^= 1
-    await rig.store.put(segment.keys.data, bytes(data))
+    key = getattr(segment.keys, damaged)
+    data = bytearray(await rig.store.get(key))
+    data[len(data) // 2] ^= 1
+    await rig.store.put(key, bytes(data))
     ended = await conversion(rig, Target.STREAMING, segment_bytes=3000).run()
     assert (ended.done, ended.goals) == (5, 6)
     (failure,) = ended.failures
-    assert segment.keys.data in failure
+    assert key in failure
     found = await map_of(rig)
     assert found.segments[1] == segment
     assert await (await Owned.claim(rig)).empty_trash() == 0
