@@ -98,6 +98,19 @@ async def test_good_answers_widen_it_again_up_to_its_size() -> None:
     assert window.slots == 4
 
 
+async def test_a_slot_that_it_grows_by_goes_to_the_first_who_waits() -> None:
+    """Not only once another request is answered."""
+    window = Window(2)
+    window.shrink(await window.enter())
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(window.enter())
+        await turns()
+        assert not waiting.done()
+        window.grow()
+        await turns()
+        assert (waiting.done(), window.used) == (True, 2)
+
+
 def test_a_window_without_a_slot_is_refused() -> None:
     """It would let nothing through."""
     with pytest.raises(InvalidInput):
