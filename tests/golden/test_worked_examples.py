@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.format import head
 from offloaderd.format.head import HeadSegment, PlaceMarker, TopicHead
@@ -169,4 +170,7 @@ def test_the_first_head_is_read_and_written_as_it_was() -> None:
 def test_the_first_marker_is_read_and_written_as_it_was() -> None:
     """Else a deployment would not know its own place."""
     assert head.decode_marker(golden("marker-1"), key="k") == MARKER
+    for decode, other in ((head.decode_head, "marker-1"), (head.decode_marker, "head-1")):
+        with pytest.raises(CorruptData, match="magic"):
+            decode(golden(other), key="k")
     assert head.encode_marker(MARKER) == golden("marker-1")

@@ -61,6 +61,9 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             for wrong in (reader.ledgers(OTHER), reader.confirmed(TOPIC, 7), reader.length_at(TOPIC, 1, 5)):
                 with pytest.raises(NotFound):
                     await wrong
+            await store.append(OTHER, [b"x"])
+            with pytest.raises(NotFound, match=r"no ledger 0 in .*public/other/orders"):
+                await reader.length_at(OTHER, 0, 0)
             await store.delete(TOPIC, 0)
             while await store._loop().run_in_executor(store._writer, store._database.sweep):
                 pass

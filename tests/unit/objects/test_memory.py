@@ -1,8 +1,12 @@
-"""What only the memory adapter offers: small parts, and content that nobody can change from outside."""
+"""What only the memory adapter offers: small parts, and content that nobody can change from outside; absent objects."""
 
 from __future__ import annotations
 
+import pytest
+
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import BucketMissing, NotFound
+from offloaderd.objects.port import find, present
 from offloaderd.testing.memory.objects import MemoryStore
 
 
@@ -31,3 +35,18 @@ async def test_ids_of_uploads() -> None:
     """Two uploads of one key are two."""
     store = MemoryStore(SystemClock())
     assert await store.create_upload("k") != await store.create_upload("k")
+
+
+async def test_a_missing_bucket_is_no_missing_object() -> None:
+    """Of an object in a bucket that is not there nobody can say that it is absent."""
+
+    async def answer(error: Exception) -> bytes:
+        raise error
+
+    assert await present(answer(NotFound("no such key"))) is None
+    with pytest.raises(BucketMissing):
+        await present(answer(BucketMissing("no such bucket")))
+    store = MemoryStore(SystemClock())
+    assert await find(store, "k") is None
+    await store.put("k", b"x")
+    assert await find(store, "k") == await store.head("k")

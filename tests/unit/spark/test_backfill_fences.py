@@ -288,6 +288,13 @@ async def test_one_topic_that_fails_does_not_end_the_others() -> None:
     assert (await map_of(rig)).unfinished is None
 
 
+async def test_a_topic_that_is_named_twice_is_worked_on_once() -> None:
+    """By its name, and by its namespace: a second driver of one run would be refused by the first."""
+    rig = await planned()
+    named = JobTopics(topics=[TOPIC, TOPIC], namespaces=[(TOPIC.tenant, TOPIC.namespace)])
+    assert await named.enabled(rig.tree.connect()) == [TOPIC]
+
+
 def test_limits_are_split_over_all_executors() -> None:
     """What each may use adds up to no more than the limit; no limit stays none."""
     assert share(1000, 3) * 3 <= 1000
