@@ -198,7 +198,7 @@ class Bookie:
             raise _closed()
         if self.avoided and self._failure is not None:
             left_s = self._avoided_until - self.clock.monotonic()
-            message = f"{self._failure.message}; bookie {self.bookie_id} is left in peace for another {left_s:.1f} s"
+            message = f"{self._failure.message}; bookie {self.bookie_id} gets no request for another {left_s:.1f} s"
             raise type(self._failure)(message, hint=self._failure.hint)
 
     async def _connect(self, wire: Wire) -> BookieConnection:

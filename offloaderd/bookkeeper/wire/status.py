@@ -101,7 +101,7 @@ def failure(status: Status, code: int, *, bookie: str, what: str) -> OffloaderEr
     """
     found = _FAILURES.get(status)
     if found is None:
-        return BadAnswer(f"bookie {bookie} called the answer about {what} both good and bad")
+        return BadAnswer(f"bookie {bookie} contradicted itself in its answer about {what}")
     message = f"bookie {bookie} did not give {what}: {found.text} (code {code}, {status.name})"
     return found.error(message, hint=found.hint)
 

@@ -107,7 +107,7 @@ class BucketReader:
                         batch = found.between(first_entry_id, found.last_entry_id)
                         if batch.first_entry_id != expected or not batch.payloads:
                             key = volume.keys.data
-                            raise Unreadable(f"{key} goes on with entry {batch.first}, not with entry {expected}")
+                            raise Unreadable(f"{key} continues with entry {batch.first}, not with entry {expected}")
                         expected = batch.last_entry_id + 1
                         yield batch
 

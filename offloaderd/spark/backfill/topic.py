@@ -179,7 +179,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
         if item.tries >= TRIES_MAX:
             raise BackfillFailed(
                 f"the segment of {self._topic} that begins at {item.begin} failed {item.tries} times: {written.error}",
-                hint="run it again once that is mended: it goes on where it stood",
+                hint="run it again once that is mended: it resumes what was begun",
             )
 
     async def _discard(self, attempts: AttemptLog, attempt: Attempt, reason: str) -> None:

@@ -120,7 +120,7 @@ class TopicConversion(TopicJob[_Object, RewriteTask, Progress]):
             one = wanted.get((found.begin, found.ledger_id is not None))
             reason = reason_to_give_up(found, None, self._context)
             if one is None or one.recorded is not None or found.end not in {None, one.goal.end}:
-                reason = reason or "what it was to replace has changed, or is to become something else"
+                reason = reason or "its sources have changed, or the conversion has another target"
             if reason or one is None:
                 await attempts.give_up(found, reason)
                 continue

@@ -71,7 +71,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
             await session.lost.wait()
             raise self.FAILED(
                 f"the driver lost its session with the metadata store, and with it the {self.NAME} of {self._topic}",
-                hint="run it again: it goes on where it stood",
+                hint="run it again: it resumes what was begun",
             )
 
         async with claimed(store, self._topic, self._driver.me, self._clock) as claim:

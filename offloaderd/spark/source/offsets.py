@@ -165,9 +165,7 @@ def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snaps
     elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
         known = "retention has deleted it, or the topic was made again" if snapshot.rebuilt else "it was made again"
         reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: {known}"
-        hint = (
-            f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention goes on with the new one"
-        )
+        hint = f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention reads the new one"
     else:
         return snapshot
     if not skips:

@@ -122,7 +122,7 @@ async def test_a_bookie_that_cannot_be_trusted_is_asked_nothing(
         assert "bookkeeper.tls" in caught.value.hint
         assert [asked.operation for asked in it.bookie.requests] == ["tls"]
         await it.ended()
-        with pytest.raises(Denied, match="in peace"):
+        with pytest.raises(Denied, match="no request for another"):
             await it.pool.read(it.id, LEDGER, 1)
 
 

@@ -363,7 +363,7 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
 
 
 def show_handed_back(topic: TopicName, found: HandedBack) -> None:
-    """Say what became of a history that its daemon goes on with."""
+    """Show the result of a history that was given back to its daemon."""
     done = f"{units(found.method, found.committed)} that were whole are committed"
     vain = f"{units(found.method, found.discarded)} begun are on the trash list"
     rest = (
