@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.replicas.reader import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.replicas.reader import ROUNDS, MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import OffloaderError, Transient
@@ -89,10 +90,12 @@ async def written(cluster: FakeCluster, case: Case) -> FakeLedger:
         ledger.lose(ledger.metadata.replicas(entry_id)[place], entry_id)
     for bookie_id, fault in case.faults.items():
         getattr(cluster.bookies, fault).add(bookie_id)
-    flaps = iter(case.flapping)
+    flaps, failed = iter(case.flapping), Counter[int]()
 
-    def flap(_operation: str, bookie_id: str, _entry_id: int) -> None:
-        if next(flaps, False):
+    def flap(_operation: str, bookie_id: str, entry_id: int) -> None:
+        # Not more often than there are rounds: the reader gives up then, and is right to.
+        if next(flaps, False) and failed[entry_id] < ROUNDS:
+            failed[entry_id] += 1
             raise Transient(f"{bookie_id} has a moment")
 
     cluster.bookies.on_request = flap
