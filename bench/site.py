@@ -124,7 +124,7 @@ class Site:
                 "bucket": self.s3.bucket,
                 "endpoint": self.s3.endpoint,
                 "access_key": self.s3.access_key,
-                "secret_key": self.s3.secret_key,
+                "secret_key": secret_of(self.s3),
             },
             "ledgers": {"directory": str(self.directory / name / "ledgers")},
             "log": {"format": "json"},
