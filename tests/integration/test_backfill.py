@@ -79,7 +79,7 @@ async def begun(site: Site) -> int:
 
 
 async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one_topic(site: Site) -> None:
-    """Planned, begun, killed with its executors, refused twice at once, gone on with: gap-free, equal hashes."""
+    """Planned, begun, killed with its executors, refused twice at once, resumed: gap-free, equal hashes."""
     async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, OLD))
         await enable(client)

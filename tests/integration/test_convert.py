@@ -82,7 +82,7 @@ async def clean(site: Site, client: DaemonClient) -> TopicMap:
 
 
 async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
-    """V2 as V1, killed in the middle and gone on with, V1 as one V2: equal hashes, and nothing is left over.
+    """V2 as V1, killed in the middle and resumed, V1 as one V2: equal hashes, and nothing is left over.
 
     The first is done by this process, the second by Spark's executors.
     """

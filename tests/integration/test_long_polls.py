@@ -34,7 +34,7 @@ pytestmark = pytest.mark.bookies
 CLOCK = SystemClock()
 SPREAD = pytest.mark.parametrize("ensemble", [2, 3], ids=["2/2", "3/2"])
 SOON_S = 2.5
-"""At once, on a busy machine; polls and returning bells are made to take far longer here."""
+"""At once, on a busy machine; polls, and long polls that return, are made to take far longer here."""
 FAILED_S = 2.0
 OPTIONS = BookkeeperSettings(poll_min_s=3, poll_max_s=3, long_poll_s=60, hedge_s=0.5)
 PATIENT = BookkeeperSettings(request_timeout_s=FAILED_S)
@@ -73,7 +73,7 @@ class Watched:
                 await self.seen.wait()
 
     async def quiet(self) -> None:
-        """Return once bells hang that were not there before."""
+        """Return once long polls wait that did not before."""
         before = self.sent
         async with asyncio.timeout(PATIENCE_S):
             while self.sent == before:
@@ -97,10 +97,10 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(cluster: BookKeeperCluster, ensemble: int = 2, *, entries: int = 10) -> AsyncIterator[Watched]:
-    """Watch a new topic with an open ledger of some entries, the last of which is hidden."""
-    metrics = Metrics()
-    ids = [bookie.bookie_id for bookie in cluster.bookies][:ensemble]
+async def connected(
+    cluster: BookKeeperCluster, metrics: Metrics
+) -> AsyncIterator[tuple[BookKeeperLedgers, LedgerWriter, asyncio.TaskGroup]]:
+    """Return a source that counts in these metrics, a writer of ledgers, and a group for tasks beside them."""
     async with (
         ZooKeeperStore(cluster.zookeeper, "/", MetadataSettings(session_timeout_s=5)) as znodes,
         BookiePool(znodes, clock=CLOCK, metrics=metrics, options=PATIENT) as pool,
@@ -108,6 +108,15 @@ async def watched(cluster: BookKeeperCluster, ensemble: int = 2, *, entries: int
         ledger_writer(cluster.zookeeper, CLOCK) as writer,
         asyncio.TaskGroup() as group,
     ):
+        yield source, writer, group
+
+
+@asynccontextmanager
+async def watched(cluster: BookKeeperCluster, ensemble: int = 2, *, entries: int = 10) -> AsyncIterator[Watched]:
+    """Watch a new topic with an open ledger of some entries, the last of which is hidden."""
+    metrics = Metrics()
+    ids = [bookie.bookie_id for bookie in cluster.bookies][:ensemble]
+    async with connected(cluster, metrics) as (source, writer, group):
         plan = Plan(ensemble=ensemble, bookies=ids)
         topic = await written_topic(writer, f"public/default/t-{CLOCK.uuid()}", plan=plan)
         await topic.add(payloads(entries), window=1)
@@ -127,7 +136,7 @@ async def asked(it: Watched, cluster: BookKeeperCluster) -> int:
 
 @SPREAD
 async def test_the_entry_after_a_silence(bookkeeper: BookKeeperCluster, ensemble: int) -> None:
-    """It rings, and so do those after the silences that follow."""
+    """It ends a long poll, and so do those after the silences that follow."""
     async with watched(bookkeeper, ensemble) as it:
         for last in (9, 10, 11):
             await it.quiet()
@@ -140,7 +149,7 @@ async def test_the_entry_after_a_silence(bookkeeper: BookKeeperCluster, ensemble
 async def test_the_longest_wait_and_the_requests_of_a_silence(
     bookkeeper: BookKeeperCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bells that come back are hung again: over the longest waits a topic asks a bookie as often as was worked out."""
+    """Long polls that return are sent again: over the longest waits a bookie gets the calculated number of requests."""
     monkeypatch.setattr(long_polls, "FIRST_S", 60.0)
     async with watched(bookkeeper) as it:
         await it.quiet()
@@ -154,7 +163,7 @@ async def test_the_longest_wait_and_the_requests_of_a_silence(
 
 @SPREAD
 async def test_a_bookie_restarts(bookkeeper: BookKeeperCluster, ensemble: int) -> None:
-    """The silence ends when its connection does; its cache is cold then, and the next bell rings all the same."""
+    """The silence ends when its connection does; its cache is cold then, and the next long poll has an answer again."""
     async with watched(bookkeeper, ensemble) as it:
         await it.quiet()
         for bookie in bookkeeper.bookies[:ensemble]:
@@ -167,19 +176,13 @@ async def test_a_bookie_restarts(bookkeeper: BookKeeperCluster, ensemble: int) -
 
 
 async def test_all_long_polls_on_bookies_with_cold_caches(bookkeeper: BookKeeperCluster) -> None:
-    """Nobody has asked them for anything since they came up: a plain read warms the cache before each bell."""
+    """They had no request since they came up: a plain read warms the cache before each long poll."""
     async with watched(bookkeeper) as it:
         pass
     for bookie in bookkeeper.bookies[:2]:
         await bookie.restart()
     metrics = Metrics()
-    async with (
-        ZooKeeperStore(bookkeeper.zookeeper, "/", MetadataSettings(session_timeout_s=5)) as znodes,
-        BookiePool(znodes, clock=CLOCK, metrics=metrics, options=PATIENT) as pool,
-        BookKeeperLedgers(znodes, pool, clock=CLOCK, metrics=metrics, options=OPTIONS) as source,
-        ledger_writer(bookkeeper.zookeeper, CLOCK) as writer,
-        asyncio.TaskGroup() as group,
-    ):
+    async with connected(bookkeeper, metrics) as (source, writer, group):
         ledger = await writer.open(it.topic.ledger.ledger_id)
         ledger.next_entry_id, ledger.lac, ledger.length = 10, 9, it.topic.ledger.length
         again = Watched(it.topic, writer, source, metrics)
@@ -191,7 +194,7 @@ async def test_all_long_polls_on_bookies_with_cold_caches(bookkeeper: BookKeeper
 
 
 async def test_a_bookie_is_frozen(bookkeeper: BookKeeperCluster) -> None:
-    """Twice the time of a request, and the others are asked instead; then the bell hangs at one of those."""
+    """Twice the time of a request, and the others are asked instead; then the long poll waits at one of those."""
     async with watched(bookkeeper) as it:
         await it.quiet()
         bookkeeper.bookies[await asked(it, bookkeeper)].freeze()

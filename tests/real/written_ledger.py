@@ -165,7 +165,7 @@ class WrittenLedger:
         await self.close()
 
     async def replace_bookie(self, gone: str, by: str) -> None:
-        """Go on with another bookie in place of one, as a writer does when it fails. Raises Conflict."""
+        """Replace a bookie by another, as a writer does when it fails. Raises Conflict."""
         *before, last = self.metadata.ensembles
         bookies = tuple(by if bookie == gone else bookie for bookie in last.bookies)
         kept = before if last.first_entry_id == self.next_entry_id else [*before, last]

@@ -48,7 +48,7 @@ class Stage:
         return [task.get_name() for task in self.bench.source._background._tasks]
 
     def waited_for(self) -> list[str]:
-        """Return the bookies at which bells hang."""
+        """Return the bookies at which long polls wait."""
         return [
             bookie for (bookie, _), waiting in self.bookies.waiting.items() if not all(w.done() for _, w in waiting)
         ]
@@ -98,7 +98,7 @@ async def test_silence_is_nearly_free(shape: Shape, most: int) -> None:
 
 @SPREAD
 async def test_any_bookie_can_be_missing_an_entry(shape: Shape) -> None:
-    """So many bells hang that an entry on a write quorum rings one of them."""
+    """So many long polls wait that an entry on a write quorum ends one of them."""
     async with silence(shape) as it:
         hung = set(it.waited_for())
         assert len(hung) == shape.ensemble - shape.write_quorum + 1
@@ -108,7 +108,7 @@ async def test_any_bookie_can_be_missing_an_entry(shape: Shape) -> None:
 
 @SPREAD
 async def test_a_bookie_restarts(shape: Shape) -> None:
-    """Its bell is broken; the topic is asked about within a moment, and the next entry is seen at once again."""
+    """Its long poll fails; the topic is polled within a moment, and the next entry is seen at once again."""
     async with silence(shape) as it:
         for bookie_id in it.waited_for():
             it.bookies.restart(bookie_id)
@@ -212,7 +212,7 @@ async def test_a_writer_with_another_ensemble_is_followed() -> None:
 
 
 async def test_what_is_hidden_is_asked_of_the_broker_all_the_same() -> None:
-    """As often as without bells."""
+    """As often as without long polls."""
     async with silence(admin=True) as it:
         before = len(it.bench.broker.asked_s)
         await it.clock.advance(300)
@@ -223,7 +223,7 @@ async def test_what_is_hidden_is_asked_of_the_broker_all_the_same() -> None:
 
 
 async def test_a_question_meanwhile_is_answered_by_bookies() -> None:
-    """A reader wants the end as it is now; if it has moved although no bell rang, the watchers hear of it."""
+    """A reader wants the end as it is now; if it has moved although no long poll ended, the watchers are notified."""
     async with silence() as it:
         for waiting in it.bookies.waiting.values():
             waiting.clear()
@@ -250,7 +250,7 @@ async def test_waits_grow_and_differ() -> None:
 
 @SPREAD
 async def test_a_silent_topic_has_no_task(shape: Shape) -> None:
-    """Neither its bells, nor the watches of its nodes, nor what follows it; heartbeats have one for all topics."""
+    """Neither its long polls, nor the watches of its nodes, nor what follows it; heartbeats have one for all topics."""
     async with silence(shape) as it:
         for last in range(9, 12):
             assert it.waited_for()

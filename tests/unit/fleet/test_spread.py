@@ -221,7 +221,7 @@ async def test_a_daemon_that_cannot_reach_the_bucket_gives_its_topics_up_unseale
 
 
 async def test_a_hand_over_that_cannot_seal_is_cut_short() -> None:
-    """After handover_s a topic is released with its open segment unsealed, for the next owner to go on with."""
+    """After handover_s a topic is released with its open segment unsealed, and the next owner resumes it."""
     rig = await enabled_rig()
     faults = Faults()
     rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)

@@ -262,7 +262,7 @@ async def test_an_expression_that_is_not_taken_any_more_ends_nothing() -> None:
 
 
 async def test_an_expired_session_stops_no_discovery() -> None:
-    """After the store's session was lost the watches go on with the next."""
+    """After the store's session was lost the watches continue under the next one."""
     async with discovering() as room:
         assert isinstance(room.store, MemoryMetadata)
         room.store.expire()

@@ -1,4 +1,4 @@
-"""Topics that an operator has paused: sealed, left alone by all else, and gone on with where they stood."""
+"""Topics that an operator has paused: sealed, left alone by all else, and resumed at their position."""
 
 from __future__ import annotations
 

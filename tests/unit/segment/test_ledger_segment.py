@@ -113,7 +113,7 @@ def test_fewer_and_more_entries_are_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"head_bytes": 0}, {"pad_bytes": 3}, {"offset": 5}])
 def test_records_that_contradict_each_other_are_refused(change: dict[str, int]) -> None:
-    """What is not a row of runs in blocks cannot be gone on with."""
+    """An attempt whose parts are not a row of runs in blocks cannot be resumed."""
     payloads = [b"y" * 40] * 20
     parts = cut(LedgerBuilder(UUID_1, layout(payloads), assigned_ms=1), payloads, [20])
     first = parts[0].blocks[0]

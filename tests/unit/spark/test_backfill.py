@@ -82,7 +82,7 @@ async def test_executors_that_are_done_out_of_order_wait_for_their_turn() -> Non
 
 @pytest.mark.parametrize("killed_at", [1, 2, 4, 6])
 async def test_a_driver_that_dies_is_succeeded_by_one_that_writes_nothing_twice(killed_at: int) -> None:
-    """What was committed or written stays; what was begun is gone on with; gc knows all of it meanwhile."""
+    """What was committed or written stays; what was begun is resumed; gc knows all of it meanwhile."""
     rig = await planned()
 
     async def hang(task: SegmentTask, number: int) -> None:

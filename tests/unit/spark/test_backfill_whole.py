@@ -143,7 +143,7 @@ async def test_a_driver_that_dies_is_succeeded_without_a_ledger_written_twice(ki
 
 
 async def test_a_daemon_gives_its_ledgers_to_a_job_and_goes_on_behind_them() -> None:
-    """Its attempt is gone on with by the job, and it commits nothing of history any more; what closes later is its."""
+    """The job resumes its attempt, and it commits nothing of history any more; what closes later is its."""
     rig = await by_ledger(threshold_bytes=0)
     faults = Faults()
     rig.objects = FaultyStore(rig.store, faults)

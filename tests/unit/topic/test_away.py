@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def test_what_was_committed_is_known_until_the_topic_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZooKeeper is away for longer than a session: reads and status go on with what was known, and not for longer."""
+    """ZooKeeper is away for longer than a session: reads and status use what was known, and not for longer."""
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)
     last = await rig.ledgers.append(TOPIC, payloads(30))
