@@ -28,7 +28,7 @@ LONG_MODULES: dict[str, str] = {}
 
 KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3/client.py",),
-    "cryptography": ("offloaderd/access/", "offloaderd/drill/certificate.py"),
+    "cryptography": ("offloaderd/access/", "offloaderd/drill/scratch.py"),
     "fastavro": ("offloaderd/spark/values/",),
     "jinja2": ("offloaderd/daemon/status_page/site.py",),
     "jwt": ("offloaderd/access/tokens.py",),

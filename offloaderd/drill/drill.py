@@ -1,4 +1,4 @@
-"""A drill from its start to its report: proxies, a separate daemon, the exercises, and the clean-up.
+"""A drill from its start to its report: proxies, a separate daemon, the exercises, the clean-up, and the report.
 
 The daemon is part of this process, listens on loopback alone and has a cluster of its own, so it and other daemons
 never see each other's topics. At the end, even after errors, it is cleaned up; what cannot be deleted is named.
@@ -7,6 +7,8 @@ never see each other's topics. At the end, even after errors, it is cleaned up; 
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from offloaderd import __version__
@@ -15,15 +17,107 @@ from offloaderd.core.aio.groups import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient, first_of
 from offloaderd.daemon.daemon import Addresses, Daemon
-from offloaderd.drill.certificate import Pair
-from offloaderd.drill.context import Broken, Ground
-from offloaderd.drill.exercises import EXERCISES, Exercise
-from offloaderd.drill.report import Finding, Outcome, Report
+from offloaderd.drill.exercises import EXERCISES, Broken, Exercise, Ground
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.drill.scratch import TOPIC, Scratch
+from offloaderd.drill.scratch import TOPIC, Pair, Scratch
 from offloaderd.drill.tcp_proxy import Link
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.standalone.ports import free_ports
+
+PROMISES = {
+    "P1": "What was reported durable is readable and bit-identical.",
+    "P2": "Committed ranges are contiguous and disjoint.",
+    "P3": "Nothing is deleted from the source without a verified copy.",
+    "P4": "One owner commits; a deposed one changes nothing.",
+    "P5": "Garbage collection deletes nothing that is referred to, and in the end everything that is not.",
+    "P6": "A reader gets each entry of its range once, in order, across tiers, or a typed error.",
+    "P7": "Memory stays under the budget.",
+    "P8": "Entries are durable within the greatest age of a segment and a stated overhead, while the bucket works.",
+    "P9": "The bucket alone restores the map.",
+    "P10": "Older formats stay readable.",
+}
+
+
+class Outcome(StrEnum):
+    """The outcome of the check of a promise."""
+
+    KEPT = "kept"
+    BROKEN = "BROKEN"
+    NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The check of a promise: the exercise, the outcome, the finding, and the duration."""
+
+    promise: str
+    done: str
+    outcome: Outcome
+    found: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The report of a drill. `left`: what could not be deleted; empty if everything was."""
+
+    drill: str
+    started_ms: int
+    version: str
+    where: dict[str, str]
+    findings: Sequence[Finding]
+    faults: dict[str, int]
+    left: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether no promise was broken and everything was deleted."""
+        return not self.left and all(one.outcome is not Outcome.BROKEN for one in self.findings)
+
+    def document(self) -> dict[str, object]:
+        """Return the report as JSON."""
+        return {
+            "drill": self.drill,
+            "started_ms": self.started_ms,
+            "version": self.version,
+            "sound": self.sound,
+            "where": self.where,
+            "findings": [
+                {
+                    "promise": one.promise,
+                    "text": PROMISES[one.promise],
+                    "done": one.done,
+                    "outcome": one.outcome.value,
+                    "found": one.found,
+                    "seconds": round(one.seconds, 3),
+                }
+                for one in self.findings
+            ],
+            "faults": self.faults,
+            "left": self.left or None,
+        }
+
+    def markdown(self, moment: str) -> str:
+        """Return the report as Markdown; `moment` is its start as text."""
+        verdict = "No promise was broken." if self.sound else "SOMETHING IS WRONG: see below."
+        lines = [f"# Drill {self.drill}", "", f"{moment} UTC, offloaderd {self.version}. {verdict}", ""]
+        lines += [f"- {name}: {_cell(value)}" for name, value in self.where.items()]
+        lines += ["", "| promise | what was done | outcome | what was found | seconds |", "|---|---|---|---|---|"]
+        for one in self.findings:
+            promise = f"**{one.promise}** {PROMISES[one.promise]}"
+            cells = (promise, one.done, one.outcome.value, one.found, f"{one.seconds:.1f}" if one.seconds else "")
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        if self.faults:
+            lines += ["", "Faults that were done to requests:", ""]
+            lines += [f"- {count} x {name}" for name, count in sorted(self.faults.items())]
+        lines += ["", f"Left behind: {self.left or 'nothing'}"]
+        return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
 
 Tell = Callable[[Exercise, Finding | None], None]
 """Called for each exercise when it begins (None) and when it is done."""

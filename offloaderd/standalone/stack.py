@@ -19,11 +19,10 @@ from offloaderd.daemon.settings.fields import as_toml
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.spark.java import find_java
 from offloaderd.standalone import state
-from offloaderd.standalone.directory import prepare_directory, write_private
 from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_free
 from offloaderd.standalone.process import ChildProcess
 from offloaderd.standalone.seaweed import SeaweedOptions, find_weed, seaweed
-from offloaderd.standalone.state import StandaloneState
+from offloaderd.standalone.state import StandaloneState, prepare_directory, write_private
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper, zookeeper_jars
 
 SEAWEED_PORTS = ("s3_master", "s3_volume", "s3_filer", "s3")

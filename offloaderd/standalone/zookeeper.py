@@ -9,25 +9,15 @@ from pathlib import Path
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.spark.java import find_java
-from offloaderd.standalone.directory import directory_error, prepare_directory
 from offloaderd.standalone.ports import LOOPBACK, ask, require_free
 from offloaderd.standalone.process import ChildProcess, Command
+from offloaderd.standalone.state import directory_error, prepare_directory
 
 START_DEADLINE_S = 60.0
 _MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
-_JAR_PATTERNS = (
-    "zookeeper-*.jar",
-    "netty-*.jar",
-    "slf4j-api-*.jar",
-    "log4j-api-*.jar",
-    "log4j-core-*.jar",
-    "log4j-slf4j2-impl-*.jar",
-    "metrics-core-*.jar",
-    "audience-annotations-*.jar",
-    "snappy-java-*.jar",
-    "commons-io-*.jar",
-    "commons-cli-*.jar",
-    "jackson-*.jar",
+_JARS = (
+    *("zookeeper", "netty", "slf4j-api", "log4j-api", "log4j-core", "log4j-slf4j2-impl", "metrics-core"),
+    *("audience-annotations", "snappy-java", "commons-io", "commons-cli", "jackson"),
 )
 # Quick to start and small: serial collector, first compiler only. The log is allocated in steps of 4 MiB, not 64.
 _JVM_FLAGS = (
@@ -62,7 +52,7 @@ def zookeeper_jars() -> list[Path]:
     """Return the jars of the server. Raises InvalidConfig when PySpark, or its ZooKeeper, is missing."""
     spec = importlib.util.find_spec("pyspark")
     folder = Path(spec.origin).parent / "jars" if spec and spec.origin else None
-    jars = [jar for pattern in _JAR_PATTERNS for jar in sorted(folder.glob(pattern))] if folder else []
+    jars = [jar for name in _JARS for jar in sorted(folder.glob(f"{name}-*.jar"))] if folder else []
     if not any(jar.name.startswith("zookeeper-") for jar in jars):
         raise InvalidConfig(
             f"no ZooKeeper among the jars of PySpark ({folder or 'PySpark is not installed'})",

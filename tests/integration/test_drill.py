@@ -10,8 +10,8 @@ import pytest
 
 from offloaderd.daemon.settings import load
 from offloaderd.drill import drill, exercises
+from offloaderd.drill.drill import PROMISES, Outcome
 from offloaderd.drill.exercises import EXERCISES, Exercise
-from offloaderd.drill.report import PROMISES, Outcome
 from offloaderd.drill.scratch import Scratch
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.bucket import bucket_store
@@ -21,7 +21,7 @@ from tests.integration.processes import CLOCK, Site
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offloaderd.drill.context import Ground
+    from offloaderd.drill.exercises import Ground
     from tests.servers import S3Server
 
 WORD = "0123456789ab"

@@ -16,11 +16,9 @@ from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, Transi
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.drill import drill
-from offloaderd.drill.certificate import Pair
-from offloaderd.drill.context import Broken
-from offloaderd.drill.exercises import EXERCISES, Exercise
-from offloaderd.drill.report import PROMISES, Finding, Outcome, Report
-from offloaderd.drill.scratch import TOPIC, MiB, Scratch
+from offloaderd.drill.drill import PROMISES, Finding, Outcome, Report
+from offloaderd.drill.exercises import EXERCISES, Broken, Exercise
+from offloaderd.drill.scratch import TOPIC, MiB, Pair, Scratch
 from tests.authority import Authority
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
-from offloaderd.drill.certificate import Pair
 from offloaderd.drill.s3_proxy import Fault, S3Proxy
+from offloaderd.drill.scratch import Pair
 from offloaderd.drill.tcp_proxy import Link, Listener
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings

@@ -11,7 +11,7 @@ import pytest
 
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.standalone import dataset
-from offloaderd.standalone.dataset import Flights, OwnLines, as_json, choose
+from offloaderd.standalone.dataset import Flights, Lines, as_json, choose
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def test_a_files_name_becomes_a_topics_name(tmp_path: Path, name: str, topic: st
     path.parent.mkdir(exist_ok=True)
     path.write_text("a")
     chosen = choose(str(path))
-    assert isinstance(chosen, OwnLines)
+    assert isinstance(chosen, Lines)
     assert (chosen.name, chosen.title, chosen.total_entries) == (topic, str(path), None)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import Denied, InvalidConfig, NoSpace, OffloaderError
-from offloaderd.standalone import directory
-from offloaderd.standalone.directory import prepare_directory, write_private
+from offloaderd.standalone import state
+from offloaderd.standalone.state import prepare_directory, write_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_disk_that_refuses(
     def refuse(_probe: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(directory, "_write_probe", refuse)
+    monkeypatch.setattr(state, "_write_probe", refuse)
     with pytest.raises(kind, match=words) as caught:
         prepare_directory(tmp_path)
     assert type(caught.value) is kind

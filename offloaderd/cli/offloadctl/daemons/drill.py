@@ -14,8 +14,8 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.daemon.log import log
 from offloaderd.drill import drill as work
+from offloaderd.drill.drill import Finding
 from offloaderd.drill.exercises import EXERCISES, Exercise
-from offloaderd.drill.report import Finding
 from offloaderd.drill.scratch import Scratch
 
 
