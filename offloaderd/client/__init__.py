@@ -4,13 +4,11 @@ The names of this module are stable; the modules behind it may change. Answers a
 `offloaderd.protocol.v1`, except ReadAnswer.
 """
 
-from offloaderd.client.blocking import BlockingClient
-from offloaderd.client.channel import checked_address
-from offloaderd.client.client import DaemonClient
-from offloaderd.client.errors import NotConsecutive, TimedOut, Unreachable, translated
-from offloaderd.client.push import LedgerClosed, Pushed
+from offloaderd.client.channel import NotConsecutive, TimedOut, Unreachable, checked_address, translated
+from offloaderd.client.client import BlockingClient, DaemonClient
 from offloaderd.client.reading import ReadAnswer, Wanted
 from offloaderd.client.trust import NotTrusted, Trust
+from offloaderd.client.writing import LedgerClosed, Pushed
 from offloaderd.core.errors import LedgerUnknown
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern

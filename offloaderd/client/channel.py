@@ -1,7 +1,12 @@
-"""A channel to one of several daemons, with the deadline, limits and errors of all calls.
+"""A channel to one of several daemons, with the deadline, limits and errors of calls; when streams are reopened.
 
 Channels stay open, so a running call is not cut off when others move to another daemon. There are at most
 `ADDRESSES_MAX` of them, and those with certificates that have been replaced since.
+
+After a daemon was lost, stops or ended a long call, a stream is reopened until `resume_s` have passed without progress.
+Failures that a daemon reports (the bucket is unreachable, too many readers) are retried only if the stream has worked
+before: at the first request the caller gets the error. The same holds for a token from a file that expired during a
+stream.
 """
 
 import asyncio
@@ -13,12 +18,64 @@ from typing import NamedTuple, Self
 import grpc
 from grpc import aio
 
-from offloaderd.client.errors import Unreachable, translated
 from offloaderd.client.trust import Trust
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import InvalidConfig, InvalidInput, OffloaderError, first_of
+from offloaderd.core.errors import (
+    Closed,
+    Conflict,
+    InvalidConfig,
+    InvalidInput,
+    OffloaderError,
+    Transient,
+    Unauthenticated,
+    first_of,
+)
+from offloaderd.core.retry import doubled
+from offloaderd.protocol.errors import DETAIL_KEY, CallTooLong, from_rpc_error
 from offloaderd.protocol.v1 import placement_pb2, placement_pb2_grpc
+
+LATE = "allow more with --timeout SECONDS; `offloadctl status` shows whether something does not answer"
+_CUT_OFF = ("RST_STREAM", "Stream removed", "Internal error from Core")
+"""Texts of gRPC for a broken call without the code UNAVAILABLE; the last one is that of a failed write."""
+
+
+class Unreachable(Transient):
+    """No daemon answers at the address, or at any of them."""
+
+
+class TimedOut(Transient):
+    """The call's deadline passed before its result was there."""
+
+
+class NotConsecutive(Conflict):
+    """Entries were pushed that do not follow what the daemon has; the message names both positions."""
+
+
+def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
+    """Return the error of a failed call as one of ours.
+
+    Errors of the daemon carry its detail; UNAVAILABLE without it comes from the transport: no daemon answers.
+    """
+    code = error.code()
+    if any(key == DETAIL_KEY for key, _ in error.trailing_metadata() or ()):
+        return from_rpc_error(error)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return Unreachable(f"lost the daemon at {address}: {error.details()}", hint="it may be restarting; try again")
+    said = error.details() or ""
+    if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and any(word in said for word in _CUT_OFF):
+        return Unreachable(f"lost the daemon at {address}: {said}", hint="it may be restarting; try again")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
+        return InvalidInput(f"a message is too large: {said}", hint="raise message_bytes_max, or ask for less at once")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut("no result before the deadline", hint=LATE)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidInput(
+            f"the daemon at {address} does not offer this call",
+            hint="it may be an older release; appending needs an embedded ledger store, as standalone has",
+        )
+    return from_rpc_error(error)
+
 
 log = logging.getLogger(__name__)
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
@@ -240,3 +297,56 @@ def checked_address(text: str) -> str:
     if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
         raise InvalidInput(f"not an address: {text!r}", hint=hint)
     return text
+
+
+RESUME_S = 60.0
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 5.0
+LOST = (Unreachable, Closed, CallTooLong)
+
+
+class Resume:
+    """The retries of one stream. `resume_s` 0: none; None: without end."""
+
+    def __init__(self, client: Connection, clock: Clock, resume_s: float | None) -> None:
+        self._client = client
+        self._clock = clock
+        self._resume_s = resume_s
+        self._address = client.address
+        self._begun = False
+        self._since_s: float | None = None
+        self._pauses = 0
+
+    def worked(self) -> None:
+        """Record progress."""
+        self._begun, self._since_s, self._pauses = True, None, 0
+
+    def opening(self) -> None:
+        """Record the daemon at which the stream is opened."""
+        self._address = self._client.address
+
+    async def after(self, error: OffloaderError) -> None:
+        """Pause, and move to another daemon if it was lost. Raises `error` if it is final or lasts too long."""
+        lost = isinstance(error, LOST)
+        if isinstance(error, TimedOut) or not (lost or (self._begun and self._passes(error))):
+            raise error
+        await self.pause(error)
+        if lost:
+            try:
+                await self._client.move(self._address)
+            except Unreachable:
+                return  # the next try says so, and is counted
+
+    def _passes(self, error: OffloaderError) -> bool:
+        """Whether an error of a stream that has worked may end soon; an expired token may have been replaced."""
+        return isinstance(error, Transient) or (self._client.renewed and type(error) is Unauthenticated)
+
+    async def pause(self, error: OffloaderError) -> None:
+        """Pause. Raises `error` when no progress was made for too long."""
+        now_s = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._resume_s is not None and now_s - self._since_s >= self._resume_s:
+            raise error
+        self._pauses += 1
+        await self._clock.sleep(self._clock.jitter(doubled(PAUSE_FIRST_S, PAUSE_MAX_S, self._pauses)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.client.resume import RESUME_S
+from offloaderd.client.channel import RESUME_S
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position

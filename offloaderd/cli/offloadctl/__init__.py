@@ -1,1 +1,1 @@
-"""offloadctl's subcommands, one a module; `cli/options/common.py` holds what they share."""
+"""offloadctl's subcommands: a module has one, or a few about one thing; `cli/options.py` has what they share."""

@@ -1,1 +1,1 @@
-"""offloaderd's subcommands, one a module."""
+"""offloaderd's subcommands."""

@@ -15,9 +15,9 @@ Exit codes:
 COMMANDS = LazyCommands(
     "offloaderd.cli.offloaderd",
     {
-        "check_config:check_config": "Check the settings and show them.",
-        "doctor:doctor": "Try everything the daemon needs, and say what to do.",
-        "health:health": "Ask the daemon on this machine whether it is alive.",
+        "check:check_config": "Check the settings and show them.",
+        "check:doctor": "Try everything the daemon needs, and say what to do.",
+        "serve:health": "Ask the daemon on this machine whether it is alive.",
         "rebuild:rebuild": "Rebuild the metadata from the bucket alone.",
         "serve:serve": "Run the daemon.",
         "spark:spark": "Jobs over what is stored: export, verify.",

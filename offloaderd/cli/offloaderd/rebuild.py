@@ -8,12 +8,11 @@ from uuid import UUID
 
 import click
 
-from offloaderd.cli import show
-from offloaderd.cli.options import common as options
-from offloaderd.cli.options.place import CONFIG, STANDALONE, served
-from offloaderd.cli.options.quantities import Parsed
+from offloaderd.cli import options, show
+from offloaderd.cli.options import Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.cli.settings import CONFIG, STANDALONE, served
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName

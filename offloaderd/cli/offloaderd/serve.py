@@ -1,14 +1,24 @@
-"""`offloaderd serve`: run the daemon."""
+"""`offloaderd serve` and `health`: run the daemon, and check whether it is alive or ready."""
+
+from __future__ import annotations
 
 import asyncio
+import http.client
 import os
+import ssl
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from offloaderd.cli.options.place import CONFIG
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.settings import CONFIG
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.memory import freeze_heap, limit_arenas, relax_gc
+
+if TYPE_CHECKING:
+    from offloaderd.daemon.settings import Settings
 
 
 @click.command()
@@ -36,3 +46,72 @@ def serve(config: Path | None) -> int:
     settings = reread()
     log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels))
     return asyncio.run(run(settings, on_ready=lambda _: freeze_heap(), reread=reread, environ=os.environ))
+
+
+ANSWER_S = 3.0
+"""How long connecting, and each answer, may take."""
+
+REASON_BYTES = 2000
+HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a daemon that listens everywhere is
+"""The loopback address for a server that listens on all addresses."""
+
+
+@click.command()
+@CONFIG
+@click.option("--ready", is_flag=True, help="Check whether it accepts calls, not only whether its event loop runs.")
+def health(*, config: Path | None, ready: bool) -> int:
+    """Exit with 0 if the daemon with these settings is alive, with 1 if it is not; for health checks and scripts.
+
+    Asks /healthz, or /readyz with --ready, where http.host and http.port say. Alive, not ready, is what a restart is
+    for: a daemon that waits for ZooKeeper or the bucket is not helped by one. With http.tls = "mutual" the daemon's own
+    certificate is shown; where its authority is not that of the clients, the refusal is a sign of life as well.
+    Mistakes in other sections do not matter here.
+
+    \b
+    Examples:
+      offloaderd health
+      offloaderd health --config /etc/offloaderd/offloaderd.toml --ready
+    """
+    from offloaderd.daemon.settings import usable  # noqa: PLC0415 - --help need not wait for it
+
+    settings = usable(config, os.environ)
+    if not settings.http.port:
+        raise InvalidConfig("http.port = 0 takes any free port", hint="give it a number, so that it can be asked")
+    healthy, text = ask(settings, "/readyz" if ready else "/healthz")
+    click.echo(text, err=not healthy)
+    return OK if healthy else FAILED
+
+
+def ask(settings: Settings, path: str) -> tuple[bool, str]:
+    """Return whether the daemon answered `path` with 200, and its answer or the error."""
+    where = HERE.get(settings.http.host, settings.http.host.strip("[]"))
+    try:
+        connection = _connection(settings, where)
+        connection.connect()
+    except (OSError, ValueError) as error:
+        return False, f"the daemon at {where}:{settings.http.port} does not answer: {error}"
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read(REASON_BYTES).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        if settings.http.tls == "mutual" and not isinstance(error, TimeoutError):
+            refused = "the daemon answers and does not accept its own certificate as a client's"
+            return path == "/healthz", f"{refused}: sign it with tls.client_ca_file to be told more"
+        return False, f"the daemon at {where}:{settings.http.port} does not answer: {error}"
+    else:
+        return answer.status == http.client.OK, text
+    finally:
+        connection.close()
+
+
+def _connection(settings: Settings, where: str) -> http.client.HTTPConnection:
+    port, tls = settings.http.port, settings.tls
+    if settings.http.tls == "off":
+        return http.client.HTTPConnection(where, port, timeout=ANSWER_S)
+    # It is the port of this machine, and only the path is sent: the name in the certificate does not matter.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if settings.http.tls == "mutual" and tls.cert_file and tls.key_file:
+        context.load_cert_chain(tls.cert_file, tls.key_file)
+    return http.client.HTTPSConnection(where, port, timeout=ANSWER_S, context=context)

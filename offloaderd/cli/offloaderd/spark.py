@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from offloaderd.cli import show, views
+from offloaderd.cli import show
+from offloaderd.cli.jobs import MASTER
 from offloaderd.cli.offloaderd.verify import LEVELS
-from offloaderd.cli.options.jobs import MASTER
-from offloaderd.cli.options.place import CONFIG
-from offloaderd.cli.options.quantities import SIZE
+from offloaderd.cli.options import SIZE
 from offloaderd.cli.program import OK
+from offloaderd.cli.settings import CONFIG
 from offloaderd.core.read_options import Transactions
 
 if TYPE_CHECKING:
@@ -243,9 +243,9 @@ def verify(
         click.echo(f"{kind:<12} {flaw['key']}: {said}")
         click.echo(f"{'':<12} -> {flaw['what_to_do']}")
     if as_json and found.ledgers:
-        click.echo(show.json_line({"ledgers": [views.ledger_as_json(one) for one in found.ledgers]}), nl=False)
+        click.echo(show.json_line({"ledgers": [show.damaged_ledger_json(one) for one in found.ledgers]}), nl=False)
     elif found.ledgers:
-        views.write_ledgers(found.ledgers)
+        show.write_ledgers(found.ledgers)
     names = ("topics", "segments", "entries", "object_bytes", "read_bytes", "problems", "unreachable")
     if as_json:
         click.echo(show.json_line({"summary": {name: getattr(found, name) for name in names}}), nl=False)

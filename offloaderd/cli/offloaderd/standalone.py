@@ -1,25 +1,200 @@
-"""`offloaderd standalone`: run everything on one machine, and the walkthrough."""
+"""`offloaderd standalone`: run everything on one machine, and the walkthrough, with a live table on a terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
 
-from offloaderd.cli.offloaderd.screen import TerminalScreen
+from offloaderd.cli import show
 from offloaderd.cli.program import INTERRUPTED
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.memory import limit_arenas, relax_gc
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
+    from offloaderd.protocol.v1 import admin_pb2
     from offloaderd.standalone import dataset
     from offloaderd.standalone.stack import Stack
+    from offloaderd.standalone.walkthrough import Comparison, Progress
+
+
+LINE_EVERY_S = 2.0
+"""Pause between two progress lines without a terminal."""
+TIERS = {"objects": "S3", "buffer": "the daemon's buffer", "source": "the ledger store"}
+
+
+class TerminalScreen:
+    """Shows steps, progress and results on stdout."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._console = show.console()
+        self._clock = SystemClock()
+        self._live: Live | None = None
+        self._last_line_s = 0.0
+        self._last: Progress | None = None
+
+    def say(self, text: str = "") -> None:
+        """Write a line; a live table ends above it."""
+        self.close()
+        self._console.print(text, soft_wrap=True)
+        self._console.file.flush()
+
+    def close(self) -> None:
+        """End a live table; its last state stays on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def starting(self) -> None:
+        """Show that the servers are being started."""
+        self.say(f"starting ZooKeeper and SeaweedFS over {self._directory} ...")
+
+    def ready(self, running: Stack) -> None:
+        """Show the addresses of everything that runs."""
+        here = running.state
+        self.say("again, over existing data" if running.restarted else "first start: chose ports and credentials")
+        for name, value in (
+            ("daemon (gRPC)", here.address),
+            ("metrics, health", f"{here.http}/metrics"),
+            ("ZooKeeper", running.settings.metadata.servers),
+            ("S3 (SeaweedFS)", f"{here.s3_endpoint}, bucket {here.bucket}"),
+            ("credentials", f"{running.directory / state.FILE_NAME} (only you may read it)"),
+        ):
+            self.say(f"  {name:<16} {value}")
+        self.say()
+        self.say(f"offloadctl --standalone {shlex.quote(str(self._directory))} status    Ctrl-C drains and stops")
+
+    def appending(self, title: str, topic: TopicName) -> None:
+        """See Screen."""
+        self.say()
+        self.say(f"appending {title}")
+        self.say(f"to {topic}, over gRPC, in segments of 16 MiB")
+
+    def progress(self, now: Progress) -> None:
+        """Show the progress: a live table on a terminal, else a line every few seconds."""
+        self._last = now
+        if self._console.is_terminal:
+            self._draw(flow_table(now))
+        elif self._due():
+            self.say(flow_line(now))
+
+    def offloading(self, skipped: int) -> None:
+        """See Screen."""
+        if skipped:
+            self.say(f"{show.plural(skipped, 'empty line')} skipped")
+        self.say("all appended; offloading what is still open by hand (offloadctl offload --wait)")
+
+    def stored(self, segments: Sequence[admin_pb2.Segment]) -> None:
+        """See Screen."""
+        if self._last is not None and not self._console.is_terminal:
+            self.say(flow_line(self._last))
+        self.say()
+        self.say("stored in S3 and committed in ZooKeeper:")
+        self.close()
+        self._console.file.write(show.SEGMENTS.rendered(segments))
+        index, manifest = "<data object>-index", "<data object>-manifest"
+        self.say(f"each with {index} (PIP-76) and {manifest} (checksums)")
+        self.say()
+        self.say("reading it back over gRPC")
+
+    def reading(self, entries: int, total: int) -> None:
+        """See Screen."""
+        text = f"read {show.number(entries)} of {show.number(total)} entries"
+        if self._console.is_terminal:
+            self._draw(text)
+        elif self._due():
+            self.say(text)
+
+    def compared(self, comparison: Comparison) -> None:
+        """See Screen."""
+        sent, received = comparison.sent, comparison.received
+        rows = [
+            ("in", show.number(sent.entries), show.number(sent.payload_bytes), sent.hexdigest()),
+            ("out", show.number(received.entries), show.number(received.payload_bytes), received.hexdigest()),
+        ]
+        self.close()
+        self._console.file.write(show.rendered(("", ">ENTRIES", ">BYTES", "SHA-256"), rows))
+        served = ", ".join(f"{TIERS.get(tier, tier)} {show.number(count)}" for tier, count in comparison.tiers.items())
+        rate = show.rate(received.payload_bytes, comparison.seconds)
+        self.say(f"served by: {served or 'nobody'}; in {show.age(comparison.seconds)}, {rate}")
+        differences = comparison.differences()
+        self.say("DIFFERENT: " + "; ".join(differences) if differences else "identical, bit for bit")
+
+    def how_to_resume(self, topic: TopicName) -> None:
+        """Show commands to continue with."""
+        where = "" if str(self._directory) == state.DEFAULT_DIRECTORY else f" --standalone {self._quoted()}"
+        data = "" if not where else f" --data {self._quoted()}"
+        start = f"offloaderd standalone{data}" if data else "make standalone"
+        self.say()
+        self.say(f"The data stays in {self._directory}. To go on, leave it running in one terminal:")
+        for line in (start, f"offloadctl{where} status", f"offloadctl{where} segments {topic}"):
+            self.say(f"  {line}")
+        self.say(f"  offloadctl{where} read {topic} --max 3")
+        self.say(f"  seq 1000 | offloadctl{where} produce numbers && offloadctl{where} topics enable numbers")
+
+    def _quoted(self) -> str:
+        return shlex.quote(str(self._directory))
+
+    def _due(self) -> bool:
+        now_s = self._clock.monotonic()
+        if now_s - self._last_line_s < LINE_EVERY_S:
+            return False
+        self._last_line_s = now_s
+        return True
+
+    def _draw(self, what: RenderableType) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        self._live.update(what, refresh=True)
+
+
+def flow_table(now: Progress) -> Text:
+    """Return the progress as a table."""
+    share = f" of {show.number(now.total_entries)}" if now.total_entries else ""
+    rate = show.rate(now.appended_bytes, now.seconds)
+    committed = show.plural(now.segments, "segment")
+    rows = [
+        ("appended", show.number(now.appended_entries), show.size(now.appended_bytes), f"{rate}{share}"),
+        ("in the buffer", "", show.size(now.buffered_bytes), ""),
+        ("being uploaded", show.number(now.open_entries), show.size(now.open_bytes), "the open segment"),
+        ("committed", show.number(now.committed_entries), show.size(now.committed_bytes), committed),
+        ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), lag_age(now)),
+        *([("trouble", "", "", now.failure)] if now.failure else []),
+    ]
+    return Text(show.rendered(("", ">ENTRIES", ">BYTES", ""), rows).rstrip("\n"))
+
+
+def lag_age(now: Progress) -> str:
+    """Return the age of the oldest entry that is not committed, a question mark if it is unknown."""
+    return "?" if now.lag_seconds is None else show.age(now.lag_seconds)
+
+
+def flow_line(now: Progress) -> str:
+    """Return the progress in one line."""
+    of = f" of {show.number(now.total_entries)}" if now.total_entries else ""
+    parts = [
+        f"{now.seconds:6.1f} s  appended {show.number(now.appended_entries)}{of} ({show.size(now.appended_bytes)})",
+        f"buffer {show.size(now.buffered_bytes)}",
+        f"uploading {show.number(now.open_entries)}",
+        f"committed {show.number(now.committed_entries)} in {show.plural(now.segments, 'segment')}",
+        f"lag {show.number(now.lag_entries)} ({lag_age(now)})",
+    ]
+    return " | ".join(parts + ([f"trouble: {now.failure}"] if now.failure else []))
+
 
 LOG_NAME = "offloaderd.log"
 

@@ -9,12 +9,11 @@ from typing import TypedDict, Unpack
 
 import click
 
-from offloaderd.cli import show, views
-from offloaderd.cli.options import common as options
-from offloaderd.cli.options.place import CONFIG, STANDALONE, served
-from offloaderd.cli.options.quantities import size_param
+from offloaderd.cli import options, show
+from offloaderd.cli.options import size_param
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.progress import Bars
+from offloaderd.cli.settings import CONFIG, STANDALONE, served
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.limits import TokenBucket
@@ -192,8 +191,8 @@ class View:
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
         held = f"{show.plural(one.segments, 'segment')}, {show.size(one.object_bytes)}"
         click.echo(f"{name}: {state}" + (f" ({held})" if one.topic is not None else ""))
-        views.write_flaws(one.flaws)
-        views.write_ledgers(ledgers)
+        show.write_flaws(one.flaws)
+        show.write_ledgers(ledgers)
 
     def broken_off(self, error: OffloaderError) -> None:
         """Record that the rest could not be verified."""
@@ -226,6 +225,6 @@ def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str,
     """Return a topic as JSON shows it; `topic` is null for objects of no topic."""
     return {
         **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
-        "flaws": [views.flaw_as_json(flaw) for flaw in one.flaws],
-        "ledgers": [views.ledger_as_json(ledger) for ledger in ledgers],
+        "flaws": [show.flaw_json(flaw) for flaw in one.flaws],
+        "ledgers": [show.damaged_ledger_json(ledger) for ledger in ledgers],
     }

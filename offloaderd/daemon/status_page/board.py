@@ -16,7 +16,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.query import Wanted
 from offloaderd.daemon.status_page.sampler import Ring, Sampler, by_label, measured
 from offloaderd.protocol.message_json import picked
-from offloaderd.protocol.status_json import Rate, daemon_json, rated_json
+from offloaderd.protocol.status import Rate, daemon_json, rated_json
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.topic.status import TopicStatus
 

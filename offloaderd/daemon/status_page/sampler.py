@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from offloaderd.core.clock import Clock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.values import TIERS
-from offloaderd.protocol.status_json import Rate, Rates
+from offloaderd.protocol.status import Rate, Rates
 from offloaderd.topic.status import TopicStatus
 
 HOUR_S = 3600

@@ -23,8 +23,7 @@ from offloaderd.daemon.status_page.http_caller import HttpCaller, names_this_mac
 from offloaderd.daemon.status_page.query import ONLY, SORTS, Wanted, wanted_topic
 from offloaderd.protocol.errors import code_of
 from offloaderd.protocol.message_json import position_of
-from offloaderd.protocol.status_json import rated_json
-from offloaderd.protocol.status_words import lag_cells, topic_facts
+from offloaderd.protocol.status import lag_cells, rated_json, topic_facts
 from offloaderd.protocol.v1 import admin_pb2
 
 STATUS = "/offloaderd.v1.AdminService/Status"

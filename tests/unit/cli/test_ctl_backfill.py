@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli.offloadctl import __main__ as offloadctl
-from offloaderd.cli.offloadctl.history import backfill
+from offloaderd.cli.offloadctl import backfill
 from offloaderd.cli.progress import Bars
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName

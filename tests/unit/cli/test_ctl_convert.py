@@ -9,7 +9,7 @@ from uuid import UUID
 from click.testing import CliRunner
 
 from offloaderd.cli.offloadctl import __main__ as offloadctl
-from offloaderd.cli.offloadctl.history import convert
+from offloaderd.cli.offloadctl import convert
 from offloaderd.cli.progress import Bars
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.cli import views
+from offloaderd.cli import show
 from offloaderd.daemon.doctor.finding import CheckResult, Verdict
 from offloaderd.protocol.v1 import doctor_pb2, doctor_pb2_grpc
 from tests.unit.cli.conftest import Ctl
@@ -91,5 +91,5 @@ def test_without_a_daemon_the_exit_code_says_so(ctl: Ctl) -> None:
 def test_results_of_this_process_are_shown_alike() -> None:
     """The doctor's own type and the message of the API look the same."""
     here = CheckResult(name=ILL.name, verdict=Verdict.FAIL, found=ILL.found, what_to_do=ILL.what_to_do, seconds=0.5)
-    assert views.line(here) == views.line(ILL)
-    assert views.document(here) == views.document(ILL)
+    assert show.check_line(here) == show.check_line(ILL)
+    assert show.check_json(here) == show.check_json(ILL)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.cli.offloadctl.entries.read_styles import encoder, message_encoder
+from offloaderd.cli.offloadctl.entries import encoder, message_encoder
 from offloaderd.core.model import EntryBatch
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from tests.unit.cli.fake_daemon import TOPIC, Failure

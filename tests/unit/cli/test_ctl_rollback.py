@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.cli.offloadctl.history import rollback
+from offloaderd.cli.offloadctl import rollback
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving

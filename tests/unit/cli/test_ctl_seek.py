@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.cli.options.quantities import ago_ms
+from offloaderd.cli.options import ago_ms
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from offloaderd.testing import FakeClock
 from tests.unit.cli.fake_daemon import at

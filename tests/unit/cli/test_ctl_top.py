@@ -18,7 +18,7 @@ import grpc
 import pytest
 from rich.console import Console
 
-from offloaderd.cli.offloadctl.daemons.top import Screen, View
+from offloaderd.cli.offloadctl.status import Screen, View
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.testing.clock import FakeClock
 from tests.unit.cli.fake_daemon import Failure

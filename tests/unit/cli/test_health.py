@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from offloaderd.access.certificates import load_certificates
 from offloaderd.access.watched import Watched
-from offloaderd.cli.offloaderd import health as command
+from offloaderd.cli.offloaderd import serve as command
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli import show
-from offloaderd.cli.offloaderd import screen as screen_module
+from offloaderd.cli.offloaderd import standalone
 from offloaderd.cli.offloaderd.__main__ import cli
-from offloaderd.cli.offloaderd.screen import TerminalScreen, flow_line
+from offloaderd.cli.offloaderd.standalone import TerminalScreen, flow_line
 from offloaderd.cli.program import Program
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import daemon
@@ -210,7 +210,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     screen.progress(now)
     screen.progress(now)
     assert capsys.readouterr().out.count("appended 5 of 10 (2.0 KiB)") == 1
-    monkeypatch.setattr(screen_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(standalone, "LINE_EVERY_S", 0.0)
     screen.progress(now)
     out = capsys.readouterr().out
     assert out == flow_line(now) + "\n"

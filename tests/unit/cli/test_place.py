@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli.offloadctl.__main__ import cli
-from offloaderd.cli.options.place import settings_at
+from offloaderd.cli.settings import settings_at
 from offloaderd.core.errors import InvalidConfig, NotFound
 from offloaderd.daemon.settings import Settings, load
 from offloaderd.daemon.settings.fields import as_toml

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.api.settings import GrpcSettings
+from offloaderd.cli import options
 from offloaderd.cli.offloadctl import __main__ as offloadctl
 from offloaderd.cli.offloaderd import __main__ as offloaderd
-from offloaderd.cli.options import common as options
 from offloaderd.cli.program import Program, exit_code, outcome_of
 from offloaderd.client import TimedOut, Unreachable
 from offloaderd.core.errors import (

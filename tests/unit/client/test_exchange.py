@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from offloaderd.client import EntryBatch, Position
-from offloaderd.client.exchange import Exchange
+from offloaderd.client.writing import Exchange
 from offloaderd.core.errors import InvalidInput
 from tests.unit.client.fleet import TOPIC, patient
 

@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.access.tokens import TokenKey
 from offloaderd.client import DaemonClient, NotTrusted, Trust
-from offloaderd.client.resume import Resume
+from offloaderd.client.channel import Resume
 from offloaderd.core.errors import Denied, Unauthenticated
 from offloaderd.testing.clock import FakeClock
 from tests.authority import Authority, Pair, token

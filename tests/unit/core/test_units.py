@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.cli.options.quantities import DURATION, SIZE, duration_param
+from offloaderd.cli.options import DURATION, SIZE, duration_param
 from offloaderd.core.units import DURATIONS, SIZES, parse_bytes, parse_seconds
 from offloaderd.daemon.settings import check
 from offloaderd.policy.policies import FIELDS

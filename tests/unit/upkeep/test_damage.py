@@ -16,7 +16,7 @@ from offloaderd.core.errors import CorruptData, Denied, NotFound, Transient
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.protocol import status_words
+from offloaderd.protocol.status import topic_facts
 from offloaderd.protocol.v1 import inspect_pb2
 from offloaderd.read.reader import TopicReader
 from offloaderd.topic.status import describe
@@ -124,7 +124,7 @@ async def test_a_read_that_finds_damage_keeps_the_source_and_says_so() -> None:
     status = describe(owned.offloader, now_s=rig.clock.monotonic(), wall_ms=rig.clock.wall_ms())
     assert status.damaged_ledgers == (1,)
     assert rig.metrics.damaged_ledgers._values == {str(TOPIC): 1}
-    lines = dict(status_words.topic_facts(topic_status(status), None))
+    lines = dict(topic_facts(topic_status(status), None))
     assert "copies of ledgers 1;" in lines["DAMAGED"]
 
 

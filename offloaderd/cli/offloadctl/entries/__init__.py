@@ -1,1 +1,0 @@
-"""Commands that read, find or append entries."""

@@ -1,0 +1,130 @@
+"""`offloadctl gc`: find objects of the bucket without a reference, and delete them."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import click
+
+from offloaderd.cli import options, show
+from offloaderd.cli.options import Session, duration_param
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.v1 import upkeep_pb2
+
+QUIET = frozenset({"young", "foreign"})
+"""Kinds that are only counted without --all."""
+
+
+@click.command()
+@click.option("--apply", "apply_", is_flag=True, help="Delete what was found. Without this nothing is deleted.")
+@click.option(
+    "--grace",
+    "grace_s",
+    metavar="TIME",
+    type=duration_param(0),
+    help="Keep what is younger, by the clock of the store. [default: gc.grace_s of the daemon]",
+)
+@click.option(
+    "--also",
+    metavar="SEGMENT",
+    multiple=True,
+    help="Delete this segment too, although it raises an alarm; not if a topic refers to it. May be repeated.",
+)
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Also list young objects, those of other writers, and each object of an alarm.",
+)
+@options.common
+def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool) -> int:
+    """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
+
+    An object is deleted only if no topic refers to it, this cluster wrote it, it is older than the grace age, and all
+    its entries are stored elsewhere as well. Missing objects of committed segments, and segments that a lost map should
+    have, are alarms: this command does not repair them. Exit code 1 when there is an alarm, or a deletion failed.
+
+    \b
+    Examples:
+      offloadctl gc
+      offloadctl gc --apply
+      offloadctl gc --apply --also 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11
+      offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
+    """
+    return session.run(_gc(session, apply=apply_, grace_s=grace_s, also=also, show_all=show_all))
+
+
+async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Sequence[str], show_all: bool) -> int:
+    finds: list[upkeep_pb2.GcFind] = []
+    summary: upkeep_pb2.GcSummary | None = None
+    async with (
+        session.client() as client,
+        aclosing(client.gc(apply=apply, grace_s=grace_s, also=also, timeout_s=session.timeout_s)) as events,
+    ):
+        async for event in events:
+            if event.HasField("summary"):
+                summary = event.summary
+            elif show_all or event.find.kind not in QUIET:
+                finds.append(event.find)
+    assert summary is not None  # noqa: S101 - a stream that ends well ends with it
+    told = [(find, 1) for find in finds] if show_all else alike(finds)
+    table = f"{show.rendered(COLUMNS, (row(find, count) for find, count in told))}\n" if told else ""
+    document = {"finds": [as_json(find) for find in finds], "summary": as_json(summary)}
+    session.tell(document, table + "\n".join(lines(summary)))
+    return FAILED if summary.verdicts["alarm"] or summary.verdicts["failed"] else OK
+
+
+COLUMNS = ("VERDICT", "KIND", ">SIZE", ">AGE", "KEY", "REASON")
+
+
+def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, int]]:
+    """Return finds in order, each with its count: alarms with the same reason become one, with the sum of bytes."""
+    told: dict[tuple[str, ...], tuple[upkeep_pb2.GcFind, int]] = {}
+    for find in finds:
+        what = (find.kind, find.reason) if find.verdict == "alarm" else (find.kind, find.key, find.upload_id)
+        if what in told:
+            first, count = told[what]
+            first.size_bytes += find.size_bytes
+            first.age_s = max(first.age_s, find.age_s)
+            told[what] = first, count + 1
+        else:
+            told[what] = type(find).FromString(find.SerializeToString()), 1
+    return list(told.values())
+
+
+def row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
+    """Return a find that represents `count` as a row of the table."""
+    size = "upload" if find.upload_id else show.size(find.size_bytes)
+    verdict = find.verdict.upper() if find.verdict in {"alarm", "failed"} else find.verdict
+    key = find.key if count == 1 else f"{find.key} and {show.number(count - 1)} more"
+    return verdict, find.kind, size, show.age(find.age_s) if find.age_s else "-", key, find.reason
+
+
+def lines(summary: upkeep_pb2.GcSummary) -> list[str]:
+    """Return the summary as lines of text."""
+    looked = (
+        f"looked at {show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)}) of "
+        f"{show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')} in "
+        f"{show.age(summary.seconds)}"
+    )
+    beside = []
+    if summary.others:
+        beside.append(f"{show.plural(summary.others, 'object')} with other keys")
+    if summary.elsewhere:
+        beside.append(f"{show.plural(summary.elsewhere, 'segment')} stored elsewhere")
+    said = [looked + (f"; not at {' and '.join(beside)}" if beside else "")]
+    counts = summary.verdicts
+    if summary.applied:
+        said.append(f"deleted {show.number(counts['deleted'])} ({show.size(summary.deleted_bytes)})")
+    else:
+        said.append(f"would delete {show.number(counts['delete'])} ({show.size(summary.rubbish_bytes)})")
+    kept = [f"{show.number(summary.finds[kind])} {kind}" for kind in sorted(QUIET) if summary.finds[kind]]
+    if kept:
+        said[-1] += f"; left {', '.join(kept)} (grace {show.age(summary.grace_s)})"
+    if counts["failed"]:
+        said.append(f"{show.plural(counts['failed'], 'deletion')} failed; the next collection tries again")
+    if counts["alarm"]:
+        said.append(f"{show.plural(counts['alarm'], 'alarm')}: docs/failures.md says what to do")
+    if not summary.applied and counts["delete"]:
+        said.append("nothing was deleted: this was a dry run, add --apply")
+    return said

@@ -1,0 +1,178 @@
+"""`offloadctl plan-cost`: requests and costs by segment size and age, for measured or given rates."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from offloaderd.cli import options, show
+from offloaderd.cli.options import DURATION, SIZE, Session
+from offloaderd.client import DaemonClient
+from offloaderd.core.errors import NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.daemon.settings import Settings, load
+from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, Prices, estimate
+from offloaderd.protocol.v1 import admin_pb2, policy_pb2
+
+WRITER = "offloaderd"
+ENTRY_BYTES = 1024
+TOPICS_MAX = 200
+"""Topics that are measured when none are named; they represent all."""
+
+
+class Plan(NamedTuple):
+    """A choice of segment size and age, and its requests and costs."""
+
+    size_bytes: int
+    age_s: float
+    present: bool
+    takes: Estimate
+
+
+@click.command("plan-cost")
+@click.argument("topics", nargs=-1, type=options.TOPIC)
+@click.option("--rate", type=SIZE, metavar="SIZE", help="Payload a second and topic, instead of measuring.")
+@click.option("--topics", "count", type=click.IntRange(min=1), default=1, help="With --rate: how many such topics.")
+@click.option("--entry", type=SIZE, default=ENTRY_BYTES, metavar="SIZE", help="With --rate: size of an entry.")
+@click.option("--size", "sizes", type=SIZE, multiple=True, metavar="SIZE", help="A segment size to compare.")
+@click.option("--age", "ages", type=DURATION, multiple=True, metavar="DURATION", help="A segment age to compare.")
+@click.option(
+    "--config",
+    envvar="OFFLOADERD_CONFIG",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PATH",
+    help="Settings of the daemon: prices, sizes, scrub. [env: OFFLOADERD_CONFIG; default: the settings' defaults]",
+)
+@options.common
+def plan_cost(
+    session: Session,
+    topics: tuple[TopicName, ...],
+    *,
+    rate: int | None,
+    count: int,
+    entry: int,
+    sizes: tuple[int, ...],
+    ages: tuple[float, ...],
+    config: Path | None,
+) -> None:
+    """Show what requests and storage cost for several segment sizes and ages.
+
+    Rates are measured from the segments that the daemon has committed: of the topics named, or of all of them (at most
+    200 are measured, and represent the others). A topic that is catching up shows the rate at which it does so. With
+    --rate no daemon is called. Prices are those of the settings, section `prices`, in its currency: by default US
+    dollars. A line with * is the present choice: of the policies of the topics named, else of the settings.
+
+    \b
+    Examples:
+      offloadctl plan-cost
+      offloadctl plan-cost orders payments --age 1min --age 10min
+      offloadctl plan-cost --rate 1KiB --topics 1000 --size 64MiB --size 1GiB
+      offloadctl plan-cost --json | jq '.plans[] | {size_bytes, age_s, requests_month}'
+    """
+    if rate is not None and topics:
+        raise click.UsageError("name topics to have them measured, or say --rate; not both")
+    settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
+    prices, offload = Prices(**settings.prices.model_dump()), settings.offload
+
+    async def rates_of(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
+        return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
+
+    if rate is None:
+        loads, held = session.ask(rates_of)
+    else:
+        loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
+    held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
+    sizes = sizes or tuple(sorted({size for size, _ in held}))
+    chosen = {(size, age) for size in sizes for age in ages or (60.0, 600.0, 3600.0)}
+    plans = [
+        Plan(size, age, (size, age) in held, taken(settings, loads, prices, size, age))
+        for size, age in sorted(chosen | held)
+    ]
+    topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
+    measure = {"topics": topic_count, "bytes_per_s": rate_s}
+    session.tell(
+        {"load": measure, "prices": asdict(prices), "plans": [as_json(one) for one in plans]},
+        f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
+        f"{TABLE.rendered(plans)}\n"
+        "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",
+    )
+
+
+def taken(settings: Settings, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:
+    """Return the requests and costs of segments of this size and age."""
+    offload, scrub = settings.offload, settings.scrub
+    cutting = Cutting(
+        segment_bytes_max=size, segment_age_max_s=age, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes
+    )
+    return estimate(loads, cutting, prices, scrub_interval_s=scrub.interval_s if scrub.enabled else None)
+
+
+async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
+    """Return the effective segment size and age of a topic."""
+    held = (await client.policies(policy_pb2.PolicyLevel(topic=str(topic)))).effective
+    size = held.segment_bytes_max if held.HasField("segment_bytes_max") else settings.offload.segment_bytes_max
+    age = held.segment_age_max_s if held.HasField("segment_age_max_s") else settings.offload.segment_age_max_s
+    return size, age
+
+
+async def measured(client: DaemonClient, topics: Sequence[TopicName]) -> list[Load]:
+    """Return the rates of topics, measured from their committed segments. Raises NotFound without any."""
+    names = list(topics)
+    share = 1.0
+    if not names:
+        known = [TopicName.parse(one.topic) for one in await client.topics()]
+        names = known[:: -(-len(known) // TOPICS_MAX)] if known else []
+        share = len(known) / len(names) if names else 1.0
+    loads = [load_of(await client.segments(name), topics=share) for name in names]
+    if not any(load.bytes_per_s for load in loads):
+        raise NotFound("no segments to measure a rate from", hint="say a rate: --rate 1MiB --topics 50")
+    return loads
+
+
+def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Load:
+    """Return a topic's rate from the begin of its first segment to the commit of its last; 0 when there is none."""
+    own = [one for one in segments if one.offloaded_ms and one.entries and one.writer in {"", WRITER}]
+    if not own:
+        return Load(topics=topics, bytes_per_s=0.0, entry_bytes=ENTRY_BYTES)
+    payload_bytes = sum(one.payload_bytes for one in own)
+    seconds = (max(one.offloaded_ms for one in own) - min(one.assigned_ms for one in own)) / 1000
+    entry_bytes = max(1.0, payload_bytes / sum(one.entries for one in own))
+    return Load(topics=topics, bytes_per_s=payload_bytes / max(seconds, 0.001), entry_bytes=entry_bytes)
+
+
+TABLE = show.Table[Plan](
+    (">SIZE", "size_bytes"),
+    (">AGE", "age_s"),
+    ("", lambda one: "*" if one.present else " "),
+    (">SEGMENTS/H", lambda one: f"{one.takes.segments_per_hour:,.1f}"),
+    (">DURABLE WITHIN", lambda one: show.age(one.takes.durable_s_max)),
+    (">REQUESTS/GIB", lambda one: f"{one.takes.requests_per_gib:,.0f}"),
+    (">REQUESTS/TOPIC/H", lambda one: f"{one.takes.requests_per_topic_hour:,.1f}"),
+    (">ZOOKEEPER WRITES/S", lambda one: f"{one.takes.metadata_writes_per_s:,.2f}"),
+    (">REQUEST COST/MONTH", lambda one: f"{one.takes.requests_month:,.2f}"),
+    (">STORAGE COST/MONTH", lambda one: f"{one.takes.stored_month:,.2f}"),
+)
+"""Both costs are for a month, storage for what one month writes."""
+
+
+def as_json(plan: Plan) -> dict[str, object]:
+    """Return a plan as JSON shows it; requests are per hour, by price class."""
+    takes = plan.takes
+    return {
+        "size_bytes": plan.size_bytes,
+        "age_s": plan.age_s,
+        "present": plan.present,
+        "segments_per_hour": takes.segments_per_hour,
+        "durable_s_max": takes.durable_s_max,
+        "write_requests": takes.write._asdict(),
+        "scrub_requests": takes.scrub._asdict(),
+        "requests_per_gib": takes.requests_per_gib,
+        "requests_per_topic_hour": takes.requests_per_topic_hour,
+        "metadata_writes_per_s": takes.metadata_writes_per_s,
+        "written_gib_month": takes.gib_per_hour * MONTH_S / HOUR_S,
+        "requests_month": takes.requests_month,
+        "stored_month": takes.stored_month,
+    }

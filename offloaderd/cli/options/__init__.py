@@ -1,1 +1,0 @@
-"""Options and types of arguments that commands share."""

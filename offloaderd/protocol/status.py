@@ -1,0 +1,237 @@
+"""A daemon's status as JSON and as text, and rates of topics: the same for `offloadctl` and the status page."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from offloaderd.core import humanize as words
+from offloaderd.protocol.message_json import as_json, picked, position_of
+from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
+
+
+class Rate(NamedTuple):
+    """Entries of a topic that go into segments, in entries and payload bytes a second."""
+
+    entries_per_s: float
+    bytes_per_s: float
+
+
+class Taken(Protocol):
+    """The entries of a topic taken under one claim, by its status or the status's message."""
+
+    @property
+    def topic(self) -> object:
+        """The topic, or its name."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, 0 for none."""
+
+    @property
+    def taken_entries(self) -> int:
+        """Entries in segments, including the open one."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Their payload bytes."""
+
+
+class Rates(dict[str, Rate]):
+    """Rates by topic between the last two samples, for topics that were in both under one claim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: dict[str, tuple[int, int, int]] = {}
+        self._at_s = 0.0
+
+    def look(self, topics: Iterable[Taken], now_s: float) -> None:
+        """Take a sample and set every topic's rate; topics that are not in it are dropped."""
+        before, seconds = self._taken, now_s - self._at_s
+        self._taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in topics}
+        self._at_s = now_s
+        self.clear()
+        for name, (epoch, entries, size) in self._taken.items():
+            last = before.get(name)
+            if last is not None and last[0] == epoch and epoch and seconds > 0:
+                self[name] = Rate((entries - last[1]) / seconds, (size - last[2]) / seconds)
+
+
+def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
+    """Return the daemon as JSON."""
+    names = ("id=daemon_id", "version", "state", "started_ms", "memory_used_bytes", "memory_budget_bytes")
+    return picked(found, *names, "dependencies", "alarms", kept=("daemon_id", "version", "state", "started_ms"))
+
+
+def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
+    """Return a topic's status as JSON; a missing value is null."""
+    unprotected = {
+        "entries": one.unprotected_entries,
+        "bytes": one.unprotected_bytes,
+        "since_ms": one.unprotected_since_ms,
+        **picked(one, "spilled_entries", "spilled_bytes"),
+    }
+    opened = {
+        "segment_id": one.open_segment_id,
+        "entries": one.open_segment_entries,
+        "bytes": one.open_segment_bytes,
+        "age_s": one.open_segment_age_s,
+        "continued": one.open_segment_continued,
+    }
+    lag = {
+        "lag_entries": None if one.lag_unknown else one.lag_entries,
+        "lag_bytes": None if one.lag_unknown else one.lag_bytes,
+        "lag_seconds": None if one.lag_age_unknown else one.lag_seconds,
+    }
+    return {
+        **picked(one, "topic", "state", "asleep", "stalled_reason", "stalled_class", "stalled_since_ms", "outage"),
+        "unprotected": unprotected if one.unprotected_since_ms else None,
+        **picked(one, "owner", "placement"),
+        "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
+        **picked(one, "epoch", "damaged_ledgers", "refusals", "confirmed", "offloaded", "history"),
+        **lag,
+        "open_segment": opened if one.open_segment_id else None,
+        **picked(one, "buffer_bytes", "segments_committed", "edge", "hidden_entries"),
+        "looked_age_s": one.looked_age_s,
+        **picked(one, "method", "taken_entries", "taken_bytes"),
+        "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
+    }
+
+
+def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, object]:
+    """Return a topic with its rates as JSON; null while they are unknown."""
+    return {
+        **topic_json(one),
+        "taken_entries_per_s": round(rate.entries_per_s, 3) if rate is not None else None,
+        "taken_bytes_per_s": round(rate.bytes_per_s, 3) if rate is not None else None,
+    }
+
+
+POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
+
+
+def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
+    """Return the lines about the daemon."""
+    used, budget = words.size(found.memory_used_bytes), words.size(found.memory_budget_bytes)
+    lines = [
+        ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {words.moment(found.started_ms)} UTC"),
+        ("memory", f"{used} of {budget}"),
+    ]
+    lines += [(one.name, "up" if one.up else down_text(one)) for one in found.dependencies]
+    return [*lines, *(("ALARM", text) for text in found.alarms)]
+
+
+def down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
+    """Return since when a dependency does not answer, and its last error."""
+    since = f" since {words.moment(one.since_ms)} UTC" if one.since_ms else ""
+    return f"DOWN{since}: {one.message or 'no reason given'}"
+
+
+def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
+    """Return the lines about one topic."""
+    segment = "none"
+    if one.open_segment_id:
+        entries = words.plural(one.open_segment_entries, "entry", "entries")
+        continued = ", continued" if one.open_segment_continued else ""
+        segment = (
+            f"{one.open_segment_id} ({entries}, {words.size(one.open_segment_bytes)}, "
+            f"{words.age(one.open_segment_age_s)} old{continued})"
+        )
+    lines = [
+        ("topic", one.topic),
+        ("state", one.state + (", asleep" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else "")),
+        ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
+        *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
+        *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
+        *([("DAMAGED", damage_text(one))] if one.damaged_ledgers else []),
+        *outage_facts(one),
+        *([("method", one.method)] if one.method else []),
+        ("lag", lag_text(one)),
+        ("open segment", segment),
+        ("buffer", words.size(one.buffer_bytes)),
+        ("segments", words.number(one.segments_committed)),
+    ]
+    if one.HasField("history"):
+        lines.append(("history", history_text(one.history)))
+    if one.edge:
+        lines.append(("live edge", edge_text(one)))
+    lines += [("LOST" if loss.entries else "MAYBE LOST", loss_text(loss)) for loss in one.losses]
+    if positions is not None:
+        labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
+        lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
+    return lines
+
+
+def lag_text(one: admin_pb2.TopicStatus) -> str:
+    """Return the lag of a topic as text, as far as it is known."""
+    if one.lag_unknown:
+        return "unknown: " + (
+            "the ledger source did not answer" if one.stalled_reason else "its owner has not looked at the source yet"
+        )
+    if not one.lag_entries:
+        return "none"
+    entries = words.plural(one.lag_entries, "entry", "entries")
+    age = "of unknown age" if one.lag_age_unknown else f"oldest {words.age(one.lag_seconds)} ago"
+    return f"{entries}, {words.size(one.lag_bytes)}, {age}"
+
+
+def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:
+    """Return entries, bytes and age of the lag for a table; an unknown value is a question mark."""
+    if one.lag_unknown:
+        return "?", "?", "?"
+    age = "?" if one.lag_age_unknown else words.age(one.lag_seconds)
+    return words.number(one.lag_entries), words.size(one.lag_bytes), age if one.lag_entries else "-"
+
+
+def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
+    """Return since when a topic stalls, and its unprotected entries, if any."""
+    lines = []
+    if one.stalled_since_ms:
+        since = words.moment(one.stalled_since_ms)
+        lines.append(("stalled since", f"{since} UTC ({one.stalled_class or 'other'}); outage policy: {one.outage}"))
+    if one.unprotected_since_ms:
+        entries, size = words.plural(one.unprotected_entries, "entry", "entries"), words.size(one.unprotected_bytes)
+        spilled = f", {words.size(one.spilled_bytes)} of it on this daemon's disk" if one.spilled_bytes else ""
+        since = words.moment(one.unprotected_since_ms)
+        lines.append(("NOT PROTECTED", f"{entries}, {size}{spilled}, since {since} UTC"))
+    return lines
+
+
+def refusal_text(one: admin_pb2.IdentityRefusal) -> str:
+    """Return the finding of a refusal, and what to do."""
+    since = words.moment(one.since_ms)
+    return f"{one.kind} since {since} UTC: {one.found}; nothing of the topic is deleted or granted. To do: {one.hint}"
+
+
+def damage_text(one: admin_pb2.TopicStatus) -> str:
+    """Return the ledgers whose copy is damaged, and what follows from it."""
+    named = ", ".join(map(str, one.damaged_ledgers))
+    return f"the copies of ledgers {named}; their grants are revoked: see offloadctl ledgers list {one.topic}"
+
+
+def history_text(one: history_pb2.HistorySummary) -> str:
+    """Return the rest of a topic's history as text, and what it means for new entries."""
+    left = f"{words.plural(one.left_entries, 'entry', 'entries')}, {words.size(one.left_bytes)} left"
+    whose = "for the daemon" if one.worker == "daemon" else "for a backfill job"
+    live = "WAIT until it is done" if one.live_waits else "are offloaded beside it"
+    text = f"{left} {whose} before {position_of(one, 'boundary')}; new entries {live}"
+    return f"{text}; hindered: {one.error}" if one.error else text
+
+
+def edge_text(one: admin_pb2.TopicStatus) -> str:
+    """Return how the newest entry is known, and the entries hidden behind it."""
+    known = {
+        "exact": "exact",
+        "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
+        "explicit LAC": "told by the writer at an interval (explicit LAC)",
+        "admin API": "told by the broker's admin API when the topic went quiet",
+    }.get(one.edge, one.edge)
+    hidden = f"; {words.plural(one.hidden_entries, 'entry', 'entries')} not known to be confirmed"
+    return f"{known}{hidden if one.hidden_entries else ''}; looked {words.age(one.looked_age_s)} ago"
+
+
+def loss_text(loss: admin_pb2.LostRange) -> str:
+    """Return the entries that were deleted before they could be offloaded, as text."""
+    after = position_of(loss, "after")
+    entries = words.plural(loss.entries, "entry", "entries")
+    lost = f"at least {entries}" if loss.entries else "nobody can tell whether any"
+    where = f"after {after} and before" if after else "before"
+    return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"
