@@ -8,7 +8,7 @@ SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000
 VERSIONS ?= 4.0.7 4.2.4 5.0.0-M1
-ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/test_,s3_faults.py kill_points.py doctor.py upkeep.py)
+ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,servers/test_s3_faults.py kills commands/test_doctor.py servers/test_upkeep.py)
 SEED ?=
 FIRST ?= 0
 
@@ -40,10 +40,10 @@ standalone: $(INSTALLED) ## Start everything on this machine and leave it runnin
 	@$(BIN)/offloaderd standalone
 
 test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 390 MB of jars once)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart 1
+	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 1
 
 test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not bookies"
+	$(BIN)/python -m pytest -n $(WORKERS) --tier quick
 
 check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests; known flaws of dependencies, or NOT AUDITED
 	$(BIN)/ruff check
@@ -91,17 +91,17 @@ test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the 
 	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
-	$(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py
+	$(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py
 
 test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar that it is for, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
 	@for version in $(VERSIONS); do \
 	  echo "Pulsar $$version"; \
 	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \
-	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/test_stock_broker.py || exit 1; \
+	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py || exit 1; \
 	done
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
-	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/test_spark_cluster.py
+	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/spark/test_spark_cluster.py
 
 build/stores/versitygw: MODULE = github.com/versity/versitygw/cmd/versitygw@v1.8.0
 build/stores/minio: MODULE = github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
@@ -112,8 +112,8 @@ build/stores/%:
 stores: build/stores/versitygw build/stores/minio ## Build two more S3 servers for the tests and the benchmarks (needs Go)
 
 test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on versitygw and MinIO as well, and encryption by a KMS (needs Go)
-	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ON_STORES)
-	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ON_STORES)
+	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
+	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	$(BIN)/python -m pytest -n 0 tests/real/on_minio.py
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
@@ -129,7 +129,7 @@ docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py
 
 notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its section of docs/spark.md
-	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/test_notebook.py
+	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/spark/test_notebook.py
 
 lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade for newer versions)
 	$(UV_COMPILE) $(UPGRADE) --extra dev -o requirements/dev.txt pyproject.toml requirements/build.in

@@ -47,14 +47,10 @@ DOWNLOADING = {
 TEST_TIMEOUT_S = 300
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests on one set of servers in one process, and count only the test itself against its time limit."""
+    """Count only the test itself against its time limit, not the start of servers."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        if item.get_closest_marker("bookies") is not None:
-            pulsar = any("pulsar" in fixture for fixture in fixtures)
-            item.add_marker(pytest.mark.xdist_group("pulsar" if pulsar else "bookies"))
         if DOWNLOADING.intersection(fixtures) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S, func_only=True))
 

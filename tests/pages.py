@@ -1,6 +1,6 @@
 """The commands and programs in the pages of docs/ and in README.md: found, checked against the real commands, or run.
 
-Blocks of shell (`sh`), transcripts (`console`) and programs (`python`) are run by tests/integration/test_docs.py. One
+Blocks of shell (`sh`), transcripts (`console`) and programs (`python`) are run by tests/integration/documents/test_docs.py. One
 that no test can run says why by a second word behind its backquotes, a key of `NOT_RUN`. All commands are checked
 against the parsers of offloadctl and offloaderd, run or not, and so are those in running text.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"offloadctl": offloadctl, "offloaderd": offloaderd}
 NOT_RUN = {
-    "beside": "needs a Pulsar standalone; tests/integration/test_beside_pulsar.py runs it",
+    "beside": "needs a Pulsar standalone; tests/integration/pulsar/test_beside_pulsar.py runs it",
     "cluster": "needs a Pulsar cluster, or several machines",
     "docker": "needs a container engine",
     "kubernetes": "needs a cluster",
     "make": "prepares an environment, or takes many minutes; CI runs it",
     "pulsar": "needs a Pulsar cluster with its history",
-    "push": "needs a daemon without a ledger store of its own; tests/integration/test_client.py runs it against one",
+    "push": "needs a daemon without a ledger store of its own; tests/integration/commands/test_client.py runs it against one",
     "root": "changes the machine",
     "settings": "needs a daemon with a settings file, which a standalone has not; the tests of the commands have one",
-    "server": "runs until it is stopped; tests/integration/test_life_cycle.py and others run it",
-    "stopped": "needs all daemons stopped; tests/integration/test_upkeep.py runs it",
-    "spark": "starts a Java for a minute; tests/integration/test_spark_source.py runs it",
+    "server": "runs until it is stopped; tests/integration/commands/test_life_cycle.py and others run it",
+    "stopped": "needs all daemons stopped; tests/integration/servers/test_upkeep.py runs it",
+    "spark": "starts a Java for a minute; tests/integration/spark/test_spark_source.py runs it",
     "tools": "needs a program that is not one of ours",
 }
 _FENCE = re.compile(r"```(?P<info>[^\n`]*)\n(?P<text>.*?)^\s*```", re.DOTALL | re.MULTILINE)

@@ -19,10 +19,10 @@ from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.appending import append_to
+from tests.integration.kills.test_kill_points import ENTRY_BYTES, TOPIC, TWO_PARTS
 from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.integration.test_bucket_policy import BUCKET, PREFIX, policy
-from tests.integration.test_kill_points import ENTRY_BYTES, TOPIC, TWO_PARTS
-from tests.integration.test_upkeep import entries, gc, offload, read_all
+from tests.integration.servers.test_bucket_policy import BUCKET, PREFIX, policy
+from tests.integration.servers.test_upkeep import entries, gc, offload, read_all
 from tests.real.audit import parts_stored
 from tests.real.proof import ends_well
 from tests.real.stores import store

@@ -13,10 +13,9 @@ import pytest
 from offloaderd.core.metrics.metrics import Metrics
 from tests.simulation import run as simulation
 from tests.simulation.world import World
+from tests.tiers import seeds
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 2000
-AT_ONCE = 100
 TIMEOUT_S = 600
 
 
@@ -33,11 +32,18 @@ def run(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProce
     )
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test that asks for seeds those of the tier."""
+    if {"first", "number"} <= set(metafunc.fixturenames):
+        chosen = seeds(metafunc.config.getoption("--tier"))
+        ids = [f"seeds {first}-{first + number - 1}" for first, number in chosen]
+        metafunc.parametrize(("first", "number"), chosen, ids=ids)
+
+
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_promises_hold_whatever_happens(first: int) -> None:
+def test_promises_hold_whatever_happens(first: int, number: int) -> None:
     """No seed breaks a promise; in each, something was committed and something went wrong."""
-    done = run("--first", str(first), "--seeds", str(AT_ONCE))
+    done = run("--first", str(first), "--seeds", str(number))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
