@@ -1,8 +1,8 @@
 """The commands and programs in the pages of docs/ and in README.md: found, checked against the real commands, or run.
 
-Blocks of shell (`sh`), transcripts (`console`) and programs (`python`) are run by tests/integration/documents/test_docs.py. One
-that no test can run says why by a second word behind its backquotes, a key of `NOT_RUN`. All commands are checked
-against the parsers of offloadctl and offloaderd, run or not, and so are those in running text.
+Blocks of shell (`sh`), transcripts (`console`) and programs (`python`) are run by tests/integration/documents. One that
+no test can run says why by a second word behind its backquotes, a key of `NOT_RUN`. All commands are checked against
+the parsers of offloadctl and offloaderd, run or not, and so are those in running text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_RUN = {
     "kubernetes": "needs a cluster",
     "make": "prepares an environment, or takes many minutes; CI runs it",
     "pulsar": "needs a Pulsar cluster with its history",
-    "push": "needs a daemon without a ledger store of its own; tests/integration/commands/test_client.py runs it against one",
+    "push": "needs a daemon without a ledger store of its own; tests/integration/commands/test_client.py has one",
     "root": "changes the machine",
     "settings": "needs a daemon with a settings file, which a standalone has not; the tests of the commands have one",
     "server": "runs until it is stopped; tests/integration/commands/test_life_cycle.py and others run it",

@@ -70,7 +70,7 @@ def is_in(item: pytest.Item, *, quick: bool) -> bool:
     return bool(kinds) and not (quick and kinds & SLOW_KINDS)
 
 
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] - pytest-xdist has no types here
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # pytest-xdist has no types
     """Give each group to one worker, the largest first, and every other test to whichever worker is free."""
 
     def _split_scope(self, nodeid: str) -> str:
