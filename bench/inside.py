@@ -25,7 +25,7 @@ from offloaderd.daemon.log import log
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import ObjectInfo, PartInfo
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.memory.objects import MemoryStore

@@ -23,7 +23,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.fleet import ownership
 from offloaderd.fleet.placement import Placement, standing
 from offloaderd.fleet.supervisor import SharedContext, Supervisor
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 
 log = structlog.get_logger(__name__)
 

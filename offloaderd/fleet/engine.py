@@ -45,13 +45,12 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import marker
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
-from offloaderd.policy.levels import Levels
-from offloaderd.policy.merge import Effective
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Effective
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.selection import Change
-from offloaderd.policy.selector import Selector
 from offloaderd.policy.store import topic_policies
+from offloaderd.policy.updates import Levels, Selector
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic import requests
 from offloaderd.topic.context import TopicContext

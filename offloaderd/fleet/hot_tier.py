@@ -10,7 +10,7 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import identity
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.merge import Effective
+from offloaderd.policy.policies import Effective
 
 T = TypeVar("T")
 

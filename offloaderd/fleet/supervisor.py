@@ -24,9 +24,8 @@ from offloaderd.metadata.port import Session
 from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.merge import Effective
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.policy.policies import Effective, OffloadPolicies
+from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment import resume
 from offloaderd.segment.claim.attempt_log import AttemptLog

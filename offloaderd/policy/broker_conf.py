@@ -193,12 +193,10 @@ class _Reader:
                 self._ignore(universal, f"with driver aws-s3 {own.key} in line {own.line} counts")
             self._place(own if own is not None or end == "MaxBlockSizeInBytes" else universal, setting)
         if "objects.bucket" not in self._out.settings:
-            self._out.mistakes.append(f"no bucket: driver {driver} needs {self._bucket_key(driver)}")
+            needed = "managedLedgerOffloadBucket" if driver is Driver.S3 else "s3ManagedLedgerOffloadBucket"
+            self._out.mistakes.append(f"no bucket: driver {driver} needs {needed}")
         if driver is Driver.S3 and "objects.endpoint" not in self._out.settings:
             self._out.mistakes.append("no endpoint: driver S3 needs managedLedgerOffloadServiceEndpoint")
-
-    def _bucket_key(self, driver: Driver) -> str:
-        return "managedLedgerOffloadBucket" if driver is Driver.S3 else "s3ManagedLedgerOffloadBucket"
 
     def _place(self, one: "Property | None", setting: str) -> None:
         if one is None:

@@ -1,4 +1,5 @@
-"""What offloading costs in requests and in what a store charges for them: a model of how segments are written. Pure.
+"""What offloading costs in requests, and in what a store charges for them: its prices, and a model of how segments
+are written.
 
 It follows the uploader step by step (`segment/upload.py`, `segment/complete.py`), and tests compare it with the
 requests of a real upload. It leaves out rare requests (retries, a new owner that resumes an upload) and those that do
@@ -9,6 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
+
+from pydantic import Field
+
+from offloaderd.core.section import Amount, Section
 
 GIB = 1024**3
 HOUR_S = 3600.0
@@ -44,14 +49,21 @@ class Requests(NamedTuple):
         return self.puts + self.gets + self.deletes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Prices of the store in one currency: for a thousand requests, and for a GiB stored a month."""
+class Prices(Section):
+    """The prices that `offloadctl plan-cost` calculates with, in any one currency; nothing else uses them."""
 
-    put_1000: float
-    get_1000: float
-    delete_1000: float
-    stored_gib_month: float
+    put_1000: Amount = Field(default=0.005, ge=0)
+    """A thousand requests that are charged as PUT, COPY, POST or LIST. The defaults are AWS's list prices for S3
+    Standard in us-east-1, in dollars; look up those of your region and class."""
+
+    get_1000: Amount = Field(default=0.0004, ge=0)
+    """A thousand that are charged as GET, as HEAD is."""
+
+    delete_1000: Amount = Field(default=0.0, ge=0)
+    """A thousand deletions; AWS charges nothing for them."""
+
+    stored_gib_month: Amount = Field(default=0.023, ge=0)
+    """A GiB that is stored for a month."""
 
     def of(self, requests: Requests) -> float:
         """Return what requests cost."""

@@ -22,9 +22,9 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Scope
 from offloaderd.metadata import paths
 from offloaderd.policy import selection
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.selection import Change, Rules
-from offloaderd.policy.selector import Selector
+from offloaderd.policy.updates import Selector
 
 log = structlog.get_logger(__name__)
 

@@ -2,17 +2,17 @@
 
 Names and meanings are those of PIP-76, PIP-17 and PIP-73 in Pulsar's code (`OffloadPoliciesImpl`). "off" is a value: a
 threshold or lag of OFF ends the search, None continues it. The API, the command line and the reader of a broker's
-configuration share one table of values. Pure.
+configuration share one table of values. `effective` merges the levels of a topic. Pure.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
@@ -247,3 +247,58 @@ def differences(before: OffloadPolicies, after: OffloadPolicies) -> list[str]:
     """Return the values that differ, each with the old and the new one."""
     changed = [name for name in FIELDS if getattr(before, name) != getattr(after, name)]
     return [f"{name}: {shown(name, getattr(before, name))} -> {shown(name, getattr(after, name))}" for name in changed]
+
+
+_TOGETHER = {"retention_age_s": "retention", "retention_bytes": "retention"}
+"""Values that hold only with another one, of the same level."""
+
+
+class Origin(StrEnum):
+    """The kinds of levels."""
+
+    TOPIC = "topic"
+    SELECTION = "selection"
+    """A pattern that enabled the topic."""
+    NAMESPACE = "namespace"
+    BROKER = "broker"
+    SETTINGS = "settings"
+    """The daemon's file, or its environment."""
+    DEFAULT = "default"
+
+
+class Level(NamedTuple):
+    """The policies of one level; `name` is of the topic, pattern or namespace."""
+
+    origin: Origin
+    policies: OffloadPolicies
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.name}" if self.name else str(self.origin)
+
+
+BUILT_IN = Level(Origin.DEFAULT, DEFAULTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The merged policy: every value but absent limits. `known`: the topic has a policy, by name or by a pattern."""
+
+    values: OffloadPolicies
+    levels: Mapping[str, Level]
+    known: bool = True
+
+    def level_of(self, name: str) -> Level:
+        """Return the level of a value, or of the missing limit."""
+        return self.levels[name]
+
+
+def effective(levels: Iterable[Level], *, known: bool = True) -> Effective:
+    """Merge levels, the narrowest first; the built-in defaults come last."""
+    order = [*levels, BUILT_IN]
+    found: dict[str, Level] = {}
+    for name in NAMES:
+        asked = _TOGETHER.get(name, name)
+        found[name] = next((level for level in order if getattr(level.policies, asked) is not None), BUILT_IN)
+    values: dict[str, Any] = {name: getattr(level.policies, name) for name, level in found.items()}
+    return Effective(OffloadPolicies(**values), found, known)

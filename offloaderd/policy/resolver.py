@@ -18,11 +18,8 @@ from offloaderd.core.names.patterns import Breadth, TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.policy.merge import Effective, Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import level as level_policy
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
+from offloaderd.policy.records import TopicPolicy, decode_level, decode_policy
 
 log = structlog.get_logger(__name__)
 
@@ -66,21 +63,21 @@ class PolicyResolver:
         self.namespaces = {name: one for name, one in self.namespaces.items() if name in names}
         self.damaged &= {node_of(None), *map(node_of, names)}
         for where, policies in zip([None, *names], found, strict=True):
-            self._note(where, policies)
+            self.take_over(where, policies)
         self.loaded = True
 
     async def _read(self, where: Namespace | None) -> OffloadPolicies | CorruptData | None:
         path = node_of(where)
         try:
-            found = await record(self._store, path, level_policy.decode)
+            found = await record(self._store, path, decode_level)
             return found.policies if found is not None else None
         except CorruptData as error:
             if path not in self.damaged:
                 log.error("policy.corrupt", path=path, error=str(error), hint="set it again")  # noqa: TRY400
             return error
 
-    def _note(self, where: Namespace | None, policies: OffloadPolicies | CorruptData | None) -> None:
-        """Take over a level; one that cannot be read keeps its last known value."""
+    def take_over(self, where: Namespace | None, policies: OffloadPolicies | CorruptData | None) -> None:
+        """Use these policies of a namespace, or of the broker (None); a damaged level keeps its last known value."""
         path = node_of(where)
         if isinstance(policies, CorruptData):
             self.damaged.add(path)
@@ -103,13 +100,7 @@ class PolicyResolver:
     def with_policies(self, where: Namespace | None, policies: OffloadPolicies | None) -> "PolicyResolver":
         """Return a copy with these policies of a namespace, or of the broker (None); policies None: without."""
         book = self.copied()
-        book.damaged.discard(node_of(where))
-        if where is None:
-            book.broker = policies or OffloadPolicies()
-        elif policies is None:
-            book.namespaces.pop(where, None)
-        else:
-            book.namespaces[where] = policies
+        book.take_over(where, policies)
         return book
 
     def policies_of(self, where: Namespace | None) -> OffloadPolicies:
@@ -151,8 +142,8 @@ class PolicyResolver:
         elif fresh:
             above = [None, (topic.tenant, topic.namespace)]
             for where, policies in zip(above, await each(above, self._read), strict=True):
-                self._note(where, policies)
-        return self.effective(topic, await record(self._store, paths.policy(topic), policy_record.decode))
+                self.take_over(where, policies)
+        return self.effective(topic, await record(self._store, paths.policy(topic), decode_policy))
 
 
 async def namespaces(store: MetadataStore) -> list[Namespace]:

@@ -6,8 +6,7 @@ from typing import Any
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod, TierRetention
-from offloaderd.policy.merge import Effective, Level, Origin
-from offloaderd.policy.policies import FIELDS, NAMES, OffloadPolicies, shown
+from offloaderd.policy.policies import FIELDS, NAMES, Effective, Level, OffloadPolicies, Origin, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

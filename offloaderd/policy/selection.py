@@ -21,8 +21,7 @@ from typing import NamedTuple
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, Scope, TopicPattern, fewest, of_topic, partitioned_topic
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy, standing
+from offloaderd.policy.records import Selection, TopicPolicy, standing
 from offloaderd.policy.resolver import PolicyResolver, spelled
 
 Policies = Mapping[TopicName, TopicPolicy | CorruptData]

@@ -21,12 +21,17 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import codec
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import level as level_record
-from offloaderd.policy.records import selection as selection_record
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.level import LevelPolicy
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import (
+    LevelPolicy,
+    Selection,
+    TopicPolicy,
+    decode_level,
+    decode_policy,
+    decode_selection,
+    encode_level,
+    encode_policy,
+    encode_selection,
+)
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.selection import check_room
 
@@ -70,7 +75,7 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
     async def ask(topic: TopicName) -> TopicPolicy | CorruptData | None:
         path = paths.policy(topic)
         try:
-            return policy_record.decode((await store.get(path)).value, path=path)
+            return decode_policy((await store.get(path)).value, path=path)
         except NotFound:
             return None
         except CorruptData as error:
@@ -104,7 +109,7 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
     async def read(name: str) -> Selection | CorruptData | None:
         path = f"{paths.SELECTIONS}/{name}"
         try:
-            return selection_record.decode((await store.get(path)).value, path=path)
+            return decode_selection((await store.get(path)).value, path=path)
         except NotFound:
             return None
         except CorruptData as error:
@@ -118,7 +123,7 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
 async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expressions_max: int | None = None) -> None:
     """Store a selection, in place of one with the same pattern. Raises Conflict as `check_room` does, Transient."""
     path = paths.selection(selection.pattern.text)
-    value = selection_record.encode(selection)
+    value = encode_selection(selection)
 
     async def attempt() -> Conflict | None:
         await ensure(store, paths.SELECTIONS)
@@ -129,10 +134,7 @@ async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expre
                 check_room(map(paths.selected_pattern, names), selection.pattern, expressions_max)
             except Conflict as error:
                 return error  # no reason to try again
-        try:
-            step: Step = await _replaced(store, path, value, selection_record.decode)
-        except NotFound:
-            step = Create(path, value)
+        step = await _put(store, path, value, decode_selection)
         await store.transact([step, Replace(paths.SELECTIONS, b"", counter.version)])
         return None
 
@@ -140,9 +142,12 @@ async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expre
         raise refused
 
 
-async def _replaced(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:
-    """Return the step that replaces a record. Raises NotFound, and NewerRecord for one of a later release."""
-    found = await store.get(path)
+async def _put(store: MetadataStore, path: str, value: bytes, decode: Callable[..., object]) -> Step:
+    """Return the step that creates or replaces a record. Raises NewerRecord for one of a later release."""
+    try:
+        found = await store.get(path)
+    except NotFound:
+        return Create(path, value)
     codec.unless_newer(decode, found.value, path)
     return Replace(path, value, found.version)
 
@@ -161,15 +166,12 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
 async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
     """Replace the policies of a namespace, or of the broker (None). Raises Transient."""
     path = node_of(where)
-    value = level_record.encode(LevelPolicy(policies, clock.wall_ms()))
+    value = encode_level(LevelPolicy(policies, clock.wall_ms()))
 
     async def attempt() -> None:
         await ensure(store, path.rpartition("/")[0])
         counter = await store.get(paths.POLICIES)
-        try:
-            step: Step = await _replaced(store, path, value, level_record.decode)
-        except NotFound:
-            step = Create(path, value)
+        step = await _put(store, path, value, decode_level)
         await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
 
     await _until_written(clock, f"the policy of {_level_name(where)}", attempt)
@@ -226,11 +228,10 @@ async def _write_batch(
         await ensure(store, paths.TOPICS)
         await each(sorted(set(map(paths.namespace, topics))), lambda folder: ensure(store, folder))
         counter = await store.get(paths.TOPICS)
-        looked_up = [topic for topic in topics if topic not in new]
-        found = {topic: _decided_new(topic, decide) for topic in new}
+        assumed = frozenset(new)
         new.clear()  # next time they are read
-        current = await each(looked_up, lambda topic: _decided(store, topic, decide))
-        found.update(zip(looked_up, current, strict=True))
+        current = await each(topics, lambda topic: _decided(store, topic, decide, new=topic in assumed))
+        found = dict(zip(topics, current, strict=True))
         done = {topic: policy for topic, policy in asked.items() if found[topic].current == policy}
         wanted = {topic: one.wanted for topic, one in found.items() if one.wanted is not None}
         if wanted:
@@ -245,22 +246,22 @@ async def _write_batch(
     return await _until_written(clock, f"the policies of {len(topics)} topics", attempt)
 
 
-async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _Written:
-    """Read a topic's policy and return the steps to the decided one."""
+async def _decided(store: MetadataStore, topic: TopicName, decide: Decide, *, new: bool) -> _Written:
+    """Return the steps from a topic's policy to the decided one; one that is `new` is assumed to have none."""
     path = paths.policy(topic)
     try:
-        node = await store.get(path)
+        node = None if new else await store.get(path)
     except NotFound:
+        node = None
+    if node is None:
         wanted = decide(topic, None)
-        steps = (
-            []
-            if wanted is None
-            else [*await _missing_folders(store, topic), Create(path, policy_record.encode(wanted))]
-        )
-        return _Written(None, wanted, steps)
+        if wanted is None:
+            return _Written(None, None, [])
+        folders = paths.folders(topic) if new else await _missing_folders(store, topic)
+        return _Written(None, wanted, [*(Create(one, b"") for one in folders), Create(path, encode_policy(wanted))])
     current: TopicPolicy | CorruptData
     try:
-        current = policy_record.decode(node.value, path=path)
+        current = decode_policy(node.value, path=path)
     except CorruptData as error:
         current = error
     wanted = decide(topic, current)
@@ -268,23 +269,14 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide) -> _W
         raise current
     if wanted is None or wanted == current:
         return _Written(current, None, [])
-    return _Written(current, wanted, [Replace(path, policy_record.encode(wanted), node.version)])
+    return _Written(current, wanted, [Replace(path, encode_policy(wanted), node.version)])
 
 
-def _decided_new(topic: TopicName, decide: Decide) -> _Written:
-    """Return the steps to the decided policy of a topic without one."""
-    wanted = decide(topic, None)
-    if wanted is None:
-        return _Written(None, None, [])
-    steps = [Create(folder, b"") for folder in paths.folders(topic)]
-    return _Written(None, wanted, [*steps, Create(paths.policy(topic), policy_record.encode(wanted))])
-
-
-async def _missing_folders(store: MetadataStore, topic: TopicName) -> list[Step]:
+async def _missing_folders(store: MetadataStore, topic: TopicName) -> Sequence[str]:
     home, *below = paths.folders(topic)
     try:
         await store.get(home)
     except NotFound:
-        return [Create(folder, b"") for folder in (home, *below)]
+        return home, *below
     present = {f"{home}/{name}" for name in await store.children(home)}
-    return [Create(folder, b"") for folder in below if folder not in present]
+    return [folder for folder in below if folder not in present]

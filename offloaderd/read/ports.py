@@ -13,7 +13,7 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.merge import Effective
+from offloaderd.policy.policies import Effective
 from offloaderd.read.plan import TopicView
 from offloaderd.read.segments.reader import SegmentReader
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from offloaderd.core.model import HistoryOrder, OffloadMethod, RollReason
-from offloaderd.policy.merge import Effective
-from offloaderd.policy.records.topic import Paused
+from offloaderd.policy.policies import Effective
+from offloaderd.policy.records import Paused
 
 N = TypeVar("N", int, float)
 

@@ -44,9 +44,17 @@ from offloaderd.metadata.records import (
     request as asked,
 )
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import level as level_policy
-from offloaderd.policy.records import selection
-from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records import (
+    LevelPolicy,
+    Selection,
+    TopicPolicy,
+    decode_level,
+    decode_policy,
+    decode_selection,
+    encode_level,
+    encode_policy,
+    encode_selection,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -297,9 +305,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "level-policy": (
-        level_policy.encode,
-        level_policy.decode,
-        level_policy.LevelPolicy(OffloadPolicies(**SAID), 1_700_000_000_000),
+        encode_level,
+        decode_level,
+        LevelPolicy(OffloadPolicies(**SAID), 1_700_000_000_000),
     ),
     "loss": (loss.encode, loss.decode, Loss(Position(5, 1), Position(7, 3), 2, 1_700_000_000_000)),
     "owner": (
@@ -308,9 +316,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         owner.Owner(daemon_id="d-1", address="d-1:7650", session_id="0x1", epoch=4),
     ),
     "policy": (
-        policy.encode,
-        policy.decode,
-        policy.TopicPolicy(enabled=True, selected_by="public/*", partitioned=True, **SAID),
+        encode_policy,
+        decode_policy,
+        TopicPolicy(enabled=True, selected_by="public/*", partitioned=True, **SAID),
     ),
     "rollback-order": (
         rollback.encode,
@@ -320,11 +328,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "selection": (
-        selection.encode,
-        selection.decode,
-        selection.Selection(
+        encode_selection,
+        decode_selection,
+        Selection(
             pattern=TopicPattern.parse("public/*"),
-            policy=policy.TopicPolicy(enabled=True, **SAID),
+            policy=TopicPolicy(enabled=True, **SAID),
             created_ms=1_700_000_000_000,
         ),
     ),

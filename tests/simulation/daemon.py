@@ -25,7 +25,7 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
-from offloaderd.policy.merge import Level, Origin
+from offloaderd.policy.policies import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.builders.ledger_builder import WholeLedgers

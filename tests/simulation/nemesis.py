@@ -10,8 +10,7 @@ from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, decode_policy
 from offloaderd.upkeep.grants import records as grant_records
 from tests.simulation.bookies import ANOTHER, HISTORIES, NAMELESS, NOWHERE
 from tests.simulation.bucket import PREFIXES
@@ -80,7 +79,7 @@ class Nemesis:
     def _is_right(self, topic: TopicName) -> bool:
         """Say whether all of a topic is offloaded as it is; a policy that is written again would wake it."""
         node = self._world.tree.nodes.get(path := paths.policy(topic))
-        policy = policy_record.decode(node.value, path=path) if node is not None else None
+        policy = decode_policy(node.value, path=path) if node is not None else None
         return policy is not None and policy.active and policy.method in {None, OffloadMethod.STREAMING}
 
     async def _enabled(self, topic: TopicName) -> bool:

@@ -23,7 +23,7 @@ from offloaderd.core.model import Position, TierRetention, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
 from offloaderd.objects import keys
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from tests.simulation import rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import PREFIXES, Bucket, parsed

@@ -10,10 +10,8 @@ from offloaderd.core.model import Loss
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.policy.merge import Effective
-from offloaderd.policy.policies import NAMES, OffloadPolicies
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import NAMES, Effective, OffloadPolicies
+from offloaderd.policy.records import Selection, TopicPolicy
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from offloaderd.segment.states import SegmentState, state_of

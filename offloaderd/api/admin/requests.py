@@ -15,7 +15,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.request import Asked
 from offloaderd.policy import store as policies
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
 from offloaderd.topic import requests

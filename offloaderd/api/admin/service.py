@@ -34,7 +34,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.rules import Surroundings
 from offloaderd.policy.store import selections, topic_policies
 from offloaderd.protocol.conversion import to_position

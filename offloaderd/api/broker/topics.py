@@ -23,7 +23,7 @@ from offloaderd.ledgers.port import LedgerRegister, ShadowTopics
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy import store as policies
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.upkeep.grants.closed_ledger import is_held
 
 log = structlog.get_logger(__name__)

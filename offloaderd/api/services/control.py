@@ -7,8 +7,8 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.model import TopicName
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.policy import levels
-from offloaderd.policy.records.topic import Paused
+from offloaderd.policy import updates
+from offloaderd.policy.records import Paused
 from offloaderd.protocol.v1 import control_pb2, control_pb2_grpc
 
 
@@ -59,7 +59,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         """Pause a topic, or resume it. Raises NotFound when it is not enabled."""
         topic = TopicName.parse(request.topic)
         paused = None if request.undo else Paused(self._clock.wall_ms(), context.peer())
-        found = await levels.set_paused(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
+        found = await updates.set_paused(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
         return control_pb2.PauseTopicResponse(
             topics=[
                 filled(

@@ -17,12 +17,11 @@ from offloaderd.core.names.patterns import Breadth, TopicPattern
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
-from offloaderd.policy.levels import Effect, Levels
-from offloaderd.policy.merge import Effective, Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records.topic import TopicPolicy, own
+from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
+from offloaderd.policy.records import TopicPolicy, own
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
+from offloaderd.policy.updates import Effect, Levels
 from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
 
 Retention = Callable[[str, str], Awaitable[Retained]]

@@ -15,7 +15,7 @@ from offloaderd.metadata.records import rollback as rollback_record
 from offloaderd.metadata.records.rollback import RollbackOrder
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import Namespace
 from offloaderd.policy.store import topic_policies
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc

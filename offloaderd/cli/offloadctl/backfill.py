@@ -82,7 +82,7 @@ def plan(
     wanted, chosen = Given(names, namespaces, segment_size=segment_size).checked()
     settings = settings_of(session, config)
     found = session.run(_with_stores(settings, lambda stores: work.plan(stores, wanted, chosen.segment_bytes)))
-    prices = Prices(**settings.prices.model_dump())
+    prices = settings.prices
     session.tell({"topics": [plan_json(*one, prices) for one in found]}, lambda: show_plans(found, prices))
     return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +74,7 @@ def plan_cost(
     if rate is not None and topics:
         raise click.UsageError("name topics to have them measured, or say --rate; not both")
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
-    prices, offload = Prices(**settings.prices.model_dump()), settings.offload
+    prices, offload = settings.prices, settings.offload
 
     async def rates_of(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
         return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
@@ -94,7 +93,7 @@ def plan_cost(
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
     measure = {"topics": topic_count, "bytes_per_s": rate_s}
     session.tell(
-        {"load": measure, "prices": asdict(prices), "plans": [as_json(one) for one in plans]},
+        {"load": measure, "prices": prices.model_dump(), "plans": [as_json(one) for one in plans]},
         f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
         f"{TABLE.rendered(plans)}\n"
         "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",

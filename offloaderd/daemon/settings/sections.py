@@ -24,7 +24,7 @@ from offloaderd.history.settings import HistorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.settings import PricesSettings
+from offloaderd.policy.cost import Prices
 from offloaderd.read.settings import ReadSettings
 from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
 from offloaderd.topic.settings import OutageSettings, SpillSettings
@@ -186,7 +186,7 @@ class Settings(Section):
     read: ReadSettings = ReadSettings()
     gc: GcSettings = GcSettings()
     scrub: ScrubSettings = ScrubSettings()
-    prices: PricesSettings = PricesSettings()
+    prices: Prices = Prices()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

@@ -19,7 +19,7 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.places import Place
-from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records import decode_policy
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.source_check import listing_of_job
 
@@ -75,7 +75,7 @@ async def prospect(context: OffloadContext, topic: TopicName, aim: Aim) -> Prosp
 
 async def enabled_map(store: MetadataStore, topic: TopicName) -> TopicMap:
     """Return the map of a topic that is offloaded. Raises BackfillFailed, CorruptData, Transient."""
-    policy = await record(store, paths.policy(topic), policy_record.decode)
+    policy = await record(store, paths.policy(topic), decode_policy)
     if policy is None or not policy.active:
         raise BackfillFailed(
             f"{topic} is not enabled",

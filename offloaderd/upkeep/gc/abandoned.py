@@ -20,7 +20,7 @@ from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.objects.port import SegmentStore, find
-from offloaderd.policy.records import topic as policy_record
+from offloaderd.policy.records import decode_policy
 from offloaderd.upkeep.gc.findings import Finding, Kind, Rules, Summary, Verdict
 from offloaderd.upkeep.gc.references import References
 from offloaderd.upkeep.stored import Site
@@ -152,7 +152,7 @@ class DisabledAttempts(_Unowned):
         doubt = "nobody has said whether the topic is offloaded: enable or disable it"
         if policy is not None:
             try:
-                if policy_record.decode(policy.value, path=paths.policy(topic)).enabled:
+                if decode_policy(policy.value, path=paths.policy(topic)).enabled:
                     return None
                 doubt = ""
             except CorruptData as error:

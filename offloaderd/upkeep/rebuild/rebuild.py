@@ -45,8 +45,7 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.rebuild import broker_ledgers
 from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, TopicPlan, plan_topic
@@ -318,7 +317,7 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     await each(wanted, lambda node: _put(metadata, *node))
     below = [(f"{path}/{n}", piece.value) for path, stored in contexts.items() for n, piece in stored.pieces.items()]
     await each(below, lambda node: _put(metadata, *node))
-    await _put(metadata, paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enable)))
+    await _put(metadata, paths.policy(topic), encode_policy(TopicPolicy(enabled=enable)))
 
 
 async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:

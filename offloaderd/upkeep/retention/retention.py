@@ -29,7 +29,7 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.policy.merge import Effective, Origin
+from offloaderd.policy.policies import Effective, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader

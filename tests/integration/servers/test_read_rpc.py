@@ -21,8 +21,7 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.records import topic as policy
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.protocol.errors import from_rpc_error
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
@@ -64,7 +63,7 @@ async def topic(
     segment = replace(segment, bucket=store.buckets[0])
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(MemoryTree().connect())
-        await metadata.create(paths.policy(TOPIC), policy.encode(TopicPolicy()))
+        await metadata.create(paths.policy(TOPIC), encode_policy(TopicPolicy()))
         await metadata.create(paths.ledgers(TOPIC), b"")
         steps, _ = catalog.TopicMap(TOPIC).with_commit(segment)
         await metadata.transact(steps)

@@ -13,9 +13,9 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.policy import discovery
 from offloaderd.policy.discovery import Discovery
-from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.policy.selector import Selector
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.store import enabled_topics, topic_policies
+from offloaderd.policy.updates import Selector
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.patience import PATIENCE_S

@@ -29,8 +29,7 @@ from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.records import topic as policy
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
@@ -119,7 +118,7 @@ class Site:
             if not await metadata.children(paths.topic(topic)):
                 for folder in paths.folders(topic):
                     await metadata.create(folder, b"")
-                await metadata.create(paths.policy(topic), policy.encode(TopicPolicy()))
+                await metadata.create(paths.policy(topic), encode_policy(TopicPolicy()))
             segment_id = CLOCK.uuid()
             segment = await put_segment(
                 objects, pieces, segment_id=segment_id, block_entries=100, topic=topic, surveyed=True

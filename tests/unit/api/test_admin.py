@@ -31,10 +31,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.topic_map.map import TopicMap, load
-from offloaderd.policy.records import selection as selection_record
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import Selection, TopicPolicy, encode_policy, encode_selection
 from offloaderd.policy.selection import Change, Outcome
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -226,7 +223,7 @@ async def commit(store: MemoryMetadata, topic: TopicName, first: int, last: int,
 
 async def enable(store: MemoryMetadata, topic: TopicName, *, enabled: bool = True) -> None:
     """Write a topic's policy."""
-    await store.create(paths.policy(topic), policy_record.encode(TopicPolicy(enabled=enabled)))
+    await store.create(paths.policy(topic), encode_policy(TopicPolicy(enabled=enabled)))
 
 
 def an_attempt(begin: Position) -> Attempt:
@@ -373,11 +370,11 @@ async def test_selections_are_listed_with_what_they_enabled(room: Room) -> None:
     """Topics that were disabled again do not count; a damaged record shows as one."""
     policy = TopicPolicy(segment_bytes_max=7)
     selection = Selection(pattern=TopicPattern.parse("acme/*"), policy=policy, created_ms=9)
-    await room.store.create(paths.selection("acme/*"), selection_record.encode(selection))
+    await room.store.create(paths.selection("acme/*"), encode_selection(selection))
     await room.store.create(paths.selection("public/*"), b"\xff")
     for topic, enabled in ((OTHER, True), (TopicName.parse("acme/web/off"), False)):
         value = TopicPolicy(enabled=enabled, selected_by="acme/*")
-        await room.store.create(paths.policy(topic), policy_record.encode(value))
+        await room.store.create(paths.policy(topic), encode_policy(value))
     found = (await room.service.ListSelections(admin_pb2.ListSelectionsRequest(), CONTEXT)).selections
     assert [(one.pattern, one.topics, one.created_ms) for one in found] == [("acme/*", 1, 9), ("public/*", 0, 0)]
     assert (found[0].segment_bytes_max, found[0].HasField("segment_age_max_s"), found[0].damage) == (7, False, "")
@@ -401,7 +398,7 @@ async def test_a_long_list_is_not_counted(room: Room, monkeypatch: pytest.Monkey
 
 async def test_a_partitioned_topic_says_to_name_a_partition(room: Room) -> None:
     """What is asked of entries under a name that has none is answered with which names have."""
-    value = policy_record.encode(TopicPolicy(partitioned=True))
+    value = encode_policy(TopicPolicy(partitioned=True))
     await room.store.create(paths.policy(OTHER), value)
     rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="acme"), CONTEXT)).topics
     assert [(one.enabled, one.partitioned) for one in rows] == [(True, True)]

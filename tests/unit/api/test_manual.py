@@ -14,8 +14,7 @@ from offloaderd.api.admin.service import AdminService
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.metadata import paths
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, decode_policy, encode_policy
 from offloaderd.protocol.v1 import admin_pb2, common_pb2
 from offloaderd.topic.requests import Why
 from offloaderd.topic.status import TopicStatus
@@ -95,8 +94,8 @@ async def test_what_was_said_right_before_a_request_counts() -> None:
         topic = await enabled(one.engine)
         path = paths.policy(TOPIC)
         node = await one.store.get(path)
-        said = replace(policy_record.decode(node.value, path=path), method=OffloadMethod.NONE)
-        await one.store.replace(path, policy_record.encode(said), node.version)  # and nobody is told
+        said = replace(decode_policy(node.value, path=path), method=OffloadMethod.NONE)
+        await one.store.replace(path, encode_policy(said), node.version)  # and nobody is told
         with pytest.raises(Conflict, match="method none"):
             await one.offload(to=everything[25][0])
         assert topic.policy.method is OffloadMethod.NONE
@@ -301,7 +300,7 @@ async def test_topics_that_are_not_offloaded() -> None:
                 await one.offload(topic=str(topic))
             with pytest.raises(NotFound, match=says):
                 await one.status(topic=topic)
-        await rig.tree.connect().create(paths.policy(OTHER), policy_record.encode(TopicPolicy(partitioned=True)))
+        await rig.tree.connect().create(paths.policy(OTHER), encode_policy(TopicPolicy(partitioned=True)))
         with pytest.raises(InvalidInput, match="name a partition"):
             await one.offload(topic=str(OTHER))
         with pytest.raises(InvalidInput, match="name a partition"):

@@ -14,7 +14,7 @@ from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.services.offload import OffloadService
 from offloaderd.core.errors import Throttled, Transient
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, Position
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.errors import DETAIL_KEY
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from offloaderd.segment.roll import RollPolicy

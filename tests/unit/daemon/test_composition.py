@@ -26,7 +26,7 @@ from offloaderd.history.rewriting.rewrite import cut_of
 from offloaderd.ledgers.settings import LedgersSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.merge import Origin, effective
+from offloaderd.policy.policies import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.segment.settings import OffloadSettings
 from offloaderd.spark.jobs import stores as backfill_stores

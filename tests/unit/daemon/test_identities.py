@@ -12,7 +12,7 @@ from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import identity
 from offloaderd.objects import keys, marker
-from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
@@ -32,7 +32,7 @@ async def test_refusals_are_named_with_the_way_out() -> None:
     home = f"{one.settings.metadata.root}/{one.settings.daemon.cluster}"
     async with MemoryTree().connect() as store:
         for topic in TOPICS:
-            await store.create(home + paths.policy(topic), policy.encode(policy.TopicPolicy(enabled=True)))
+            await store.create(home + paths.policy(topic), encode_policy(TopicPolicy(enabled=True)))
         found = await refusals(one, store)
         assert (found.verdict, one.deployment_id) == (Verdict.OK, "")
         made = identity.Deployment(deployment_id=MINE, made_ms=1, made_by="d")

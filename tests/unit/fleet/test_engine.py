@@ -11,7 +11,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Closed, Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, Position, RollReason, TopicName
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import writer
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy

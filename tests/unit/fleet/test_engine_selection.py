@@ -11,7 +11,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy import discovery
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.selection import Outcome
 from tests.unit.rigs.rig import Rig, memory_ledgers, offloader_of, payloads, until, until_offloaded
 

@@ -13,7 +13,7 @@ from offloaderd.fleet import ownership
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import daemon as daemon_record
 from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.rigs.fleet import QUICK, TOPICS, Fellow, belong, epochs, fellow, settled

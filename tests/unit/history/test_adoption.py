@@ -14,7 +14,7 @@ from offloaderd.history.plan import left_of
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants import records as grant_records

@@ -19,7 +19,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.claim.topic_record import HistoryGap
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore

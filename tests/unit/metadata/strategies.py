@@ -13,8 +13,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, St
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment, Summary
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import Selection, TopicPolicy
 from tests.unit.format import builders
 
 INT63 = st.integers(0, 2**63 - 1)

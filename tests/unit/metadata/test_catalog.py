@@ -20,8 +20,7 @@ from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.records import topic as policy
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.metadata.segments import carry_out, contexts_of, made
@@ -323,7 +322,7 @@ async def test_topics_are_listed_by_their_policies() -> None:
     names = ["persistent://a/b/z", "persistent://a/b/c d/e", "persistent://a/a/off", "persistent://b/b/bare"]
     last, first, off, bare = map(TopicName.parse, names)
     for topic, enabled in ((last, True), (first, True), (off, False)):
-        await store.create(paths.policy(topic), policy.encode(TopicPolicy(enabled=enabled)))
+        await store.create(paths.policy(topic), encode_policy(TopicPolicy(enabled=enabled)))
     await store.create(paths.ledgers(bare), b"")
     await store.create("/topics/a/b/persistent/not encoded/policy", b"")
     await store.create("/topics/a/b/non-persistent/x/policy", b"")
@@ -340,7 +339,7 @@ async def test_a_broken_policy_is_told_and_hides_no_other() -> None:
     store = MemoryTree().connect()
     other = TopicName.parse("other")
     await store.create(paths.policy(TOPIC), b"\xff\xff")
-    await store.create(paths.policy(other), policy.encode(TopicPolicy(enabled=True)))
+    await store.create(paths.policy(other), encode_policy(TopicPolicy(enabled=True)))
     policies = await topic_policies(store)
     broken = policies.pop(TOPIC)
     assert isinstance(broken, CorruptData)

@@ -13,12 +13,8 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import TopicName
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata import paths
-from offloaderd.policy.merge import Level, Origin
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import level as level_policy
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.level import LevelPolicy
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin
+from offloaderd.policy.records import LevelPolicy, TopicPolicy, decode_level, encode_level, encode_policy
 from offloaderd.policy.resolver import PolicyResolver, node_of
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.policy.test_effective import POLICIES
@@ -36,7 +32,7 @@ async def stored(**nodes: OffloadPolicies | bytes) -> AsyncIterator[MemoryMetada
     async with MemoryTree().connect() as store:
         for name, said in nodes.items():
             where = None if name == "broker" else tuple(name.split("__"))
-            value = said if isinstance(said, bytes) else level_policy.encode(LevelPolicy(said, 7))
+            value = said if isinstance(said, bytes) else encode_level(LevelPolicy(said, 7))
             await store.create(node_of(where), value)  # type: ignore[arg-type]
         yield store
 
@@ -81,9 +77,9 @@ async def test_a_topic_is_looked_up_with_all_levels() -> None:
         book = PolicyResolver(store)
         assert not (found := await book.of(TOPIC)).known
         assert found.values.segment_bytes_max == 3
-        await store.create(paths.policy(TOPIC), policy_record.encode(TopicPolicy(segment_age_max_s=9.0)))
+        await store.create(paths.policy(TOPIC), encode_policy(TopicPolicy(segment_age_max_s=9.0)))
         path = node_of(("acme", "eu"))
-        await store.replace(path, level_policy.encode(LevelPolicy(size(8))), (await store.get(path)).version)
+        await store.replace(path, encode_level(LevelPolicy(size(8))), (await store.get(path)).version)
         assert (await book.of(TOPIC)).known
         assert (await book.of(TOPIC)).values.segment_bytes_max == 3
         assert (await book.of(TOPIC, fresh=True)).values.segment_bytes_max == 8
@@ -118,7 +114,7 @@ async def test_a_book_that_says_something_else_is_another_one() -> None:
 def test_a_levels_policy_reads_back(policies: OffloadPolicies) -> None:
     """Whatever may be said, with when it was changed."""
     value = LevelPolicy(policies, 1_700_000_000_000)
-    assert level_policy.decode(level_policy.encode(value), path="/p") == value
+    assert decode_level(encode_level(value), path="/p") == value
 
 
 def _record(**values: Any) -> bytes:  # noqa: ANN401 - each value its own type
@@ -143,4 +139,4 @@ def _record(**values: Any) -> bytes:  # noqa: ANN401 - each value its own type
 def test_a_damaged_levels_policy_is_an_error(damaged: bytes) -> None:
     """Every value is checked when it is read."""
     with pytest.raises(CorruptData):
-        level_policy.decode(damaged, path="/p")
+        decode_level(damaged, path="/p")

@@ -15,17 +15,35 @@ from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.pb.storage import manifest_pb2, records_pb2
 from offloaderd.metadata.records import attempt, context, daemon, epoch, floor, grant, owner, trash
-from offloaderd.policy.records import selection
-from offloaderd.policy.records import topic as policy
+from offloaderd.policy.records import (
+    Selection,
+    TopicPolicy,
+    decode_policy,
+    decode_selection,
+    disabled,
+    encode_policy,
+    encode_selection,
+)
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64, attempts, floors, grants, policies, selections
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Callable
 
     from google.protobuf.message import Message
 
 PATH = "/topics/t/n/persistent/x/node"
-KINDS = [attempt, context, daemon, epoch, floor, grant, owner, policy, selection, trash]
+DECODERS = [
+    attempt.decode,
+    context.decode,
+    daemon.decode,
+    epoch.decode,
+    floor.decode,
+    grant.decode,
+    owner.decode,
+    decode_policy,
+    decode_selection,
+    trash.decode,
+]
 SOME_POLICY = records_pb2.TopicPolicyRecord(enabled=True)
 SEGMENT = UUID("11223344-5566-7788-99aa-bbccddeeff00")
 
@@ -73,15 +91,15 @@ def test_an_epoch_reads_back(value: epoch.Epoch) -> None:
 
 
 @given(policies)
-def test_a_policy_reads_back(value: policy.TopicPolicy) -> None:
+def test_a_policy_reads_back(value: TopicPolicy) -> None:
     """What is set survives with its value (0 included); what is inherited stays unset."""
-    assert policy.decode(policy.encode(value), path=PATH) == value
+    assert decode_policy(encode_policy(value), path=PATH) == value
 
 
 @given(selections)
-def test_a_selection_reads_back(value: selection.Selection) -> None:
+def test_a_selection_reads_back(value: Selection) -> None:
     """Pattern, policy and age survive; the pattern still matches what it matched."""
-    found = selection.decode(selection.encode(value), path=PATH)
+    found = decode_selection(encode_selection(value), path=PATH)
     assert found == value
     assert found.pattern.scope == value.pattern.scope
 
@@ -123,12 +141,12 @@ def test_a_grant_is_in_force_while_verified_and_not_revoked() -> None:
     assert not grant.Grant(ledger_id=1, not_before_ms=10).allows(10)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__).rpartition(".")[2])
+@pytest.mark.parametrize("decode", DECODERS, ids=lambda decode: f"{decode.__module__}.{decode.__name__}")
 @given(data=st.binary(max_size=200))
-def test_arbitrary_bytes_are_a_record_or_corrupt(kind: ModuleType, data: bytes) -> None:
+def test_arbitrary_bytes_are_a_record_or_corrupt(decode: Callable[..., object], data: bytes) -> None:
     """Whatever lies in a node, decoding returns a value or raises CorruptData with the node's path."""
     try:
-        found = kind.decode(data, path=PATH)
+        found = decode(data, path=PATH)
     except CorruptData as error:
         found = error.key
     assert found is not None
@@ -137,8 +155,8 @@ def test_arbitrary_bytes_are_a_record_or_corrupt(kind: ModuleType, data: bytes) 
 
 def test_a_disabled_policy_keeps_its_settings() -> None:
     """Switching a topic off and on again loses no setting."""
-    value = policy.TopicPolicy(segment_bytes_max=5, read_priority=ReadPriority.BOOKKEEPER_FIRST)
-    off = policy.disabled(value)
+    value = TopicPolicy(segment_bytes_max=5, read_priority=ReadPriority.BOOKKEEPER_FIRST)
+    off = disabled(value)
     assert not off.enabled
     assert off.segment_bytes_max == 5
     assert off.read_priority is ReadPriority.BOOKKEEPER_FIRST
@@ -173,31 +191,34 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"),
+    ("decode", "data"),
     [
-        (epoch, records_pb2.EpochRecord(daemon_id="d")),
-        (owner, records_pb2.OwnerRecord(epoch=1)),
-        (daemon, records_pb2.DaemonRecord(address="a:1")),
-        (trash, records_pb2.TrashRecord(reason="r")),
-        (policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
-        (policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
-        (policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
-        (policy, records_pb2.TopicPolicyRecord(retention="never")),
-        (policy, records_pb2.TopicPolicyRecord(retention_age_s=-1.0)),
-        (floor, records_pb2.FloorRecord(ledger_id=-1)),
-        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=9)),
-        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=10, next_ledger_id=4)),
-        (floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, next_ledger_id=5)),
-        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1)),
-        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 3), _part(5, 8)])),
-        (grant, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 9)])),
-        (selection, records_pb2.SelectionRecord(pattern="public/default/orders", policy=SOME_POLICY)),
-        (selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),
-        (selection, records_pb2.SelectionRecord(pattern="a/*")),
+        (epoch.decode, records_pb2.EpochRecord(daemon_id="d")),
+        (owner.decode, records_pb2.OwnerRecord(epoch=1)),
+        (daemon.decode, records_pb2.DaemonRecord(address="a:1")),
+        (trash.decode, records_pb2.TrashRecord(reason="r")),
+        (decode_policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
+        (decode_policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
+        (decode_policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
+        (decode_policy, records_pb2.TopicPolicyRecord(retention="never")),
+        (decode_policy, records_pb2.TopicPolicyRecord(retention_age_s=-1.0)),
+        (floor.decode, records_pb2.FloorRecord(ledger_id=-1)),
+        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=9)),
+        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=10, next_ledger_id=4)),
+        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, next_ledger_id=5)),
+        (grant.decode, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1)),
+        (
+            grant.decode,
+            records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 3), _part(5, 8)]),
+        ),
+        (grant.decode, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1, segments=[_part(0, 9)])),
+        (decode_selection, records_pb2.SelectionRecord(pattern="public/default/orders", policy=SOME_POLICY)),
+        (decode_selection, records_pb2.SelectionRecord(pattern="persistent://a/*", policy=SOME_POLICY)),
+        (decode_selection, records_pb2.SelectionRecord(pattern="a/*")),
     ],
     ids=str,
 )
-def test_impossible_values_are_corrupt(kind: ModuleType, data: Message) -> None:
+def test_impossible_values_are_corrupt(decode: Callable[..., object], data: Message) -> None:
     """Each kind refuses what it could not have written."""
     with pytest.raises(CorruptData):
-        kind.decode(data.SerializeToString(), path=PATH)
+        decode(data.SerializeToString(), path=PATH)

@@ -15,8 +15,7 @@ from offloaderd.metadata.records import codec
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy import store as policies
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, decode_policy, disabled, encode_policy, standing
 from offloaderd.topic import requests as asked
 from offloaderd.topic.requests import Wanted
 from offloaderd.upkeep.gc.collector import Collector
@@ -89,9 +88,9 @@ def test_what_a_later_release_adds_survives_a_rewrite(name: str) -> None:
 
 def test_what_a_later_release_adds_to_a_policy_survives_what_is_said_of_the_topic() -> None:
     """A policy that is set by name, and one that follows from a pattern."""
-    found = policy_record.decode(lines()["policy"] + ADDED, path="p")
-    assert policy_record.encode(policy_record.standing(TopicPolicy(), found)).endswith(ADDED)
-    assert policy_record.encode(policy_record.disabled(found)).endswith(ADDED)
+    found = decode_policy(lines()["policy"] + ADDED, path="p")
+    assert encode_policy(standing(TopicPolicy(), found)).endswith(ADDED)
+    assert encode_policy(disabled(found)).endswith(ADDED)
 
 
 def test_what_a_later_release_adds_within_ranges_survives_too() -> None:
@@ -115,7 +114,7 @@ def test_a_record_that_only_a_later_release_may_touch_is_refused(name: str) -> N
 def test_no_record_of_this_release_is_refused_by_itself() -> None:
     """It writes format 0, which is nothing at all; 1 in contexts that have pieces, and in no others."""
     assert codec.FORMAT == 0
-    codec.unless_newer(policy_record.decode, b"\xff\xff", "p")
+    codec.unless_newer(decode_policy, b"\xff\xff", "p")
 
 
 async def made_newer(store: MetadataStore, path: str, mark: bytes = NEWER) -> bytes:

@@ -25,7 +25,7 @@ from offloaderd.policy.cost import (
     per_scrub,
     per_segment,
 )
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

@@ -17,9 +17,8 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.policy import store as stored
 from offloaderd.policy.discovery import COMPARED_S, DISCOVERY_S, JITTER_S, Discovery
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.policy.selector import Selector
+from offloaderd.policy.records import Selection, TopicPolicy
+from offloaderd.policy.updates import Selector
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.policy.test_selector import Room

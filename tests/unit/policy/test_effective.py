@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.policy.merge import BUILT_IN, Level, Origin, effective
-from offloaderd.policy.policies import DEFAULTS, NAMES, OffloadPolicies
+from offloaderd.policy.policies import BUILT_IN, DEFAULTS, NAMES, Level, OffloadPolicies, Origin, effective
 
 LIMITS = ("retention_age_s", "retention_bytes")
 ORDER = (Origin.TOPIC, Origin.SELECTION, Origin.NAMESPACE, Origin.BROKER, Origin.SETTINGS)

@@ -13,11 +13,10 @@ from offloaderd.core.model import OffloadMethod, OutagePolicy
 from offloaderd.metadata import paths
 from offloaderd.policy import discovery
 from offloaderd.policy.discovery import Discovery
-from offloaderd.policy.levels import Effect, Levels
-from offloaderd.policy.merge import Level, Origin
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver, node_of
+from offloaderd.policy.updates import Effect, Levels
 from tests.unit.policy.test_selector import Room, running, short
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 

@@ -10,10 +10,9 @@ from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
-from offloaderd.policy import levels
+from offloaderd.policy import updates
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.policy.records import Paused, TopicPolicy, decode_policy, encode_policy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.topic.requests import Wanted, Why, planned
 from offloaderd.topic.status import Reporter
@@ -30,15 +29,15 @@ def rig() -> Rig:
     return rig
 
 
-async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[levels.PauseChange]:
+async def say(rig: Rig, paused: Paused | None, topic: TopicName = TOPIC) -> list[updates.PauseChange]:
     """Pause a topic, or have it go on."""
-    return await levels.set_paused(rig.tree.connect(), rig.clock, topic, paused)
+    return await updates.set_paused(rig.tree.connect(), rig.clock, topic, paused)
 
 
 async def stored(rig: Rig, topic: TopicName = TOPIC) -> TopicPolicy:
     """Return a topic's policy as it lies in the store."""
     path = paths.policy(topic)
-    return policy_record.decode((await rig.tree.connect().get(path)).value, path=path)
+    return decode_policy((await rig.tree.connect().get(path)).value, path=path)
 
 
 async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig) -> None:
@@ -48,7 +47,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         topic = await enabled(engine)
         before = await rig.ledgers.append(TOPIC, payloads(30))
         await until(lambda: topic.taken == before)
-        assert await say(rig, PAUSED) == [levels.PauseChange(TOPIC, PAUSED, True)]
+        assert await say(rig, PAUSED) == [updates.PauseChange(TOPIC, PAUSED, True)]
         await until_offloaded(topic, before)
         behind = await rig.ledgers.append(TOPIC, payloads(20, seed=1))
         await until(lambda: topic.newest == behind)
@@ -68,7 +67,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
         await until(lambda: topic.newest == behind)
         assert topic.offloaded == before
         assert topic.progress is None
-        assert await say(rig, None) == [levels.PauseChange(TOPIC, None, True)]
+        assert await say(rig, None) == [updates.PauseChange(TOPIC, None, True)]
         await until(lambda: topic.taken == behind)
         await topic.request_roll()
         await until_offloaded(topic, behind)
@@ -132,7 +131,7 @@ async def test_partitions_go_with_their_topic(rig: Rig) -> None:
     store = rig.tree.connect()
     async with rig.engine() as engine:
         await engine.enable(whole, TopicPolicy(enabled=True))
-        planned_ones = await levels.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
+        planned_ones = await updates.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
         assert {one.topic for one in planned_ones if one.changed} == {whole, *parts}
         assert (await stored(rig, parts[0])).paused is None
         await say(rig, PAUSED, whole)
@@ -152,7 +151,7 @@ async def test_what_is_not_enabled_cannot_be_paused(rig: Rig) -> None:
 def test_a_pause_survives_its_record() -> None:
     """Who and since when; a topic that is not paused has neither."""
     for policy in (TopicPolicy(paused=PAUSED), TopicPolicy()):
-        assert policy_record.decode(policy_record.encode(policy), path="p") == policy
+        assert decode_policy(encode_policy(policy), path="p") == policy
 
 
 def test_a_policy_is_held_only_while_a_command_pauses_it() -> None:

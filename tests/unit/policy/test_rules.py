@@ -6,8 +6,7 @@ import pytest
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod, TierRetention
-from offloaderd.policy.merge import Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin, effective
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, contradictions, sound
 
 HERE = Surroundings(places=(("pulsar", "p/"),))

@@ -13,8 +13,7 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records.selection import Selection
-from offloaderd.policy.records.topic import TopicPolicy, disabled
+from offloaderd.policy.records import Selection, TopicPolicy, disabled
 from offloaderd.policy.resolver import PolicyResolver, node_of
 from offloaderd.policy.selection import Change, Outcome, Rules, partitioned_among
 from offloaderd.testing.memory.metadata import MemoryTree

@@ -16,10 +16,9 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.policy import store as policies
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
-from offloaderd.policy.selector import TURN_S, Selector
+from offloaderd.policy.records import TopicPolicy, decode_policy
 from offloaderd.policy.store import enabled_topics, topic_policies
+from offloaderd.policy.updates import TURN_S, Selector
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.rigs.topic_source import TopicSource
@@ -62,7 +61,7 @@ class Room:
     async def policy(self, topic: str) -> TopicPolicy:
         """Return a topic's policy."""
         path = paths.policy(TopicName.parse(topic))
-        return policy_record.decode((await self.store.get(path)).value, path=path)
+        return decode_policy((await self.store.get(path)).value, path=path)
 
 
 def short(topic: TopicName) -> str:

@@ -12,7 +12,7 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata import paths
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
-from offloaderd.policy.records.selection import Selection
+from offloaderd.policy.records import Selection
 from tests.unit.policy.test_selector import Room, running
 
 

@@ -22,8 +22,7 @@ from offloaderd.format.values import BlockInfo, LedgerPart, Past, SegmentManifes
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.policy.merge import Effective, Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments.reader import SegmentOptions
 from offloaderd.testing.memory.objects import MemoryStore

@@ -20,7 +20,7 @@ from tests.unit.read.test_reader import IDS, collect, run, three_tiers
 if TYPE_CHECKING:
     from offloaderd.core.errors import OffloaderError
     from offloaderd.core.model import TopicName
-    from offloaderd.policy.merge import Effective
+    from offloaderd.policy.policies import Effective
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 OFFLOADED = run(3, 0, 9) + run(5, 0, 3)

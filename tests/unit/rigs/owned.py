@@ -8,8 +8,7 @@ from offloaderd.core.model import Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.policy.merge import Level, Origin
-from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim

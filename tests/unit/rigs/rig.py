@@ -22,9 +22,8 @@ from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.places import Place, Places
-from offloaderd.policy.merge import Level, Origin
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.builders.ledger_builder import WholeLedgers

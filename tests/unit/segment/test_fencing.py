@@ -12,7 +12,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
 from offloaderd.metadata.port import StoreSession
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

@@ -11,7 +11,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position
 from offloaderd.format.pulsar import broker_entry
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.topic.lag import first_after
 from offloaderd.topic.status import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded

@@ -21,13 +21,13 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.topic.idle import KeptMap
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import Session
-    from offloaderd.policy.merge import Effective
+    from offloaderd.policy.policies import Effective
 
 
 async def test_what_was_committed_is_known_until_the_topic_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep

@@ -14,7 +14,7 @@ from offloaderd.core.errors import Conflict, Denied, Expired, NoSpace, NotFound,
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
 from offloaderd.core.pace import Pace
 from offloaderd.metadata import paths
-from offloaderd.policy.records.topic import Paused, TopicPolicy
+from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.segment import failures as reach_module
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

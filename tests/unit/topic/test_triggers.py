@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod, Position, TopicName
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.objects import MemoryStore

@@ -20,8 +20,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.testing import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
@@ -118,7 +117,7 @@ class Ground:
                 await self.metadata.create(folder, b"")
             except Conflict:
                 continue
-        await self.metadata.create(paths.policy(topic), policy_record.encode(TopicPolicy()))
+        await self.metadata.create(paths.policy(topic), encode_policy(TopicPolicy()))
 
     async def begin(self, number: int, topic: TopicName = TOPIC, *, first: Run | None = None) -> None:
         """Record an attempt."""

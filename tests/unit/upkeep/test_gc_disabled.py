@@ -17,8 +17,7 @@ from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.epoch import Epoch
 from offloaderd.metadata.records.identity import Refusal
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.gc.findings import Kind, Verdict
@@ -39,7 +38,7 @@ async def disabled(ground: Ground) -> str:
     upload_id = await ground.objects.create_upload(data_key(2), metadata=OURS)
     await change(ground, upload_id=upload_id, driver_properties={"bucket": BUCKET, "prefix": PREFIX})
     await ground.metadata.create(paths.epoch(TOPIC), epoch_record.encode(EPOCH))
-    await set_policy(ground, policy_record.encode(TopicPolicy(enabled=False)))
+    await set_policy(ground, encode_policy(TopicPolicy(enabled=False)))
     await ground.age()
     return upload_id
 
@@ -167,7 +166,7 @@ async def test_what_is_enabled_or_young_is_no_find(ground: Ground) -> None:
     """An open segment of a topic that is offloaded is in order, and so is one that was just begun."""
     await disabled(ground)
     assert (await ground.collect(grace_s=1e12))[0] == []
-    await set_policy(ground, policy_record.encode(TopicPolicy()))
+    await set_policy(ground, encode_policy(TopicPolicy()))
     assert (await ground.collect())[0] == []
     assert (await ground.metadata.get(paths.attempt(TOPIC))).value
 

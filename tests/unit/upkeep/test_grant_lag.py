@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.metadata import paths
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import level as level_policy
-from offloaderd.policy.records.level import LevelPolicy
+from offloaderd.policy.records import LevelPolicy, encode_level
 from offloaderd.policy.resolver import node_of
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import NEVER_MS, Grants
@@ -99,7 +98,7 @@ async def test_a_change_of_the_policy_is_heeded_at_once() -> None:
         duty = group.create_task(grants.run(owned.offloader))
         await _until(owned, {0: 1, 1: 1})
         said = LevelPolicy(OffloadPolicies(deletion_lag_s=9.0))
-        await store.create(node_of((TOPIC.tenant, TOPIC.namespace)), level_policy.encode(said))
+        await store.create(node_of((TOPIC.tenant, TOPIC.namespace)), encode_level(said))
         owned.offloader.policy_changed.notify()
         await _until(owned, {0: 9, 1: 9})
         duty.cancel()

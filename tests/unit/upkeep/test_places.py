@@ -16,7 +16,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.gc.collector import Collector

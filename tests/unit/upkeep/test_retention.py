@@ -16,10 +16,8 @@ from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.policy.merge import Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import topic as policy_record
-from offloaderd.policy.records.topic import TopicPolicy
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin, effective
+from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep.deletion import empty_trash, keep_trash_empty
 from offloaderd.upkeep.retention.retention import (
@@ -306,7 +304,7 @@ async def test_a_topic_of_its_own_policy_is_limited_by_age_and_by_size() -> None
     assert owned.offloader.map.floor is None
 
     async def limit(policy: TopicPolicy) -> None:
-        await store.replace(path, policy_record.encode(policy), (await store.get(path)).version)
+        await store.replace(path, encode_policy(policy), (await store.get(path)).version)
         await retention.run_once(owned.offloader, {})
 
     total = sum(segment.object_bytes for segment in owned.offloader.map.segments)
@@ -329,7 +327,7 @@ async def test_limits_that_were_written_into_the_store_delete_nothing_before_the
         await owned.ledgers.delete(TOPIC, ledger_id)
     store, path = rig.tree.connect(), paths.policy(TOPIC)
     retention = Retention(owned.context, owned.ledgers, RetentionSettings(), owned.book())
-    hostile = policy_record.encode(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=1))
+    hostile = encode_policy(TopicPolicy(retention=TierRetention.LIMITED, retention_bytes=1))
     await store.replace(path, hostile, (await store.get(path)).version)
     await retention.run_once(owned.offloader, {})
     assert len(owned.offloader.map.segments) == 3

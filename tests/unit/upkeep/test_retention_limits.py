@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from offloaderd.core.model import TierRetention, TopicName
-from offloaderd.policy.merge import Effective, Level, Origin, effective
-from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
 from offloaderd.testing.clock import FakeClock
 from offloaderd.upkeep.retention.retention import Standing
 

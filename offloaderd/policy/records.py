@@ -1,6 +1,7 @@
-"""`policy`: the policy of one topic. A value of None is inherited.
+"""Records of policies: of one topic, of a level above the topics, and of all topics that a pattern matches.
 
-It was set for the topic by name, or, with `selected_by`, follows from a pattern and ends with it.
+A value of None is inherited. The policy of a topic was set by name, or, with `selected_by`, follows from a pattern and
+ends with it.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.parsing import filled
 from offloaderd.format.pb.storage import records_pb2
@@ -65,12 +67,12 @@ def disabled(policy: TopicPolicy) -> TopicPolicy:
     return replace(policy, enabled=False, selected_by="")
 
 
-def encode(value: TopicPolicy) -> bytes:
+def encode_policy(value: TopicPolicy) -> bytes:
     """Return the node's content."""
     return to_record(value).SerializeToString(deterministic=True)
 
 
-def decode(data: bytes, *, path: str) -> TopicPolicy:
+def decode_policy(data: bytes, *, path: str) -> TopicPolicy:
     """Read a node's content; raises CorruptData."""
     return from_record(codec.parse(records_pb2.TopicPolicyRecord, data, path), path=path)
 
@@ -130,3 +132,68 @@ def _word(path: str, kind: type[W], text: str) -> W | None:
 def _check_seconds(path: str, value: float, *, off: bool) -> None:
     if not (math.isfinite(value) and (value >= 0 or (off and value == OFF))):
         codec.corrupt(path, "a number of seconds", value)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPolicy:
+    """The policies of a level, and the time of their last change (wall clock)."""
+
+    policies: OffloadPolicies
+    changed_ms: int = 0
+
+
+def encode_level(value: LevelPolicy) -> bytes:
+    """Return the node's content."""
+    return codec.content(records_pb2.LevelPolicyRecord, value, policies=to_record(value.policies))
+
+
+def decode_level(data: bytes, *, path: str) -> LevelPolicy:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.LevelPolicyRecord, data, path)
+    if not record.HasField("policies"):
+        codec.corrupt(path, "policies", "nothing")
+    return LevelPolicy(own(from_record(record.policies, path=path)), record.changed_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A pattern with the policy of its topics. `created_ms` stays when the policy is changed.
+
+    `refused` is the reason why the expression of an earlier release is no longer valid; empty: it is. A refused one
+    selects nothing, and topics that it selected keep their policy until it is disabled.
+    """
+
+    pattern: TopicPattern
+    policy: TopicPolicy
+    created_ms: int
+    refused: str = ""
+
+
+def encode_selection(value: Selection) -> bytes:
+    """Return the node's content."""
+    policy = to_record(value.policy)
+    return codec.content(records_pb2.SelectionRecord, value, pattern=value.pattern.text, policy=policy)
+
+
+def decode_selection(data: bytes, *, path: str) -> Selection:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.SelectionRecord, data, path)
+    refused = ""
+    try:
+        pattern = TopicPattern.named(record.pattern)
+    except InvalidInput:
+        codec.corrupt(path, "a pattern", repr(record.pattern))
+    try:
+        pattern = TopicPattern.parse(record.pattern)
+    except InvalidInput as error:
+        refused = error.message
+    if pattern.text != record.pattern or pattern.topic is not None:
+        codec.corrupt(path, "a pattern of several topics in its one spelling", repr(record.pattern))
+    if not record.HasField("policy"):
+        codec.corrupt(path, "a policy", "nothing")
+    return Selection(
+        pattern=pattern,
+        policy=from_record(record.policy, path=path),
+        created_ms=record.created_ms,
+        refused=refused,
+    )

@@ -1,1 +1,0 @@
-"""Records of policies, one module for each kind of node."""
