@@ -1,5 +1,4 @@
-"""What offloading costs in requests, and in what a store charges for them: its prices, and a model of how segments
-are written.
+"""What offloading costs in requests, and in what a store charges for them: a model of how segments are written. Pure.
 
 It follows the uploader step by step (`segment/upload.py`, `segment/complete.py`), and tests compare it with the
 requests of a real upload. It leaves out rare requests (retries, a new owner that resumes an upload) and those that do
@@ -11,9 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from pydantic import Field
-
-from offloaderd.core.section import Amount, Section
+from offloaderd.policy.settings import Prices
 
 GIB = 1024**3
 HOUR_S = 3600.0
@@ -48,26 +45,9 @@ class Requests(NamedTuple):
         """Their number."""
         return self.puts + self.gets + self.deletes
 
-
-class Prices(Section):
-    """The prices that `offloadctl plan-cost` calculates with, in any one currency; nothing else uses them."""
-
-    put_1000: Amount = Field(default=0.005, ge=0)
-    """A thousand requests that are charged as PUT, COPY, POST or LIST. The defaults are AWS's list prices for S3
-    Standard in us-east-1, in dollars; look up those of your region and class."""
-
-    get_1000: Amount = Field(default=0.0004, ge=0)
-    """A thousand that are charged as GET, as HEAD is."""
-
-    delete_1000: Amount = Field(default=0.0, ge=0)
-    """A thousand deletions; AWS charges nothing for them."""
-
-    stored_gib_month: Amount = Field(default=0.023, ge=0)
-    """A GiB that is stored for a month."""
-
-    def of(self, requests: Requests) -> float:
-        """Return what requests cost."""
-        charged = requests.puts * self.put_1000 + requests.gets * self.get_1000 + requests.deletes * self.delete_1000
+    def price(self, prices: Prices) -> float:
+        """Return what the store charges for them."""
+        charged = self.puts * prices.put_1000 + self.gets * prices.get_1000 + self.deletes * prices.delete_1000
         return charged / 1000
 
 
@@ -194,7 +174,7 @@ def estimate(
         metadata_writes=metadata_writes,
         write=write,
         scrub=scrub,
-        requests_month=prices.of(write.plus(scrub)) * MONTH_S / HOUR_S,
+        requests_month=write.plus(scrub).price(prices) * MONTH_S / HOUR_S,
         stored_month=stored_bytes_per_s * MONTH_S / GIB * prices.stored_gib_month,
         durable_s_max=durable_s,
     )

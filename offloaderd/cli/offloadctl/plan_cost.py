@@ -13,7 +13,8 @@ from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, load
-from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, Prices, estimate
+from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, estimate
+from offloaderd.policy.settings import Prices
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
 WRITER = "offloaderd"

@@ -13,7 +13,8 @@ from offloaderd.history.plan import Left, extent_of, left_of
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import history
 from offloaderd.metadata.records.history import HistoryRange, RangeState
-from offloaderd.policy.cost import GIB, Prices, Requests
+from offloaderd.policy.cost import GIB, Requests
+from offloaderd.policy.settings import Prices
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy
@@ -64,7 +65,7 @@ class TopicPlan:
 
     def costs(self, prices: Prices) -> tuple[float, float]:
         """Return the price of the requests, and that of the bytes for a month."""
-        once = prices.of(Requests(puts=self.puts, gets=self.gets))
+        once = Requests(puts=self.puts, gets=self.gets).price(prices)
         return once, self.object_bytes / GIB * prices.stored_gib_month
 
 
