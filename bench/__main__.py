@@ -46,7 +46,7 @@ from bench.stock import stock
 from bench.tailing import bookies, tail
 from bench.topics import fifty, slow
 from offloaderd.core.errors import OffloaderError
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from tests.real import stores
 
 if TYPE_CHECKING:

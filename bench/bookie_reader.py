@@ -20,7 +20,7 @@ from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 

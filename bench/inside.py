@@ -21,7 +21,7 @@ from bench.scale import bytes_of
 from offloaderd.core.entries import ENTRY_HEAD
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import ObjectInfo, PartInfo

@@ -17,7 +17,7 @@ from bench.site import secret_of
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.s3.store import S3Store

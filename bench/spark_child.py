@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bench.machine import memory_bytes
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import load
 from offloaderd.spark.backfill import backfill
 from offloaderd.spark.jobs.run import on_executor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.sections import all_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,8 +13,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.settings.change import LIVE
-from offloaderd.daemon.settings.fields import all_settings, section_types
+from offloaderd.daemon.reload import LIVE
+from offloaderd.daemon.settings.sections import all_settings, section_types
 from tools.alerts import alerts_page
 from tools.api import api_page
 from tools.dashboard import dashboard

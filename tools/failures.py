@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.sections import all_settings
 from tools.alerts import alert_names
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from offloaderd.access.roles import Role
-from offloaderd.api.context import Context
+from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Unauthenticated

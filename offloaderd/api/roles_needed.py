@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from offloaderd.access.roles import Role, Where
-from offloaderd.api.admin.messages import checked_prefix
-from offloaderd.api.services.policy import level_of
-from offloaderd.api.services.rollback import target_of
+from offloaderd.api.admin import checked_prefix
+from offloaderd.api.history import target_of
+from offloaderd.api.policy import level_of
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import DOMAIN, TopicPattern, of_topic
 from offloaderd.protocol.conversion import check_append, check_push

@@ -16,8 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from offloaderd.access.certificates import Certificates
-from offloaderd.access.watched import Watched
+from offloaderd.access.certificates import Certificates, Watched
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.protocol.v1 import (

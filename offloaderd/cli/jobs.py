@@ -11,7 +11,7 @@ from offloaderd.cli.settings import settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.spark.jobs.job import PATIENCE_S, JobTopics
 from offloaderd.spark.jobs.stores import Options, Share

@@ -170,7 +170,7 @@ class _Bearer(grpc.AuthMetadataPlugin):
 
 
 def _seen(path: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes with the content of a file; see access/watched.py."""
+    """Return a value that changes with the content of a file; see access/certificates.py."""
     try:
         found = path.stat()
     except OSError:

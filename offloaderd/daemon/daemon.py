@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from offloaderd import __version__
-from offloaderd.api.admin.service import DaemonSnapshot
+from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.server import RpcServer, Services
 from offloaderd.core.aio.groups import Group
@@ -28,18 +28,16 @@ from offloaderd.core.health import Health
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
 from offloaderd.core.retry import Backoff
-from offloaderd.daemon.composition.components import Components
-from offloaderd.daemon.composition.context import opened_context
-from offloaderd.daemon.composition.security import Guard
+from offloaderd.daemon.components import Components, opened_context
+from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.log_levels import LogLevels
-from offloaderd.daemon.probes import Prober
+from offloaderd.daemon.process import attended
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import is_metadata_open
 from offloaderd.daemon.status_page.site import StatusSite
-from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
-from offloaderd.daemon.systemd import attended
+from offloaderd.daemon.stores import Ledgers, Prober, metadata_store, open_ledgers
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState

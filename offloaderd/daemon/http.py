@@ -16,8 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 
-from offloaderd.access.certificates import Certificates, server_context
-from offloaderd.access.watched import Watched
+from offloaderd.access.certificates import Certificates, Watched, server_context
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics

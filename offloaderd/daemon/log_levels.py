@@ -14,8 +14,7 @@ from offloaderd.core.aio.signal import Signal
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.log.log import set_levels
-from offloaderd.daemon.log.modules import checked_level, known_module, parsed_levels
+from offloaderd.daemon.log import checked_level, known_module, parsed_levels, set_levels
 from offloaderd.daemon.settings.sections import LogSettings
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.sections import all_settings
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.bucket import bucket_store

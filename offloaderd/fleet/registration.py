@@ -4,10 +4,15 @@ A node under our id is one of three. It is ours of this session, from an earlier
 ours of a lost session, and deleted: no other daemon has our id, address and start time. Or it is another run's, which
 ends with that run's session and is waited for. If that run's process has certainly ended, the node is deleted and its
 topics are ours to claim. Were that wrong, the other run would be fenced, and commit nothing.
+
+A process is known by the machine's boot, its namespace of process ids, its id and its start time, all from /proc
+(Linux). Where any of that cannot be read, or belongs to another machine or container, nothing is claimed.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -17,7 +22,6 @@ from offloaderd.core.aio.signal import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OutcomeUnknown, Transient
 from offloaderd.core.retry import Backoff
-from offloaderd.fleet import processes
 from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore, Replace
@@ -231,11 +235,11 @@ def registration_of(
         address="",
         version=__version__,
         started_ms=clock.wall_ms(),
-        process=processes.mark(),
+        process=process_mark(),
     )
 
     def ended(other: DaemonNode) -> bool:
-        if processes.has_ended(other.process):
+        if process_ended(other.process):
             engine.inherit(other.session_id)
             return True
         return False
@@ -248,3 +252,49 @@ def registration_of(
         changed=engine.placement.become,
         ended=ended,
     )
+
+
+PROC = Path("/proc")
+STATE, STARTED = 0, 19
+"""Fields of /proc/PID/stat behind the command's name."""
+
+
+def process_mark() -> str:
+    """Return the mark of this process, empty where it cannot be known."""
+    machine, started = _machine(), _started(os.getpid())
+    return f"{machine} {os.getpid()} {started}" if machine and started else ""
+
+
+def process_ended(other: str) -> bool:
+    """Whether the process with this mark has certainly ended; False does not prove that it lives."""
+    boot, _, rest = other.partition(" ")
+    namespace, _, rest = rest.partition(" ")
+    process_id, _, started = rest.partition(" ")
+    if not (process_id.isdecimal() and started) or _machine() != f"{boot} {namespace}":
+        return False
+    try:
+        os.kill(int(process_id), 0)  # signal 0 only checks whether the process exists
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False  # there is one, and it is another user's
+    now = _started(int(process_id))
+    return now is not None and now != started
+
+
+def _machine() -> str:
+    """Return the machine's boot and namespace of process ids, empty when they cannot be read."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"  # noqa: PTH115 - a link to nowhere, read as text
+    except OSError:
+        return ""
+
+
+def _started(process_id: int) -> str | None:
+    """Return a process's start in ticks since the boot; empty when it is dead, None when that cannot be read."""
+    try:
+        fields = (PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[STATE] in {"Z", "X"} else fields[STARTED]

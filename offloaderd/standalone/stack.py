@@ -15,7 +15,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.settings import Settings, load
-from offloaderd.daemon.settings.fields import as_toml
+from offloaderd.daemon.settings.sections import as_toml
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.spark.java import find_java
 from offloaderd.standalone import state

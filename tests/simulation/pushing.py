@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.api.services.offload import OffloadService
+from offloaderd.api.push import OffloadService
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.protocol.conversion import from_position, to_batch

@@ -11,7 +11,7 @@ from offloaderd.cli.options import Session
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.drill import drill as work
 from offloaderd.drill.drill import Finding
 from offloaderd.drill.exercises import EXERCISES, Exercise

@@ -15,9 +15,9 @@ from offloaderd.cli import show
 from offloaderd.cli.program import FAILED, OK, USAGE
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
+from offloaderd.daemon import log
 from offloaderd.daemon.doctor.examination import examine, invalid
 from offloaderd.daemon.doctor.finding import CheckResult
-from offloaderd.daemon.log import log
 from offloaderd.daemon.settings import Report, check
 from offloaderd.daemon.settings.rules import doubtful
 

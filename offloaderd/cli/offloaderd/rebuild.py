@@ -16,7 +16,7 @@ from offloaderd.cli.settings import CONFIG, STANDALONE, served
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.bucket import bucket_store

@@ -15,7 +15,7 @@ import click
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.daemon.memory import freeze_heap, limit_arenas, relax_gc
+from offloaderd.daemon.process import freeze_heap, limit_arenas, relax_gc
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
@@ -37,9 +37,9 @@ def serve(config: Path | None) -> int:
     """
     limit_arenas()
     relax_gc()
+    from offloaderd.daemon import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
     from offloaderd.daemon.daemon import run  # noqa: PLC0415
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
-    from offloaderd.daemon.log.modules import parsed_levels  # noqa: PLC0415
+    from offloaderd.daemon.log import parsed_levels  # noqa: PLC0415
     from offloaderd.daemon.settings import load  # noqa: PLC0415
 
     reread = partial(load, config, os.environ)

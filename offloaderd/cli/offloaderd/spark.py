@@ -117,7 +117,7 @@ def export(
       offloaderd spark export orders shop.orders --format iceberg --catalog lake --messages --schema orders.json
       offloaderd spark export orders hdfs://nn/archive/orders --master yarn --config offloaderd.toml
     """
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.daemon import log  # noqa: PLC0415 - --help need not wait for Spark
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 
     check_libraries()
@@ -217,7 +217,7 @@ def verify(
       offloaderd spark verify 're:.*' --config offloaderd.toml
       offloaderd spark verify orders --report /reports/today --config offloaderd.toml
     """
-    from offloaderd.daemon.log import log  # noqa: PLC0415 - --help need not wait for Spark
+    from offloaderd.daemon import log  # noqa: PLC0415 - --help need not wait for Spark
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 
     check_libraries()

@@ -20,7 +20,7 @@ from offloaderd.cli import show
 from offloaderd.cli.program import INTERRUPTED
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.memory import limit_arenas, relax_gc
+from offloaderd.daemon.process import limit_arenas, relax_gc
 from offloaderd.standalone import state
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) 
 
 def start_log(running: Stack, exits: ExitStack, *, to_file: bool) -> None:
     """Write the log of the daemon to a file, if a live table is shown, else to stderr."""
-    from offloaderd.daemon.log import log  # noqa: PLC0415
+    from offloaderd.daemon import log  # noqa: PLC0415
 
     settings = running.settings.log
     if not to_file:

@@ -18,7 +18,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import log
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.metadata.port import MetadataStore

@@ -21,17 +21,17 @@ from pydantic import ValidationError
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.renamed import SETTINGS
 from offloaderd.core.section import Section
-from offloaderd.daemon.settings.fields import (
+from offloaderd.daemon.settings.rules import broken_rules
+from offloaderd.daemon.settings.sections import (
     ENVIRONMENT_PREFIX,
     Setting,
+    Settings,
     all_settings,
     environment_name,
     literal,
     section_types,
     shown,
 )
-from offloaderd.daemon.settings.rules import broken_rules
-from offloaderd.daemon.settings.sections import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from offloaderd.access.roles import BARE, Grant
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, TierRetention
 from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.log.modules import unknown_modules
+from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
 
 S3_PART_BYTES_MIN = 5 * 1024**2

@@ -8,7 +8,7 @@ from offloaderd.metadata.records import codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonNode:
-    """One run of a daemon; `address` is its gRPC server's `host:port`, `process` its identity from fleet/processes.py.
+    """One run of a daemon; `address` is its gRPC server's `host:port`, `process` its mark (fleet/registration.py).
 
     A `draining` daemon gives up its topics and takes none. `impaired` is why a daemon comes last in placement.
     """

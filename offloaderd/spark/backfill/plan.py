@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offloaderd.api.services.history import first_left
+from offloaderd.api.history import first_left
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position, TopicName

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError, Transient
-from offloaderd.daemon.composition import context as contexts
-from offloaderd.daemon.log import log
+from offloaderd.daemon import components as contexts
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.errors import gist

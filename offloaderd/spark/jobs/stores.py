@@ -14,7 +14,7 @@ from offloaderd.core.limits import ByteBudget, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
 from offloaderd.core.retry import until_answered
-from offloaderd.daemon.composition import context as contexts
+from offloaderd.daemon import components as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.store import EmbeddedReader

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.daemon.log.log import quieted
+from offloaderd.daemon.log import quieted
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments.reader import SegmentReader

@@ -54,7 +54,7 @@ class SegmentSource(DataSource):
         self._parsed()
 
     def _parsed(self) -> SourceOptions:
-        from offloaderd.daemon.log.log import quieted  # noqa: PLC0415 - for the driver alone
+        from offloaderd.daemon.log import quieted  # noqa: PLC0415 - for the driver alone
         from offloaderd.spark.scan.options import parse  # noqa: PLC0415 - as above
 
         quieted()

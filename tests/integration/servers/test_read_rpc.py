@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.read import ReadService
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.metadata import paths

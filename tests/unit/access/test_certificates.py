@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from offloaderd.access.certificates import TlsFiles, load_certificates
-from offloaderd.access.watched import Watched
+from offloaderd.access.certificates import TlsFiles, Watched, load_certificates
 from offloaderd.core.errors import InvalidConfig
 from tests.authority import LONG_AGO, Authority
 

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.access.certificates import Certificates, TlsFiles, load_certificates
+from offloaderd.access.certificates import Certificates, TlsFiles, Watched, load_certificates
 from offloaderd.access.roles import Grant, Rights
-from offloaderd.access.watched import Watched
 from offloaderd.api.gate import Authentication, Gate, Limits
 from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.server import RpcServer, Services

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.read import ReadService
 from offloaderd.protocol.conversion import decoded_read_response
 from offloaderd.protocol.v1 import read_pb2, read_pb2_grpc
 from tests.unit.api.serve import serving

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.api.admin import service as admin_service
-from offloaderd.api.admin.service import AdminService, DaemonSnapshot
+from offloaderd.api import admin as admin_service
+from offloaderd.api.admin import AdminService, DaemonSnapshot
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound
 from offloaderd.core.health import Dependency

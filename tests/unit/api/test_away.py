@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.api import metadata_outage
-from offloaderd.api.services.inspect import InspectService
+from offloaderd.api import calls as metadata_outage
+from offloaderd.api.inspect import InspectService
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
 from offloaderd.metadata.topic_map.map import load

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.api.broker.service import BrokerService
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.broker import BrokerService
+from offloaderd.api.read import ReadService
 from offloaderd.core.errors import Conflict, InvalidInput, MapUnknown, NotFound, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
@@ -139,7 +139,7 @@ async def test_a_closed_ledger_is_covered_and_read_of_a_topic_that_nobody_enable
 
 async def test_a_close_that_the_source_hears_of_late_is_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks before the daemon's source shows the last entries: that takes no whole heartbeat to find out."""
-    monkeypatch.setattr("offloaderd.api.broker.service.HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr("offloaderd.api.broker.HEARTBEAT_S", 3600.0)
     rig = ledger_rig(Rig().policy)
     everything = await appended(rig, payloads(8))
     late = payloads(15)[8:]
@@ -178,7 +178,7 @@ async def test_a_broker_that_repeats_its_request_is_counted_once(monkeypatch: py
         wishes.append(wanted.ledger_id)
         return ""
 
-    monkeypatch.setattr("offloaderd.api.broker.service.request_commit", hurry)
+    monkeypatch.setattr("offloaderd.api.broker.request_commit", hurry)
     rig = ledger_rig(Rig().policy)
     await appended(rig, payloads(25))
     async with served(rig) as one:
@@ -186,7 +186,7 @@ async def test_a_broker_that_repeats_its_request_is_counted_once(monkeypatch: py
         for ledger_id in (0, 0, 1, 1, 0):
             assert (await one.ensure(ledger_id, 10, 9, wait_ms=1))[-1].state == WAITING
         assert wishes == [0, 1]
-        monkeypatch.setattr("offloaderd.api.broker.service.REPEAT_S", 0.0)
+        monkeypatch.setattr("offloaderd.api.broker.REPEAT_S", 0.0)
         await one.ensure(1, 10, 9, wait_ms=1)
         assert wishes[2:] == [1] * len(wishes[2:]) != []
 
@@ -274,7 +274,7 @@ async def test_an_end_that_is_told_during_a_commit_is_told_again_at_once(monkeyp
         topic = await enabled(one.engine)
         assert topic.offer(EntryBatch(5, 0, made)) is OfferResult.ACCEPTED
         with monkeypatch.context() as patched:
-            patched.setattr("offloaderd.api.broker.service.request_commit", unheard)
+            patched.setattr("offloaderd.api.broker.request_commit", unheard)
             assert (await one.ensure(5, 10, sum(map(len, made)), wait_ms=1))[-1].state == WAITING
         await topic.request_roll()
         await until_offloaded(topic, Position(5, 9))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from offloaderd.api.broker.topics import NAME_BYTES_MAX
+from offloaderd.api.broker import NAME_BYTES_MAX
 from offloaderd.core.errors import Conflict, DomainNotCovered, InvalidInput, OffloaderError, TopicUnknown
 from offloaderd.metadata import paths
 from offloaderd.protocol.errors import code_of

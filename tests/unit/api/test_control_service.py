@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from offloaderd.api.services.control import ControlService
+from offloaderd.api.daemon import ControlService
 from offloaderd.core.errors import InvalidInput
 from offloaderd.daemon.log_levels import ModuleLevel
-from offloaderd.daemon.settings.change import Change
+from offloaderd.daemon.reload import Change
 from offloaderd.protocol.v1 import control_pb2
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry
 
-from offloaderd.api.services.doctor import DoctorService
+from offloaderd.api.daemon import DoctorService
 from offloaderd.client import translated
 from offloaderd.core.errors import Conflict
 from offloaderd.core.metrics.metrics import Metrics

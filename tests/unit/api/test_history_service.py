@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.api.services.history import RANGES_MAX, HistoryService
+from offloaderd.api.history import RANGES_MAX, HistoryService
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import HistoryOrder

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.api.services.identity import BELIEFS, IdentityService
+from offloaderd.api.identity import BELIEFS, IdentityService
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.format.head import PlaceMarker

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from offloaderd.api.services.ledgers import LedgerService
+from offloaderd.api.push import LedgerService
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import ENTRY_BYTES_MAX
 from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc

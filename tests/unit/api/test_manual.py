@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from offloaderd.api.admin import requests as manual
-from offloaderd.api.admin.service import AdminService
+from offloaderd.api import manual_offload as manual
+from offloaderd.api.admin import AdminService
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.metadata import paths

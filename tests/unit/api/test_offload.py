@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from offloaderd.api.interceptor import ErrorInterceptor
-from offloaderd.api.services.offload import OffloadService
+from offloaderd.api.push import OffloadService
 from offloaderd.core.errors import Throttled, Transient
 from offloaderd.core.model import ENTRY_BYTES_MAX, OutagePolicy, Position
 from offloaderd.policy.records import TopicPolicy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from offloaderd.api.services.placement import PlacementService
+from offloaderd.api.daemon import PlacementService
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import TopicName

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.api.services.policy import PolicyService
+from offloaderd.api.policy import PolicyService
 from offloaderd.core.errors import InvalidInput, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Retained
@@ -20,7 +20,7 @@ from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.api.services.policy import Retention
+    from offloaderd.api.policy import Retention
     from offloaderd.fleet.engine import Engine
 
 BROKER = policy_pb2.PolicyLevel(broker=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.read import ReadService
 from offloaderd.core.errors import EntriesLost, NotFound, Throttled
 from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.format.pulsar import transactions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from offloaderd.api.services.retention import RetentionService
+from offloaderd.api.retention import RetentionService
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, LedgerInfo

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.api.services.rollback import RollbackService
+from offloaderd.api.history import RollbackService
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OffloadMethod

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.api import read as messages
 from offloaderd.api.gate import CALLER, Caller
-from offloaderd.api.read import messages
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.read import ReadService
 from offloaderd.core.errors import Throttled
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import MESSAGE_BYTES, decode_entry, unpacked_bytes

@@ -10,7 +10,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from prometheus_client import CollectorRegistry
 
-from offloaderd.api.services.upkeep import UpkeepService
+from offloaderd.api.daemon import UpkeepService
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc

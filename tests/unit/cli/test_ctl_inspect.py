@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.api.services.inspect import InspectService
+from offloaderd.api.inspect import InspectService
 from offloaderd.cli.program import NOT_FOUND, exit_code
 from offloaderd.core.errors import TopicNotFound, Transient
 from offloaderd.core.model import LedgerEnd, Position

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from offloaderd.access.certificates import load_certificates
-from offloaderd.access.watched import Watched
+from offloaderd.access.certificates import Watched, load_certificates
 from offloaderd.cli.offloaderd import serve as command
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.health import Health

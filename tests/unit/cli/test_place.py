@@ -13,7 +13,7 @@ from offloaderd.cli.offloadctl.__main__ import cli
 from offloaderd.cli.settings import settings_at
 from offloaderd.core.errors import InvalidConfig, NotFound
 from offloaderd.daemon.settings import Settings, load
-from offloaderd.daemon.settings.fields import as_toml
+from offloaderd.daemon.settings.sections import as_toml
 from offloaderd.standalone import state
 from offloaderd.standalone.stack import settings_for
 from offloaderd.standalone.state import StandaloneState

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.renamed import EVENTS, LOG_MODULES, METRICS, SETTINGS
-from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.sections import all_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = {"log event": EVENTS, "log module": LOG_MODULES, "metric": METRICS, "setting": SETTINGS}

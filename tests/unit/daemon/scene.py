@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 
-from offloaderd.api.admin.messages import topic_status
+from offloaderd.api.admin import topic_status
 from offloaderd.api.gate import Authentication, Gate, Limits
 from offloaderd.core.errors import NotFound
 from offloaderd.core.health import Health
@@ -26,9 +26,8 @@ from offloaderd.topic.status import TopicStatus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from offloaderd.access.certificates import Certificates
-    from offloaderd.access.watched import Watched
-    from offloaderd.api.admin.service import AdminService
+    from offloaderd.access.certificates import Certificates, Watched
+    from offloaderd.api.admin import AdminService
 
 HOSTILE = (
     "<script>alert(1)</script>",

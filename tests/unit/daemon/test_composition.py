@@ -16,9 +16,9 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TierRetention
+from offloaderd.daemon import components as contexts
+from offloaderd.daemon import components as serving
 from offloaderd.daemon import stores
-from offloaderd.daemon.composition import components as serving
-from offloaderd.daemon.composition import context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.daemon.stores import Ledgers

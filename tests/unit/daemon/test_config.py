@@ -20,10 +20,9 @@ from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.section import is_loopback
 from offloaderd.core.units import format_bytes, parse_bytes
 from offloaderd.daemon.settings import Settings, check, describe, load
-from offloaderd.daemon.settings.fields import all_settings, environment_name
 from offloaderd.daemon.settings.loading import nearest_key
 from offloaderd.daemon.settings.rules import broken_rules
-from offloaderd.daemon.settings.sections import MemorySettings
+from offloaderd.daemon.settings.sections import MemorySettings, all_settings, environment_name
 from offloaderd.objects.settings import ObjectsSettings, named_places
 from offloaderd.read.settings import ReadSettings
 from offloaderd.segment.settings import OffloadSettings

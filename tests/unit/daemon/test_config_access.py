@@ -11,9 +11,8 @@ from offloaderd.access.settings import AccessSettings, TlsSettings
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.daemon.settings import Settings, check, describe, load
-from offloaderd.daemon.settings.fields import all_settings
 from offloaderd.daemon.settings.rules import broken_rules
-from offloaderd.daemon.settings.sections import HttpSettings
+from offloaderd.daemon.settings.sections import HttpSettings, all_settings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
 

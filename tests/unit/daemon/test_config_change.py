@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from offloaderd.core.errors import InvalidConfig
+from offloaderd.daemon.reload import LIVE, Change, changes, followed
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.daemon.settings.change import LIVE, Change, changes, followed
-from offloaderd.daemon.settings.fields import all_settings
+from offloaderd.daemon.settings.sections import all_settings
 
 
 def settings(**values: object) -> Settings:

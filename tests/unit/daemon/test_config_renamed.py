@@ -13,11 +13,10 @@ from click.testing import CliRunner
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.renamed import SETTINGS
-from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.reload import Reloader, followed
 from offloaderd.daemon.settings import check, load
-from offloaderd.daemon.settings.change import followed
-from offloaderd.daemon.settings.fields import environment_name
 from offloaderd.daemon.settings.rules import RENAMED, doubtful
+from offloaderd.daemon.settings.sections import environment_name
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:

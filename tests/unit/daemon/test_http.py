@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from offloaderd.access.certificates import load_certificates
-from offloaderd.access.watched import Watched
+from offloaderd.access.certificates import Watched, load_certificates
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.health import Health

@@ -10,13 +10,12 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.access.certificates import load_certificates
+from offloaderd.access.certificates import Watched, load_certificates
 from offloaderd.access.roles import Grant, Rights
 from offloaderd.access.tokens import secret_key
-from offloaderd.access.watched import Watched
 from offloaderd.api.gate import Authentication, Limits
 from offloaderd.daemon.settings.sections import HttpSettings
-from offloaderd.daemon.status_page.http_caller import bearer_of, is_local, names_this_machine
+from offloaderd.daemon.status_page.site import bearer_of, is_local, names_this_machine
 from tests.authority import Authority, token
 from tests.unit.daemon.scene import Scene, opened, status, topic
 

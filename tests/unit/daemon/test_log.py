@@ -12,8 +12,8 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from offloaderd.daemon.log import log
-from offloaderd.daemon.log.modules import LIBRARIES
+from offloaderd.daemon import log
+from offloaderd.daemon.log import LIBRARIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ import structlog
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.log import log
-from offloaderd.daemon.log.modules import AUDIT, known_module, parsed_levels
+from offloaderd.daemon import log
+from offloaderd.daemon.log import AUDIT, known_module, parsed_levels
 from offloaderd.daemon.log_levels import LogLevels, ModuleLevel
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import load

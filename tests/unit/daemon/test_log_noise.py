@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from offloaderd.daemon.log.log import QUIET_S, Noise
+from offloaderd.daemon.log import QUIET_S, Noise
 
 
 def record(name: str, words: str, *, at_s: float = 0.0, level: int = logging.WARNING) -> logging.LogRecord:

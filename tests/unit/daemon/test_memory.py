@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from offloaderd.daemon.memory import COLLECTOR_THRESHOLDS, freeze_heap, limit_arenas, relax_gc
+from offloaderd.daemon.process import COLLECTOR_THRESHOLDS, freeze_heap, limit_arenas, relax_gc
 
 PROGRAM = """
 import ctypes, re, threading
-from offloaderd.daemon.memory import limit_arenas
+from offloaderd.daemon.process import limit_arenas
 limit_arenas()
 held, all_there = [], threading.Barrier(9)
 def work():

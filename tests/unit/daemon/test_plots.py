@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from offloaderd.daemon.status_page.plots import (
+from offloaderd.daemon.status_page.last_hour import (
     BYTES,
     BYTES_RATE,
     HEIGHT,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.health import Dependency, Health
-from offloaderd.daemon import probes
-from offloaderd.daemon.probes import PROBE_S, Prober
-from offloaderd.daemon.stores import Ledgers
+from offloaderd.daemon import stores as probes
+from offloaderd.daemon.stores import PROBE_S, Ledgers, Prober
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from offloaderd.daemon.status_page.sampler import Ring, TopicRings
+from offloaderd.daemon.status_page.last_hour import Ring, TopicRings
 
 
 def test_the_oldest_sample_makes_room() -> None:

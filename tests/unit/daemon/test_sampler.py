@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.status_page.sampler import SAMPLE_S, TOPIC_SAMPLE_S, Sampler
+from offloaderd.daemon.status_page.last_hour import SAMPLE_S, TOPIC_SAMPLE_S, Sampler
 from offloaderd.protocol.status import Rate
 from offloaderd.testing.clock import FakeClock
 from tests.unit.daemon.scene import stalled, status

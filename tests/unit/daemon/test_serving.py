@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 
 from offloaderd.access.roles import Identity, Kind, Role
-from offloaderd.api.admin.service import DaemonSnapshot
+from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.bookkeeper.replicas.limits import Limits as SourceLimits
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.composition import context as contexts
-from offloaderd.daemon.composition.components import Components
-from offloaderd.daemon.composition.security import Guard
+from offloaderd.daemon import components as contexts
+from offloaderd.daemon.components import Components
+from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.log_levels import LogLevels
-from offloaderd.daemon.reload import Reloader
+from offloaderd.daemon.reload import LIVE, Reloader
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.daemon.settings.change import LIVE
 from offloaderd.daemon.stores import Ledgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore

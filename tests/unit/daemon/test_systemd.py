@@ -11,8 +11,8 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.health import Health
 from offloaderd.daemon.daemon import Daemon
+from offloaderd.daemon.process import attended
 from offloaderd.daemon.settings import Settings
-from offloaderd.daemon.systemd import attended
 from offloaderd.testing.clock import FakeClock
 from tests.patience import PATIENCE_S
 

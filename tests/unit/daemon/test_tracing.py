@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.traces import NO_TRACES
-from offloaderd.daemon.composition.context import opened_traces
+from offloaderd.daemon.components import opened_traces
 from offloaderd.daemon.settings import Settings, check, rules
 from offloaderd.daemon.settings.rules import broken_rules, is_installed
 from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings, header_pairs

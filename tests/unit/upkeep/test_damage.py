@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.api.admin.messages import topic_status
-from offloaderd.api.services.inspect import InspectService
+from offloaderd.api.admin import topic_status
+from offloaderd.api.inspect import InspectService
 from offloaderd.core.errors import CorruptData, Denied, NotFound, Transient
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata.topic_map import map as catalog

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import structlog
 
-from offloaderd.api.admin.messages import given_policies, origins, policies_message
-from offloaderd.api.context import Context
+from offloaderd.api.admin import given_policies, origins, policies_message
+from offloaderd.api.calls import Context
 from offloaderd.core.errors import CorruptData, InvalidInput, OffloaderError
 from offloaderd.core.model import OffloadMethod, Retained, TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern

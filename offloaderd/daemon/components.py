@@ -1,34 +1,36 @@
-"""What a daemon serves, put together from its opened stores: engine, readers, upkeep, and the services over them.
+"""What a daemon serves, put together from its opened stores: topic context, engine, readers, upkeep, services.
 
-Nothing here is opened or started; the daemon does that, and has all of it follow its settings by `Components.prepare`.
+The context is opened here; nothing else is opened or started. The daemon does that, and has all of it follow its
+settings by `Components.prepare`.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from offloaderd.api.admin.service import AdminService, DaemonSnapshot
-from offloaderd.api.broker.service import BrokerService
-from offloaderd.api.read.service import ReadService
+from offloaderd.api.admin import AdminService, DaemonSnapshot
+from offloaderd.api.broker import BrokerService
+from offloaderd.api.daemon import ControlService, DoctorService, PlacementService, UpkeepService
+from offloaderd.api.history import HistoryService, RollbackService
+from offloaderd.api.identity import IdentityService
+from offloaderd.api.inspect import InspectService, held
+from offloaderd.api.policy import PolicyService
+from offloaderd.api.push import LedgerService, OffloadService
+from offloaderd.api.read import ReadService
+from offloaderd.api.retention import RetentionService
 from offloaderd.api.server import Services
-from offloaderd.api.services.control import ControlService
-from offloaderd.api.services.doctor import DoctorService
-from offloaderd.api.services.history import HistoryService
-from offloaderd.api.services.identity import IdentityService
-from offloaderd.api.services.inspect import InspectService, held
-from offloaderd.api.services.ledgers import LedgerService
-from offloaderd.api.services.offload import OffloadService
-from offloaderd.api.services.placement import PlacementService
-from offloaderd.api.services.policy import PolicyService
-from offloaderd.api.services.retention import RetentionService
-from offloaderd.api.services.rollback import RollbackService
-from offloaderd.api.services.upkeep import UpkeepService
 from offloaderd.core.clock import Clock
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.composition import context as contexts
-from offloaderd.daemon.composition.security import Guard
+from offloaderd.core.pace import Pace
+from offloaderd.core.retry import until_answered
+from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.daemon.doctor.examination import examine
+from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings
@@ -37,15 +39,25 @@ from offloaderd.daemon.stores import Ledgers, sites
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
 from offloaderd.fleet.registration import registration_of
+from offloaderd.ledgers.known_source import KnownSource
+from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments.reader import SegmentOptions
-from offloaderd.topic.context import TopicContext
+from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builders.ledger_builder import LedgerCut, WholeLedgers
+from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.topic.buffer import BufferPool
+from offloaderd.topic.context import OutageRules, TopicContext
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.spill import SpillArea
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.gc.collector import Collector
@@ -76,7 +88,7 @@ class Components:
     ) -> None:
         self.guard, self.levels, self.ledgers = guard, levels, ledgers
         metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
-        book = PolicyResolver(metadata, contexts.policy_levels(settings))
+        book = PolicyResolver(metadata, policy_levels(settings))
         self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
@@ -135,7 +147,7 @@ class Components:
                 step()
             self._follow_budgets(settings)
             self._follow_rhythms(settings)
-            self.engine.book.follow(contexts.policy_levels(settings))
+            self.engine.book.follow(policy_levels(settings))
             self.engine.policies_changed()
 
         return follow
@@ -145,7 +157,7 @@ class Components:
         context.pool.follow(memory.buffer_bytes)
         context.upload_context.budget.follow(memory.upload_bytes)
         context.upload_context.pace.follow(settings.upload.concurrency_max)
-        context.upload_context.limits.follow(contexts.upload_limits(settings))
+        context.upload_context.limits.follow(upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(settings.bookkeeper)
         _bound_tenants(self.engine, self.broker, settings)
@@ -273,3 +285,161 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
     reader.source_refused = maps.source_refused
     reader.segments.damaged = keeper.found
     return reader
+
+
+Context = TypeVar("Context", bound=OffloadContext)
+
+
+def known_source(settings: Settings, metadata: MetadataStore, ledgers: Ledgers, clock: Clock) -> KnownSource | None:
+    """Return the check that the ledger source is that of the deployment; None without a source."""
+    if ledgers.origin is None:
+        return None
+    return KnownSource(
+        metadata,
+        ledgers.origin,
+        ledgers.register,
+        kind=settings.ledgers.kind,
+        cluster=settings.daemon.cluster,
+        daemon_id=settings.daemon.id,
+        clock=clock,
+    )
+
+
+def topic_context(
+    settings: Settings,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    ledgers: Ledgers,
+    pool: BufferPool,
+    uploads: ByteBudget,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+) -> TopicContext:
+    """Return the context of all topics of a daemon."""
+    offload, whole = settings.offload, settings.ledger_based
+    cut = LedgerCut(
+        block_bytes=whole.block_bytes,
+        part_bytes=offload.part_bytes,
+        run_bytes=offload.block_bytes,
+        dense_index=whole.dense_index,
+    )
+    return TopicContext(
+        metadata=metadata,
+        source=ledgers.source,
+        upload_context=UploadContext(
+            objects=objects,
+            budget=uploads,
+            limits=upload_limits(settings),
+            clock=clock,
+            metrics=metrics,
+            pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
+        ),
+        pool=pool,
+        layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
+        cluster=settings.daemon.cluster,
+        places=settings.objects.all_places,
+        outage=OutageRules(policy=settings.outage.policy, area=spill_area(settings, metrics)),
+        history_bytes_max=settings.history.daemon_bytes_max,
+        offloads=ledgers.offloads,
+        ledgers=None if ledgers.describer is None else WholeLedgers(describer=ledgers.describer, **asdict(cut)),
+        cut=cut,
+        reader_grace_s=settings.retention.reader_grace_s,
+    )
+
+
+def traced(context: Context, traces: Traces) -> Context:
+    """Return the context with traces of segments."""
+    return replace(context, upload_context=replace(context.upload_context, traces=traces))
+
+
+def spill_area(settings: Settings, metrics: Metrics) -> SpillArea | None:
+    """Return the directory to spill to, None without one."""
+    spill = settings.spill
+    if spill.directory is None:
+        return None
+    metrics.spill_limit_bytes.set(spill.bytes_max)
+    return SpillArea(Path(spill.directory), spill.bytes_max)
+
+
+def upload_limits(settings: Settings) -> UploadLimits:
+    """Return how a topic's segment is sent and checked."""
+    return UploadLimits(parts_in_flight_max=parts_of_topic(settings), readback=settings.offload.verify == "readback")
+
+
+def parts_of_topic(settings: Settings) -> int:
+    """Return how many parts a topic may hold: never all that fit into memory, so that one topic stops no other."""
+    fitting = settings.memory.upload_bytes // settings.offload.part_bytes
+    return min(settings.offload.parts_in_flight_max, max(1, fitting - 1))
+
+
+@asynccontextmanager
+async def opened_context(
+    settings: Settings,
+    metadata: MetadataStore,
+    objects: SegmentStore,
+    ledgers: Ledgers,
+    pool: BufferPool,
+    uploads: ByteBudget,
+    *,
+    clock: Clock,
+    metrics: Metrics,
+) -> AsyncIterator[TopicContext]:
+    """Yield the context of all topics, and close it. Raises InvalidConfig."""
+    context = topic_context(settings, metadata, objects, ledgers, pool, uploads, clock=clock, metrics=metrics)
+    known = known_source(settings, metadata, ledgers, clock)
+    if known is not None:
+        await until_answered(clock, known.begin)
+        context = replace(context, known_source=known)
+    made = Deployment(deployment_id=clock.uuid(), made_ms=clock.wall_ms(), made_by=settings.daemon.id)
+    ours = await until_answered(clock, lambda: ensure_deployment(metadata, made))
+    context = replace(context, deployment_id=str(ours.deployment_id))
+    async with AsyncExitStack() as stack:
+        traces = await stack.enter_async_context(opened_traces(settings, metrics))
+        if context.outage.area is not None:
+            await stack.enter_async_context(context.outage.area)
+        yield traced(context, traces)
+
+
+@asynccontextmanager
+async def opened_traces(settings: Settings, metrics: Metrics) -> AsyncIterator[Traces]:
+    """Yield the traces of segments; waiting spans are sent at the end. Raises InvalidConfig.
+
+    OpenTelemetry is imported only if tracing is enabled; the settings have checked that it is installed.
+    """
+    tracing = settings.tracing
+    if not tracing.enabled or tracing.endpoint is None:
+        yield NO_TRACES
+        return
+    from offloaderd.daemon.telemetry import Telemetry  # noqa: PLC0415 - an extra that need not be installed
+
+    telemetry = Telemetry(tracing, settings.daemon, metrics.spans)
+    try:
+        yield telemetry
+    finally:
+        await asyncio.to_thread(telemetry.close)
+
+
+def policy_levels(settings: Settings) -> list[Level]:
+    """Return the policy levels of the settings: the values that are set, and the defaults."""
+    where = {
+        "segment_bytes_max": (settings.offload, "segment_bytes_max"),
+        "segment_age_max_s": (settings.offload, "segment_age_max_s"),
+        "segment_age_min_s": (settings.offload, "segment_age_min_s"),
+        "deletion_lag_s": (settings.grants, "deletion_lag_s"),
+        "read_priority": (settings.read, "priority"),
+        "bucket": (settings.objects, "bucket"),
+        "prefix": (settings.objects, "prefix"),
+        "outage": (settings.outage, "policy"),
+        "retention": (settings.retention, "kind"),
+    }
+    values: dict[str, Any] = {name: getattr(section, key) for name, (section, key) in where.items()}
+    values["bucket"] = settings.objects.all_places.home.bucket  # a directory has none
+    given = {name for name, (section, key) in where.items() if key in section.model_fields_set}
+    limits = {"retention_age_s": settings.retention.age_s, "retention_bytes": settings.retention.size_bytes}
+    values |= {name: value or None for name, value in limits.items()}
+    given |= {"retention_age_s", "retention_bytes"} if "retention" in given else set()
+    return [
+        Level(Origin.SETTINGS, OffloadPolicies(**{name: value for name, value in values.items() if name in given})),
+        Level(Origin.DEFAULT, OffloadPolicies(**values)),
+    ]

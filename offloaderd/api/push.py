@@ -1,25 +1,28 @@
-"""OffloadService: a broker pushes entries as they are written (PIP-76's OffloadHandle over gRPC).
+"""Entries that arrive by the API: from brokers (OffloadService), and for the daemon's own store (LedgerService).
 
-Batches are answered in order. A topic with a ledger source declines entries without room (FULL) and reads them from the
-source itself. For a push-only topic the service stops reading the stream instead, so that gRPC's flow control holds the
-broker back. `Offloaded` messages report each new offloaded position.
+OffloadService is PIP-76's OffloadHandle over gRPC. Batches are answered in order. A topic with a ledger source declines
+entries without room (FULL) and reads them from the source itself. For a push-only topic the service stops reading the
+stream instead, so that gRPC's flow control holds the broker back. `Offloaded` messages report each new offloaded
+position.
+
+A daemon without a ledger store does not serve LedgerService. Appends run one after the other, so answers come in order,
+and gRPC's flow control holds back a client that sends faster than the disk writes.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 
-from grpc import aio
-
+from offloaderd.api.calls import Context
 from offloaderd.core.aio.signal import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OfferResult, TopicName
 from offloaderd.fleet.engine import Engine
-from offloaderd.protocol.conversion import from_batch, to_position
-from offloaderd.protocol.v1 import offload_pb2, offload_pb2_grpc
+from offloaderd.ledgers.port import LedgerStore
+from offloaderd.protocol.conversion import checked_payloads, from_batch, to_position
+from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc, offload_pb2, offload_pb2_grpc
 from offloaderd.topic.offloader import TopicOffloader
-
-Context = aio.ServicerContext[offload_pb2.StreamingOffloadRequest, offload_pb2.StreamingOffloadResponse]
 
 RESULTS = {
     OfferResult.ACCEPTED: offload_pb2.OFFER_RESULT_ACCEPTED,
@@ -152,3 +155,27 @@ class _Push:
                 raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
             await self._topic.changed.wait()
         await self._send_moved()
+
+
+class LedgerService(ledgers_pb2_grpc.LedgerServiceServicer):
+    """Appends to a LedgerStore."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        self._store = store
+
+    async def Append(
+        self, request_iterator: AsyncIterator[ledgers_pb2.AppendRequest], context: Context
+    ) -> AsyncIterator[ledgers_pb2.AppendResponse]:
+        """Append each request's entries durably and answer it. Raises InvalidInput, NoSpace, Transient.
+
+        After an error nothing of that request is stored; all answered requests are.
+        """
+        async for request in request_iterator:
+            payloads = checked_payloads(request.payloads)
+            last = await self._store.append(TopicName.parse(request.topic), payloads)
+            yield ledgers_pb2.AppendResponse(last=to_position(last), entry_count=len(payloads))
+
+    async def Roll(self, request: ledgers_pb2.RollRequest, context: Context) -> ledgers_pb2.RollResponse:
+        """Close the topic's open ledger. Raises NotFound."""
+        await self._store.roll(TopicName.parse(request.topic))
+        return ledgers_pb2.RollResponse()

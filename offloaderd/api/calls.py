@@ -1,9 +1,15 @@
-"""Fast detection of an outage of the metadata store, for calls that answer without it."""
+"""What the services share: the context of a call, and fast detection of an outage of the metadata store."""
 
 import asyncio
+from typing import Any, TypeAlias
+
+from grpc import aio
 
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.metadata.port import MetadataStore
+
+Context: TypeAlias = aio.ServicerContext[Any, Any]
+
 
 ANSWERS_S = 1.0
 """How long a small request may take before the call is answered without the metadata store."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
-from offloaderd.api.context import Context
+from offloaderd.api.calls import Context
 from offloaderd.core.aio.signal import Signal
 from offloaderd.core.errors import InvalidInput, NotFound, Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName

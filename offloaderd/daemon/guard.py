@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from offloaderd.access.certificates import Certificates, TlsFiles, load_certificates
+from offloaderd.access.certificates import Certificates, TlsFiles, Watched, load_certificates
 from offloaderd.access.roles import Grant, Rights
 from offloaderd.access.tokens import TokenKey, TokenRules, path_of_key, public_key, secret_key
-from offloaderd.access.watched import Watched
 from offloaderd.api.gate import Authentication, Gate, Limits
 from offloaderd.core.clock import Clock
 from offloaderd.core.health import Health

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from offloaderd.api.context import Context
-from offloaderd.api.metadata_outage import ANSWERS_S, away, metadata_error
+from offloaderd.api.calls import ANSWERS_S, Context, away, metadata_error
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName

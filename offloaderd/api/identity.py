@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import structlog
 
-from offloaderd.api.context import Context
+from offloaderd.api.calls import Context
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.core.refusals import RefusalKind

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
-from offloaderd.api.context import Context
-from offloaderd.api.metadata_outage import metadata_error, needed
+from offloaderd.api.calls import Context, metadata_error, needed
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName

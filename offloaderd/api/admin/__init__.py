@@ -1,1 +1,0 @@
-"""AdminService: topics, requests by hand, segments."""

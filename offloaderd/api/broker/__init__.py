@@ -1,1 +1,0 @@
-"""BrokerService: one ledger at a time, for a LedgerOffloader in a broker."""

@@ -1,1 +1,0 @@
-"""ReadService: entries, messages and seeks."""

@@ -1,1 +1,0 @@
-"""The other services, one a module."""

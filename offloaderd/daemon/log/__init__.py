@@ -1,1 +1,0 @@
-"""The log: format, levels, modules, noise."""
