@@ -10,6 +10,8 @@ MESSAGES ?= 1000000
 VERSIONS ?= 4.0.7 4.2.4 5.0.0-M1
 ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,servers/test_s3_faults.py kills commands/test_doctor.py servers/test_upkeep.py)
 SEED ?=
+PARTS ?=
+FRESH ?=
 FIRST ?= 0
 
 VENV := .venv
@@ -25,7 +27,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick prove check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,11 +41,14 @@ run: $(INSTALLED) ## Stream a data set through the whole system to S3 and back (
 standalone: $(INSTALLED) ## Start everything on this machine and leave it running
 	@$(BIN)/offloaderd standalone
 
-test: $(DEPENDENCIES)dev ## Run all tests, on a real ZooKeeper, S3 server, bookies and Pulsar (fetches 390 MB of jars once)
-	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 1
+test: $(DEPENDENCIES)dev ## Run all tests of parts, and witnesses on real servers of each kind (fetches 390 MB of jars once)
+	$(BIN)/python -m pytest -n $(WORKERS) --tier test --max-worker-restart 1
 
-test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies and no Pulsar
+test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies, no Pulsar and no Spark, without the simulation
 	$(BIN)/python -m pytest -n $(WORKERS) --tier quick
+
+prove: $(DEPENDENCIES)dev ## Prove everything, and report it; again after an interruption: the rest (PARTS="guards seeds", FRESH=1)
+	$(BIN)/python -m tools.prove $(PARTS) --workers $(WORKERS) $(if $(FRESH),--fresh)
 
 check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests; known flaws of dependencies, or NOT AUDITED
 	$(BIN)/ruff check

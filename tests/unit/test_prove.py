@@ -1,0 +1,124 @@
+"""The tiers of tests, and the proof of everything."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiers
+from tests.recording import COLLECTED, DONE, ITEMS, Ended, Record
+from tools import prove
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ONE, TWO = "tests/golden/test_a.py::test_one", "tests/unit/core/test_b.py::test_two"
+
+
+def test_each_test_belongs_to_one_part() -> None:
+    """No file of tests is in no part, and no part is a folder that is gone."""
+    folders = {path.name for path in tiers.INTEGRATION.iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(prove.REAL)
+    assert folders >= tiers.GROUPS
+    files = [path.relative_to(tiers.ROOT).as_posix() for path in (tiers.ROOT / "tests").rglob("test_*.py")]
+    assert {prove.part_of(file) for file in files} == set(prove.PARTS)
+    with pytest.raises(LookupError, match="belongs to no part"):
+        prove.part_of("tests/integration/test_new.py")
+
+
+def test_each_kind_of_server_has_a_witness() -> None:
+    """`make test` leaves out no kind of server."""
+    marks = [
+        words
+        for path in tiers.INTEGRATION.rglob("test_*.py")
+        for words in re.findall(r"mark\.witness\(([^)]*)\)", path.read_text())
+    ]
+    assert {kind for words in marks for kind in re.findall(r"\w+", words)} == tiers.KINDS
+
+
+def test_tests_that_share_servers_share_a_worker() -> None:
+    """A folder in GROUPS is one unit of work; elsewhere each test is one."""
+    scheduling = tiers.GroupScheduling.__new__(tiers.GroupScheduling)
+    scope = scheduling._split_scope
+    assert scope("tests/integration/pulsar/test_x.py::test_a") == scope("tests/integration/pulsar/test_y.py::test_b[c]")
+    assert scope("tests/integration/servers/test_x.py::test_a") != scope("tests/integration/servers/test_x.py::test_b")
+
+
+def test_half_of_the_seeds_follows_from_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed ones come first; another commit draws others; none is drawn twice."""
+    chosen = {}
+    for name in (b"one", b"two"):
+        monkeypatch.setattr(tiers, "commit", lambda name=name: name)
+        runs = tiers.seeds("test")
+        chosen[name] = {seed for first, number in runs for seed in range(first, first + number)}
+    assert len(chosen[b"one"]) == 500
+    assert chosen[b"one"] & chosen[b"two"] == set(range(250))
+    assert tiers.seeds("quick") == []
+
+
+def ran(when: str, outcome: str = "passed", test: str = ONE, **rest: object) -> pytest.TestReport:
+    """Return the report of a phase of a test."""
+    return pytest.TestReport(test, (test, 0, ""), {}, outcome, rest.get("longrepr"), when, duration=0.5)  # type: ignore[arg-type]
+
+
+def test_a_test_is_recorded_when_it_ends(tmp_path: Path) -> None:
+    """Its phases are one line; one that failed in its teardown, or crashed its worker, has failed."""
+    record = Record(tmp_path, worker=False)
+    for report in (ran("setup"), ran("call"), ran("teardown"), ran("setup", test=TWO), ran("call", test=TWO)):
+        record.pytest_runtest_logreport(report)
+    assert [one["id"] for one in prove.ended(tmp_path).values()] == [ONE]
+    record.pytest_runtest_logreport(ran("teardown", "failed", test=TWO))
+    record.pytest_runtest_logreport(ran("???", "failed", test="tests/golden/test_a.py::test_crash"))
+    with (tmp_path / ITEMS).open("a") as file:
+        file.write('{"id": "cut sh')
+    outcomes = {one["id"]: one["outcome"] for one in prove.ended(tmp_path).values()}
+    assert outcomes == {ONE: "passed", TWO: "failed", "tests/golden/test_a.py::test_crash": "failed"}
+    assert prove.ended(tmp_path)[ONE]["seconds"] == 1.5
+
+
+def test_what_has_ended_well_is_not_run_again(tmp_path: Path) -> None:
+    """The next run of the same tree leaves it out."""
+    (tmp_path / DONE).write_text(f"{ONE}\n")
+    left_out: list[str] = []
+
+    def deselected(items: list[SimpleNamespace]) -> None:
+        left_out.extend(item.nodeid for item in items)
+
+    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=deselected))
+    items = [SimpleNamespace(nodeid=ONE), SimpleNamespace(nodeid=TWO)]
+    Record(tmp_path, worker=True).pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
+    assert [item.nodeid for item in items] == [TWO]
+    assert left_out == [ONE]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "collected", "code"),
+    [
+        ("passed", "", [ONE], prove.OK),
+        ("passed", "", [ONE, TWO], prove.UNFINISHED),
+        ("failed", "", [ONE], prove.FAILED),
+        ("skipped", "Skipped: the driver needs Maven and a JDK", [ONE], prove.OK),
+        ("skipped", "Skipped: not today", [ONE], prove.FAILED),
+    ],
+)
+def test_the_report_says_what_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, reason: str, collected: list[str], code: int
+) -> None:
+    """A proof is green when all that was collected passed, or lacked a tool; a page and a document say so."""
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    monkeypatch.setattr(prove, "git", lambda *_: "0123456789abcdef")
+    one = Ended(id=ONE, outcome=outcome, seconds=60.0, reason=reason, worker="gw0")
+    (tmp_path / ITEMS).write_text(json.dumps(one) + "\n")
+    (tmp_path / COLLECTED).write_text("".join(f"{test}\n" for test in collected))
+    assert prove.report(tmp_path, 0.0, whole=True) == code
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["parts"]["golden"][outcome] == 1
+    assert document["whole"] is (collected == [ONE])
+    page = (tmp_path / "report.md").read_text()
+    assert ("Not everything has run" in page) is (collected != [ONE])
+    assert ONE in page
+    assert reason.removeprefix("Skipped: ") in page

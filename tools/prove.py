@@ -1,0 +1,215 @@
+"""Prove everything: `make prove`, or parts of it (`make prove PARTS="guards seeds"`).
+
+The parts together are all tests there are, with nothing kept from before and 10,000 seeds. What ended is recorded under
+`build/prove/`, by the state of the work tree: the same command again runs what failed and what is missing; a changed
+tree begins anew. `report.md` and `report.json` there say what ran, how long, and what was left out and why.
+
+Exit code: 0 whole and green; 1 something failed, or was left out for another reason than a missing tool; 2 unfinished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.clock import SystemClock
+from tests.recording import COLLECTED, DONE, ITEMS, Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+PROOFS = ROOT / "build" / "prove"
+REAL = ("servers", "kills", "commands", "documents", "deploy", "bookies", "pulsar", "broker", "spark")
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "unit": ("tests/unit", "tests/test_tidy.py", "tests/test_pips.py"),
+    "golden": ("tests/golden",),
+    "conformance": ("tests/conformance",),
+    "guards": ("tests/test_invariants.py",),
+    "seeds": ("tests/simulation",),
+    **{name: (f"tests/integration/{name}",) for name in REAL},
+}
+"""Paths of each part; each test is in one part."""
+MAY_BE_MISSING = ("needs Maven", "no promtool", "out of reach", "authorities where we do not look", "make test-cluster")
+"""Words of reasons to leave a test out: a tool or a service that the machine has not. Any other skip is a failure."""
+OK, FAILED, UNFINISHED = 0, 1, 2
+OUTCOMES = ("passed", "failed", "skipped", "missing")
+CLOCK = SystemClock()
+SLOWEST = 10
+
+
+class Figures(NamedTuple):
+    """The figures of a part."""
+
+    passed: int
+    failed: int
+    skipped: int
+    missing: int
+    """Tests that have not ended yet."""
+    minutes: float
+    """Of all workers together."""
+
+
+def part_of(test: str) -> str:
+    """Return the part that a test, or its file, belongs to. Raises LookupError for none."""
+    file = test.partition("::")[0]
+    for name, paths in PARTS.items():
+        if any(file == path or file.startswith(f"{path}/") for path in paths):
+            return name
+    raise LookupError(f"{file} belongs to no part of the proof: add it to PARTS in tools/prove.py")
+
+
+def state() -> str:
+    """Return the hash of the work tree as it is, files that git does not track yet included, and Python's version."""
+    with tempfile.TemporaryDirectory() as place:
+        index = Path(place) / "index"
+        shutil.copy(git("rev-parse", "--path-format=absolute", "--git-path", "index"), index)
+        git("add", "--all", index=index)
+        return f"{git('write-tree', index=index)[:16]}-{platform.python_version()}"
+
+
+def git(*words: str, index: Path | None = None) -> str:
+    """Return what git answers, over another index where one is named."""
+    env = {**os.environ, **({"GIT_INDEX_FILE": str(index)} if index is not None else {})}
+    done = subprocess.run(["git", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True)  # noqa: S607
+    return done.stdout.strip()
+
+
+def ended(folder: Path) -> dict[str, Ended]:
+    """Return the last end of each test; a line that a crash cut short does not count."""
+    found: dict[str, Ended] = {}
+    if (folder / ITEMS).exists():
+        for line in (folder / ITEMS).read_text().splitlines():
+            if line.endswith("}"):
+                one: Ended = json.loads(line)
+                found[one["id"]] = one
+    return found
+
+
+def prove(folder: Path, parts: Sequence[str], workers: str) -> int:
+    """Run what is missing of some parts; returns pytest's exit code."""
+    done = [one["id"] for one in ended(folder).values() if one["outcome"] != "failed"]
+    (folder / DONE).write_text("".join(f"{one}\n" for one in done))
+    (folder / COLLECTED).unlink(missing_ok=True)
+    sys.stdout.write(f"proving {', '.join(parts)}; {len(done):,} tests of this tree have ended well before\n")
+    sys.stdout.flush()
+    seed = int(folder.name[:8], 16)  # another tree draws other examples, the same tree the same ones
+    run = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "pytest", "-p", "tests.recording", "--proof", str(folder), "--tier", "all"),
+            *("-n", workers, "--max-worker-restart", "2", f"--hypothesis-seed={seed}"),
+            *(path for part in parts for path in PARTS[part]),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PROVE_EVERY_GUARD": "1"},
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):  # pytest ends its tests, and the report is written
+        signal.signal(number, lambda *_: run.send_signal(signal.SIGINT))
+    return run.wait()
+
+
+def figures(found: Iterable[Ended], missing: Iterable[str]) -> dict[str, Figures]:
+    """Return the figures by part, in the order of PARTS; parts without a test are left out."""
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: dict[str, float] = defaultdict(float)
+    for one in found:
+        part = part_of(one["id"])
+        outcomes[part][one["outcome"]] += 1
+        seconds[part] += one["seconds"]
+    for test in missing:
+        outcomes[part_of(test)]["missing"] += 1
+    return {
+        part: Figures(**{name: outcomes[part][name] for name in OUTCOMES}, minutes=round(seconds[part] / 60, 1))
+        for part in PARTS
+        if part in outcomes
+    }
+
+
+def is_allowed(reason: str) -> bool:
+    """Return whether a test may be left out for this reason."""
+    return any(words in reason for words in MAY_BE_MISSING)
+
+
+def report(folder: Path, begun: float, *, whole: bool) -> int:
+    """Write the report of all that ended in this tree; returns the exit code."""
+    found = ended(folder)
+    collected = (folder / COLLECTED).read_text().splitlines() if (folder / COLLECTED).exists() else []
+    missing = [test for test in collected if test not in found]
+    table = figures(found.values(), missing)
+    failed = sorted(one["id"] for one in found.values() if one["outcome"] == "failed")
+    skipped = Counter(one["reason"].removeprefix("Skipped: ") for one in found.values() if one["outcome"] == "skipped")
+    refused = [reason for reason in skipped if not is_allowed(reason)]
+    slowest = sorted(found.values(), key=lambda one: -one["seconds"])[:SLOWEST]
+    complete = whole and not missing and bool(found)
+    document = {
+        "commit": git("rev-parse", "HEAD"),
+        "state": folder.name,
+        "ended": datetime.fromtimestamp(CLOCK.wall_ms() // 1000, UTC).isoformat(),
+        "minutes": round((CLOCK.monotonic() - begun) / 60, 1),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "whole": complete,
+        "parts": {part: one._asdict() for part, one in table.items()},
+        "failed": failed,
+        "skipped": dict(skipped),
+        "slowest": {one["id"]: one["seconds"] for one in slowest},
+    }
+    (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = [
+        f"# Proof of {folder.name}",
+        "",
+        f"Commit {document['commit']}, {document['ended']}, {document['minutes']} minutes, {document['cores']} cores.",
+        *([] if complete else ["", "**Not everything has run.**"]),
+        "",
+        "| part | passed | failed | skipped | not run yet | worker minutes |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(f"| {part} | {' | '.join(f'{value:,}' for value in values)} |" for part, values in table.items()),
+        f"| all | {' | '.join(f'{round(sum(column), 1):,}' for column in zip(*table.values(), strict=True))} |",
+        *(["", "## Failed", "", *(f"- `{one}`" for one in failed)] if failed else []),
+        *(["", "## Skipped", "", *(f"- {count}: {reason}" for reason, count in skipped.items())] if skipped else []),
+        *["", "## Slowest", "", *(f"- {one['seconds']:.1f} s `{one['id']}`" for one in slowest)],
+    ]
+    (folder / "report.md").write_text("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join([*lines, "", f"report: {(folder / 'report.md').relative_to(ROOT)}", ""]))
+    if failed or refused:
+        return FAILED
+    return UNFINISHED if missing or not found else OK
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prove what the command line names."""
+    parser = argparse.ArgumentParser(
+        prog="make prove", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}")
+    parser.add_argument("--list", action="store_true", help="name the parts and their tests")
+    parser.add_argument("--fresh", action="store_true", help="forget what was proven of this tree")
+    parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
+    chosen = parser.parse_args(arguments)
+    if unknown := [part for part in chosen.parts if part not in PARTS]:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if chosen.list:
+        sys.stdout.write("".join(f"{part:12} {' '.join(paths)}\n" for part, paths in PARTS.items()))
+        return OK
+    begun, folder = CLOCK.monotonic(), PROOFS / state()
+    if chosen.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    code = prove(folder, chosen.parts or list(PARTS), chosen.workers)
+    outcome = report(folder, begun, whole=not chosen.parts)
+    return outcome if code in {0, 1, 2, 5} or outcome else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
