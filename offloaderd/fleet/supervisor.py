@@ -295,7 +295,7 @@ class Supervisor:
             left = await resume.take_over(attempts, topic_map.standing, self._home.context)
         effective = self._home.book.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id
-        ledgers = listing(self._home.context, identity, topic_map)
+        ledgers = listing(self._home.context, identity, topic_map, left.attempt)
         if left.begin is None and policy.method is not OffloadMethod.NONE:
             topic_map = await adopt_head(self._home.context, attempts, topic_map, ledgers)
         topic_map = await history.prepare(self._home.context, attempts, topic_map, left, policy, me, ledgers)

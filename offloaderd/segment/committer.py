@@ -9,6 +9,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.core.traces import SegmentTrace
 from offloaderd.format.values import LedgerPart, Past, SegmentManifest
+from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.keys import ObjectKind
@@ -22,7 +23,8 @@ class Assignment:
     """One attempt to write; its first entry directly follows the position `after`.
 
     `resumed`: an earlier owner began it. `opened_s` is when it was opened (monotonic); `notes` are facts for its trace.
-    `claimed_s` is the time of the claim while a recovery is measured, which ends with the first progress.
+    `claimed_s` is the time of the claim while a recovery is measured, which ends with the first progress. `chain` has
+    the source's ledgers, for their creation times in the record; None: they are not recorded.
     """
 
     attempt: Attempt
@@ -30,6 +32,7 @@ class Assignment:
     resumed: bool
     opened_s: float
     claimed_s: float | None = None
+    chain: LedgerChain | None = None
     notes: Mapping[str, bool] = field(default_factory=dict)
 
 

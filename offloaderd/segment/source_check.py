@@ -10,19 +10,21 @@ offloaded position is also compared as its store has it, once open and once clos
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
+from types import MappingProxyType
 
 import structlog
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import IdentityRefused, NotFound
-from offloaderd.core.model import LedgerInfo, Position, TopicName
+from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.ledgers.known_source import Finding, KnownSource
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import identity as stored_identity
+from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.records.identity import hint
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.refusals import TopicIdentity
@@ -43,11 +45,16 @@ NAMED_MAX = 5
 _LEDGER = re.compile(r"ledger (\d+)")
 
 
-def differing(topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo]) -> list[Finding]:
-    """Return the findings on offloaded ledgers, up to `taken`, with another creation time or fewer entries."""
+def differing(
+    topic_map: TopicMap, taken: Position, infos: Iterable[LedgerInfo], opened: Mapping[int, int] = MappingProxyType({})
+) -> list[Finding]:
+    """Return the findings on offloaded ledgers, up to `taken`, with another creation time or fewer entries.
+
+    `opened` has the creation times of the ledgers in the open segment.
+    """
     replaced, shorter = [], []
     for info in infos:
-        created_ms = topic_map.created.get(info.ledger_id)
+        created_ms = topic_map.created.get(info.ledger_id, opened.get(info.ledger_id))
         if None not in {created_ms, info.created_ms} and created_ms != info.created_ms:
             replaced.append(f"ledger {info.ledger_id} was created at {info.created_ms} ms instead of {created_ms}")
         beyond = Position(info.ledger_id, info.entries)
@@ -86,12 +93,12 @@ async def list_behind(
     return False, Finding(RefusalKind.LIST_BEHIND, found, f"list ends below ledger {standing.ledger_id}")
 
 
-def listing(context: OffloadContext, identity: TopicIdentity, topic_map: TopicMap) -> Listing:
+def listing(context: OffloadContext, identity: TopicIdentity, topic_map: TopicMap, attempt: Attempt | None) -> Listing:
     """Return the listing for an owner that has not taken the topic up yet; findings are recorded.
 
-    They are cleared after that, when the topic is checked again.
+    They are cleared after that, when the topic is checked again. `attempt` is that of an earlier owner.
     """
-    return partial(_listed, context, topic_map, identity.stop)
+    return partial(_listed, context, topic_map, identity.stop, opened=attempt.created if attempt is not None else {})
 
 
 def listing_of_job(context: OffloadContext, topic_map: TopicMap) -> Listing:
@@ -102,21 +109,25 @@ def listing_of_job(context: OffloadContext, topic_map: TopicMap) -> Listing:
         if not record.accepts(kind, evidence):
             raise IdentityRefused(f"{kind}: {found}", hint=hint(kind))
 
-    return partial(_listed, context, topic_map, stop)
+    return partial(_listed, context, topic_map, stop, opened={})
 
 
-async def _listed(context: OffloadContext, topic_map: TopicMap, stop: Stop) -> Sequence[LedgerInfo]:
+async def _listed(
+    context: OffloadContext, topic_map: TopicMap, stop: Stop, *, opened: Mapping[int, int]
+) -> Sequence[LedgerInfo]:
     source, known, topic = context.source, context.known_source, topic_map.topic
     assert source is not None  # noqa: S101 - only topics with a source are listed
     finding = await known.check(topic) if known is not None else None
     if finding is not None:
         await stop(*finding)
     infos, standing = await source.ledgers(topic), topic_map.offloaded
-    if known is None or standing is None:
+    if known is None:
         return infos
-    unknown = sharing_nothing(known, topic_map, infos)
-    _, behind = await list_behind(known, topic, standing, infos)
-    for finding in (unknown, behind, *differing(topic_map, standing, infos)):
+    unknown = behind = None
+    if standing is not None:
+        unknown = sharing_nothing(known, topic_map, infos)
+        _, behind = await list_behind(known, topic, standing, infos)
+    for finding in (unknown, behind, *differing(topic_map, standing or START, infos, opened)):
         if finding is not None:
             await stop(*finding)
     return infos
@@ -130,7 +141,7 @@ def _some(found: Sequence[str]) -> str:
 class SourceCheck:
     """The check of one topic under one claim. `known` is None for a source without an id.
 
-    `taken` returns the newest entry that is committed or in the open segment.
+    `taken` returns the newest entry that is committed or in the open segment, `attempt` the open segment's record.
     """
 
     def __init__(
@@ -139,12 +150,17 @@ class SourceCheck:
         identity: TopicIdentity,
         record: TopicRecord,
         taken: Callable[[], Position],
+        attempt: Callable[[], Attempt | None],
+        *,
         clock: Clock,
     ) -> None:
         self._known = known
         self._identity = identity
         self._record = record
         self._taken = taken
+        self._attempt = attempt
+        self._accepted: dict[int, int] = {}
+        """Creation times of replaced ledgers that an operator has accepted under this claim."""
         self._clock = clock
         self._proved = False
         """Whether the source listed an offloaded ledger under this claim."""
@@ -177,15 +193,16 @@ class SourceCheck:
         return infos
 
     async def _look(self, infos: Sequence[LedgerInfo]) -> None:
-        if self._record.map.offloaded is None:
-            return
-        await self._check_shared(infos)
-        await self._check_newest(infos)
         seen = self._record.chain.ledgers
         fresh = [info for info in infos if seen.get(info.ledger_id) is not info]
-        await self._check_ledgers(fresh)
-        await self._inspect(infos)
-        await self._adopt(fresh)
+        if self._record.map.offloaded is None:
+            await self._check_ledgers(fresh, START)
+        else:
+            await self._check_shared(infos)
+            await self._check_newest(infos)
+            await self._check_ledgers(fresh, self._taken())
+            await self._inspect(infos)
+            await self._adopt(fresh)
         listed = {info.ledger_id for info in infos}
         for one in self._identity.refusals:
             named = set(map(int, _LEDGER.findall(one.evidence)))
@@ -195,7 +212,7 @@ class SourceCheck:
     async def ledger(self, ledger_id: int) -> None:
         """Check one ledger as its store has it, before its deletion is granted. Raises as `ledgers` does."""
         if self._known is not None:
-            await self._check_ledgers([await self._known.inspected(self._topic, ledger_id)])
+            await self._check_ledgers([await self._known.inspected(self._topic, ledger_id)], self._taken())
 
     def believes(self, listed: Collection[int] | None) -> bool:
         """Return whether ledgers missing in a list were deleted; `listed` None: the topic does not exist.
@@ -238,13 +255,15 @@ class SourceCheck:
         if behind is not None:
             await self._identity.stop(*behind)
 
-    async def _check_ledgers(self, infos: Iterable[LedgerInfo]) -> None:
-        """Raise IdentityRefused for ledgers that differ from the offloaded ones."""
-        infos = list(infos)
-        for finding in differing(self._record.map, self._taken(), infos):
+    async def _check_ledgers(self, infos: Sequence[LedgerInfo], taken: Position) -> None:
+        """Raise IdentityRefused for ledgers that differ from the offloaded ones, and from those of the open segment."""
+        attempt = self._attempt()
+        opened = {**(attempt.created if attempt is not None else {}), **self._accepted}
+        for finding in differing(self._record.map, taken, infos, opened):
             await self._identity.stop(*finding)
             if finding.kind is RefusalKind.LEDGER_REPLACED:
-                await self._record.note_created(_created(infos))
+                self._accepted.update(created_times(infos))
+                await self._record.note_created(created_times(infos))
 
     async def _inspect(self, infos: Sequence[LedgerInfo]) -> None:
         """Inspect the ledger at the offloaded position as its store has it: once open, and once closed."""
@@ -263,7 +282,7 @@ class SourceCheck:
                 stored = await known.inspected(self._topic, info.ledger_id)
             except NotFound:
                 continue
-            await self._check_ledgers([stored])
+            await self._check_ledgers([stored], self._taken())
             await self._adopt([stored])
             if info.closed and not stored.closed:
                 self._inspected[key] = now_s + SETTLE_S
@@ -282,12 +301,13 @@ class SourceCheck:
         """Record creation times of ledgers that were not known."""
         known = self._record.map
         missing = [one for one in infos if one.ledger_id in known.contexts and one.ledger_id not in known.created]
-        await self._record.note_created(_created(missing))
+        await self._record.note_created(created_times(missing))
 
     async def _passed(self, kind: RefusalKind) -> None:
         if any(one.kind == kind for one in self._identity.refusals):
             await self._identity.clear(kind)
 
 
-def _created(infos: Iterable[LedgerInfo]) -> dict[int, int]:
+def created_times(infos: Iterable[LedgerInfo]) -> dict[int, int]:
+    """Return the known creation times of ledgers, in milliseconds by id."""
     return {info.ledger_id: info.created_ms for info in infos if info.created_ms is not None}

@@ -19,6 +19,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, first_of
 from offloaderd.core.model import Position
 from offloaderd.format.values import SegmentManifest
+from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart, stored_part
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.builders.builder import CutPart
@@ -48,6 +49,8 @@ RECORD_BYTES_MAX = 700_000
 
 HEAD_BYTES = 4096
 """Reserved for the rest of the record."""
+CREATED_BYTES = 24
+"""Greatest size of one ledger's creation time in the record."""
 
 LOOK_S = 1.0
 """Pause between checks whether entries that a segment with a decided end needs were deleted at the source."""
@@ -126,7 +129,7 @@ class _OneSegment:
         self._upload = SegmentUpload(
             context.upload_context, attempt.bucket, attempt.keys, failure_tracker=writer.failure_tracker, labels=labels
         )
-        self._record = AttemptProgress(writer.attempts, attempt, epoch=claim.epoch, clock=self._clock)
+        self._record = AttemptProgress(writer.attempts, attempt, work.chain, epoch=claim.epoch, clock=self._clock)
         self._claimed_s = work.claimed_s
         self._held: Reservation | None = None  # of the feed, to read the entries that are not in a part yet
         self.progress = SegmentProgress(lambda: self._record.attempt, self._builder, self._upload, work)
@@ -400,15 +403,19 @@ class AttemptProgress:
     not sent again.
     """
 
-    def __init__(self, log: AttemptLog, attempt: Attempt, *, epoch: int, clock: Clock) -> None:
+    def __init__(
+        self, log: AttemptLog, attempt: Attempt, chain: LedgerChain | None, *, epoch: int, clock: Clock
+    ) -> None:
         self.attempt = attempt
         """As it is recorded."""
         self._log = log
+        self._chain = chain
         self._epoch = epoch
         self._clock = clock
         self._stored: dict[int, StoredPart] = dict(enumerate(attempt.parts, start=1))
         self._parts = list(attempt.parts)  # what the next update records
-        self._parts_bytes = sum(len(part.encoded) for part in attempt.parts)
+        self._created = dict(attempt.created)
+        self._parts_bytes = sum(len(part.encoded) for part in attempt.parts) + CREATED_BYTES * len(self._created)
         self._written_s = clock.monotonic()
         self._writing = asyncio.Lock()  # a write needs the node's version
         self._change_signal = asyncio.Event()
@@ -422,7 +429,16 @@ class AttemptProgress:
                 break
             self._parts.append(following)
             self._parts_bytes += len(following.encoded)
+            self._note_created(following)
             self._change_signal.set()
+
+    def _note_created(self, part: StoredPart) -> None:
+        """Note the creation times of a part's ledgers; the first time that was known of a ledger stays."""
+        ledgers = self._chain.ledgers if self._chain is not None else {}
+        for ledger_id in {block.ledger_id for block in part.blocks} & ledgers.keys() - self._created.keys():
+            if (created_ms := ledgers[ledger_id].created_ms) is not None:
+                self._created[ledger_id] = created_ms
+                self._parts_bytes += CREATED_BYTES
 
     async def run(self) -> None:
         """Record the parts as they are stored, until `end`. Raises Fenced."""
@@ -455,6 +471,7 @@ class AttemptProgress:
                 upload_id=before.upload_id if upload_id is None else upload_id,
                 parts=tuple(self._parts),
                 seal=seal or before.seal,
+                created=dict(self._created),
             )
             await self._log.update(attempt)
             self.attempt = attempt

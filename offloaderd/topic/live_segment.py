@@ -1,6 +1,7 @@
 """Live segments: their attempts, their committer, and the facts around them for their manifests."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
@@ -21,6 +22,7 @@ from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.resume import LeftBehind, abandon, as_finished, unrecorded
 from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.source_check import created_times
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.topic.chooser import Begin
 from offloaderd.topic.tailer import Tailer
@@ -117,7 +119,8 @@ class LiveAttempts:
         Each try uses the place of the present policy, so that a corrected policy ends the wait.
         """
         tracker = self._failure_tracker
-        layout = await self._layout(begin)
+        info = self._record.chain.ledgers.get(begin.first.ledger_id)
+        layout = await self._layout(begin, info)
 
         async def place() -> Place:
             return self._context.place_for(policy())
@@ -125,12 +128,12 @@ class LiveAttempts:
         found = await until_answered(self._clock, place, on_error=lambda error: tracker.record(error, "place"))
         tracker.clear("place")
         epoch, failures = self._attempts.fence.claim.epoch, (self._tries, self._last_error)
-        return self._context.attempt(begin.first, layout, found, epoch=epoch, failures=failures)
+        attempt = self._context.attempt(begin.first, layout, found, epoch=epoch, failures=failures)
+        return replace(attempt, created=created_times([info]) if info is not None else {})
 
-    async def _layout(self, begin: Begin) -> SegmentLayout | LedgerLayout:
+    async def _layout(self, begin: Begin, info: LedgerInfo | None) -> SegmentLayout | LedgerLayout:
         """Return the layout of a segment; a ledger that the source has deleted meanwhile streams."""
         context, topic, again = self._context, self._record.map.topic, bool(self._tries)
-        info = self._record.chain.ledgers.get(begin.first.ledger_id)
         if begin.method is not OffloadMethod.LEDGER_BASED or info is None:
             return context.layout
         try:
@@ -149,6 +152,7 @@ class LiveAttempts:
             resumed=resumed,
             opened_s=self._opened_s(attempt, policy),
             claimed_s=self._claimed_s if resumed else None,
+            chain=self._record.chain,
         )
 
     def _opened_s(self, attempt: Attempt, policy: RollPolicy) -> float:

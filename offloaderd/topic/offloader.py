@@ -79,7 +79,9 @@ class TopicOffloader:
         self.lag = LagTracker()
         self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
-        self.source_check = SourceCheck(context.known_source, identity, self.record, lambda: self.taken, self._clock)
+        self.source_check = SourceCheck(
+            context.known_source, identity, self.record, lambda: self.taken, lambda: self.attempt, clock=self._clock
+        )
         self.attempts = LiveAttempts(context, log, self.record, self.failure_tracker, identity, left)
         self.by_hand = ByHand(self, context)
         taken = topic_map.standing or START

@@ -215,6 +215,15 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             seal=SEAL,
         ),
     ),
+    "attempt-with-creation-times": (
+        attempt.encode,
+        attempt.decode,
+        attempt.Attempt(
+            **ATTEMPT,
+            layout=SegmentLayout(block_bytes=1 << 20, part_bytes=8 << 20, preamble=True),
+            created={7: 1_700_000_000_000, 8: 1_700_000_000_001},
+        ),
+    ),
     "attempt-of-a-ledger": (
         attempt.encode,
         attempt.decode,

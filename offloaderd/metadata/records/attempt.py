@@ -103,6 +103,8 @@ class Attempt:
     layout: SegmentLayout | LedgerLayout | None = None
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
+    created: Mapping[int, int] = field(default_factory=dict)
+    """Creation times in milliseconds of the ledgers at `begin` and in `parts`, by id; one that is unknown is absent."""
     proven: bool = field(default=False, compare=False)
     """Whether its objects were read and found complete. Not recorded: each reader of the record checks for itself."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
@@ -186,6 +188,7 @@ def decode(data: bytes, *, path: str) -> Attempt:
         begin=codec.position(path, record.begin_ledger_id, record.begin_entry_id),
         status=status,
         driver_properties=dict(record.driver_properties),
+        created=dict(record.created),
         layout=_layout(record),
         parts=parts,
         seal=seal,

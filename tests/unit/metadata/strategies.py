@@ -72,6 +72,7 @@ attempts = st.builds(
     layout=st.none() | st.builds(SegmentLayout, block_bytes=SIZE, part_bytes=SIZE, preamble=st.booleans()),
     parts=st.just(()) | _parts(),
     seal=st.none() | _seals(),
+    created=st.dictionaries(INT63, UINT64, max_size=3),
 )
 policies = st.builds(
     TopicPolicy,

@@ -51,7 +51,7 @@ class Room:
         await self.store.create(paths.epoch(TOPIC), b"")
         log = AttemptLog(self.store, Claim(TOPIC, 3, 0), clock=self.clock, metrics=Metrics())
         await log.begin(ATTEMPT)
-        return AttemptProgress(log, ATTEMPT, epoch=3, clock=self.clock)
+        return AttemptProgress(log, ATTEMPT, None, epoch=3, clock=self.clock)
 
     @property
     def version(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,6 +21,7 @@ from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
+from tests.unit.rigs.lives import life, until_recorded
 from tests.unit.rigs.owned import Owned, identified, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, memory_ledgers, offloader_of, payloads, until, until_offloaded
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from offloaderd.core.model import TopicName
+    from offloaderd.format.values import BlockInfo
+    from offloaderd.metadata.records.attempt import Attempt
 
 FOLLOW = RetentionSettings(follow_lag_s=0.0)
 GRANTS = GrantSettings(readback=False, interval_s=60.0)
@@ -111,7 +114,8 @@ async def assert_stalls(rig: Rig, kind: RefusalKind, words: str) -> None:
         assert f"{kind}: " in status.stalled_reason
         assert words in status.stalled_reason
         assert "offloadctl identity accept" in status.stalled_reason
-    await assert_nothing_is_deleted(rig)
+    if before:
+        await assert_nothing_is_deleted(rig)
     assert kind in await refused(rig)
     assert await rig.committed() == before
     assert (await catalog.load(rig.tree.connect(), TOPIC)).losses == ()
@@ -161,6 +165,60 @@ async def test_numbers_that_go_on_above_what_was_given_twice_stall_the_topic() -
     rig = await offloaded(10, 10)
     await other_source(rig, 5)
     await assert_stalls(rig, RefusalKind.LEDGER_REPLACED, "ledger 0 was created at")
+
+
+async def opened(*segments: int) -> tuple[Rig, list[bytes]]:
+    """Return a rig whose owner died with an open segment behind the committed ones, and all entries behind these."""
+    rig = await offloaded(*segments)
+    assert rig.ledgers is not None
+    entries = payloads(100, size=900, seed=7)
+    for first in range(0, 100, 10):
+        await rig.ledgers.append(TOPIC, entries[first : first + 10])
+    async with life(rig, "one"):
+        left = await until_recorded(rig, lambda attempt: len({block.ledger_id for block in blocks_of(attempt)}) >= 2)
+    covered = {left.begin.ledger_id, *(block.ledger_id for block in blocks_of(left))}
+    infos = await rig.ledgers.ledgers(TOPIC)
+    assert left.created == {info.ledger_id: info.created_ms for info in infos if info.ledger_id in covered}
+    assert left.seal is None
+    return rig, entries
+
+
+def blocks_of(attempt: Attempt) -> list[BlockInfo]:
+    """Return the blocks that are recorded."""
+    return [block for part in attempt.parts for block in part.blocks]
+
+
+@pytest.mark.parametrize("segments", [(10,), ()])
+async def test_an_open_segment_is_not_resumed_from_another_history(segments: tuple[int, ...]) -> None:
+    """Its record has the creation times of its ledgers; the only committed one may be deleted at the source."""
+    rig, entries = await opened(*segments)
+    right, first = rig.ledgers, len(segments)
+    await other_source(rig, first + 20, first=first)
+    await assert_stalls(rig, RefusalKind.LEDGER_REPLACED, f"ledger {first} was created at")
+    rig.ledgers = rig.origin = rig.register = cast("MemoryLedgers", right)
+    await offload_rest(rig)
+    assert [payload for _, payload in await rig.committed()][10 * first :] == entries
+    assert await refused(rig) == {}
+
+
+async def test_an_open_segment_is_resumed_from_ledgers_that_an_operator_has_accepted() -> None:
+    """Also while nothing is committed, and the first of them stay as they were recorded."""
+    rig, _ = await opened()
+    await other_source(rig, 20)
+    await assert_stalls(rig, RefusalKind.LEDGER_REPLACED, "ledger 0 was created at")
+    await accept(rig)
+    await offload_rest(rig)
+    assert len(await rig.committed()) == 200
+    assert await refused(rig) == {}
+
+
+async def offload_rest(rig: Rig) -> None:
+    """Have the next owner commit all entries."""
+    async with rig.engine() as engine:
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
 
 
 @pytest.mark.parametrize("ledgers", [2, 9], ids=["the same numbers", "greater ones"])

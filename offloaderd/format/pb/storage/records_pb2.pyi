@@ -383,6 +383,26 @@ class AttemptRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class CreatedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SEGMENT_ID_FIELD_NUMBER: _builtins.int
     BEGIN_LEDGER_ID_FIELD_NUMBER: _builtins.int
     BEGIN_ENTRY_ID_FIELD_NUMBER: _builtins.int
@@ -400,6 +420,7 @@ class AttemptRecord(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     begin_ledger_id: _builtins.int
@@ -432,6 +453,10 @@ class AttemptRecord(_message.Message):
     def ledger(self) -> Global___AttemptLedger:
         """of a ledger that is offloaded as a whole, instead of `preamble`"""
 
+    @_builtins.property
+    def created(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """creation times of its ledgers in milliseconds, as far as the source says them"""
+
     def __init__(
         self,
         *,
@@ -452,11 +477,12 @@ class AttemptRecord(_message.Message):
         parts: _abc.Iterable[Global___AttemptPart] | None = ...,
         seal: Global___AttemptSeal | None = ...,
         ledger: Global___AttemptLedger | None = ...,
+        created: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "seal", b"seal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "format", b"format", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "created", b"created", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "format", b"format", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
