@@ -17,14 +17,14 @@ from typing import Protocol
 
 import structlog
 
-from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.metadata import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
-from offloaderd.bookkeeper.replicas.reader import BookieOrder, checker_for
+from offloaderd.bookkeeper.replicas import BookieOrder, checker_for, first_of
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
-from offloaderd.bookkeeper.wire.status import Reaction, reaction_to
+from offloaderd.bookkeeper.wire.protocol import Reaction, reaction_to
 from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -72,7 +72,7 @@ class TailAsker:
 
     bookies: Bookies
     order: BookieOrder
-    background: Background
+    background: Tasks
     broker: Broker | None
     clock: Clock = field(kw_only=True)
     metrics: Metrics = field(kw_only=True)
@@ -108,7 +108,8 @@ class TailAsker:
                     raise _no_answer(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
                 else:
                     patience = until - self.clock.monotonic()
-                    await self.background.first_of(running, patience if patience > 0 else self.options.hedge_s)
+                    seconds = patience if patience > 0 else self.options.hedge_s
+                    await first_of(self.background, self.clock, running, seconds)
         finally:
             for task in asked:
                 task.cancel()

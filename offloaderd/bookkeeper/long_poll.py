@@ -28,10 +28,10 @@ from typing import Any
 
 import structlog
 
-from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.metadata import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError
 
@@ -63,7 +63,7 @@ class LastAnswer(Enum):
 class LongPolls:
     """Sends long polls, for all topics of a source."""
 
-    def __init__(self, bookies: Bookies, background: Background, *, clock: Clock, options: BookkeeperSettings) -> None:
+    def __init__(self, bookies: Bookies, background: Tasks, *, clock: Clock, options: BookkeeperSettings) -> None:
         self._bookies = bookies
         self._background = background
         self.clock = clock

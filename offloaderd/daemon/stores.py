@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.bookkeeper.rate_limits import Limits
 from offloaderd.core.aio.groups import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient

@@ -1,4 +1,4 @@
-"""The port to a ledger source, and to a ledger store that can also be written.
+"""The port to a ledger source, and to a ledger store that can also be written; and the watches that sources share.
 
 A source has entries until they are deleted from it: BookKeeper, or the embedded store. It never shows more than the
 writer confirmed.
@@ -7,6 +7,8 @@ writer confirmed.
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
+from offloaderd.core.aio.signal import Event
+from offloaderd.core.errors import Closed
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
 
@@ -159,3 +161,36 @@ class LedgerStore(LedgerSource, LedgerDescriber, LedgerOrigin, Protocol):
     async def roll(self, topic: TopicName) -> None:
         """Close the open ledger; the next append opens a new one. A ledger without entries stays open."""
         ...
+
+
+class Changes:
+    """One event for each topic, shared by its watchers; all calls are made on the event loop.
+
+    A watcher takes the event of the next change before its consumer reads the topic: a change during that read has set
+    it already.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[TopicName, Event] = {}
+        self._closed = False
+
+    def notify(self, topic: TopicName) -> None:
+        """Wake the topic's watchers."""
+        event = self._next.pop(topic, None)
+        if event is not None:
+            event.set()
+
+    def close(self) -> None:
+        """Wake all watchers, which raise Closed."""
+        self._closed = True
+        for event in self._next.values():
+            event.set()
+        self._next.clear()
+
+    async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
+        """Yield at once and after every change since the last yield. Raises Closed."""
+        while not self._closed:
+            event = self._next.setdefault(topic, Event())
+            yield
+            await event.wait()
+        raise Closed("the ledger store has been closed")

@@ -20,9 +20,8 @@ from google.protobuf.descriptor import FieldDescriptor
 import offloaderd.metadata.records
 from offloaderd.access.roles import Grant
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key
-from offloaderd.bookkeeper.connections import sasl
-from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
-from offloaderd.bookkeeper.metadata import registration
+from offloaderd.bookkeeper.connections import handshake
+from offloaderd.bookkeeper.metadata import decode_ledger, decode_registration
 from offloaderd.bookkeeper.wire import v2 as wire_v2
 from offloaderd.bookkeeper.wire import v3 as wire_v3
 from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
@@ -221,11 +220,11 @@ def targets() -> dict[str, Target]:
         "frames-v2": Target(frames(wire_v2.Decoder), (b"\x00\x00\x00\x28" + bytes(40),)),
         "frames-v3": Target(frames(wire_v3.Decoder), (b"\x00\x00\x00\x04abcd",)),
         "sasl": Target(
-            sasl.parse_challenge, (b'realm="default",nonce="x",qop="auth",charset=utf-8,algorithm=md5-sess',)
+            handshake.parse_challenge, (b'realm="default",nonce="x",qop="auth",charset=utf-8,algorithm=md5-sess',)
         ),
         "entries": Target(checked_entries, (bookkeeper.ENTRY_HMAC,)),
         "ledger-metadata": Target(
-            lambda data: ledger_metadata.decode(data, path="/p"),
+            lambda data: decode_ledger(data, path="/p"),
             (
                 b"BookieMetadataFormatVersion\t2\n" + str(metadata).encode(),
                 b"BookieMetadataFormatVersion\t1\n3\n2\n9\n0\thost:3181\thost:3182\nCLOSED",
@@ -233,7 +232,7 @@ def targets() -> dict[str, Target]:
             ),
         ),
         "registration": Target(
-            lambda data: registration.decode(data, path="/p"),
+            lambda data: decode_registration(data, path="/p"),
             (bookkeeper.BOOKIE, *seed(registration_pb2.BookieServiceInfo)),
         ),
         "managed-ledger": Target(

@@ -16,9 +16,8 @@ from collections import defaultdict, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from offloaderd.bookkeeper.metadata.layout import registration_paths
-from offloaderd.bookkeeper.metadata.registration import resolve
-from offloaderd.bookkeeper.wire.framing import Decoder, frame
+from offloaderd.bookkeeper.metadata import registration_paths, resolve_address
+from offloaderd.bookkeeper.wire.protocol import Decoder, frame
 from offloaderd.core.errors import NotFound
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
 
@@ -145,7 +144,7 @@ class BookieLinks:
         """Return a connection to a bookie; one that cannot be had is returned lost, and answers so."""
         link = self._links.get((bookie_id, v3))
         if link is None or link.lost:
-            address = resolve(bookie_id, await self._registration(bookie_id))
+            address = resolve_address(bookie_id, await self._registration(bookie_id))
             try:
                 link = await BookieLink.open(address.host, address.port, v3=v3)
             except OSError:

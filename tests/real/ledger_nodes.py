@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
-from offloaderd.bookkeeper.metadata.ledger import CLOSED, HEAD, IN_RECOVERY_ENTRY, LedgerMetadata, LedgerState, decode
+from offloaderd.bookkeeper.metadata import CLOSED, HEAD, IN_RECOVERY_ENTRY, LedgerMetadata, LedgerState, decode_ledger
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 
 if TYPE_CHECKING:
-    from offloaderd.bookkeeper.metadata.layout import Layout
+    from offloaderd.bookkeeper.metadata import Layout
     from offloaderd.metadata.port import MetadataStore
 
 
@@ -57,7 +57,7 @@ class LedgerNodes:
         """Return the node of a ledger that anybody has made. Raises NotFound."""
         path = self.layout.path(self.root, ledger_id)
         node = await self.store.get(path)
-        return LedgerNode(ledger_id, path, decode(node.value, path=path), node.version, self.store)
+        return LedgerNode(ledger_id, path, decode_ledger(node.value, path=path), node.version, self.store)
 
 
 def encode(metadata: LedgerMetadata) -> bytes:

@@ -17,9 +17,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from offloaderd.bookkeeper.metadata.layout import ROOT_DEFAULT, Layout, decode_layout, layout_path
-from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
-from offloaderd.bookkeeper.metadata.registration import READONLY
+from offloaderd.bookkeeper.metadata import (
+    READONLY,
+    ROOT_DEFAULT,
+    Ensemble,
+    Layout,
+    LedgerMetadata,
+    LedgerState,
+    decode_layout,
+    layout_path,
+)
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import NotFound
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.metadata import Ensemble, LedgerMetadata, LedgerState
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType
 from tests.real.bookie_link import LOST, Answer
 from tests.unit.bookkeeper.entries import digest, master_key, package

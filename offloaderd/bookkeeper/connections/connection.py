@@ -28,12 +28,11 @@ from enum import Enum
 from operator import attrgetter
 from typing import Final, TypeAlias, cast
 
-from offloaderd.bookkeeper.connections.window import Window
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v2, v3
-from offloaderd.bookkeeper.wire.framing import FRAME_BYTES_MAX, LAST_ENTRY
-from offloaderd.bookkeeper.wire.status import BadAnswer, Status
-from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
+from offloaderd.bookkeeper.wire.protocol import FRAME_BYTES_MAX, LAST_ENTRY, BadAnswer, Status
+from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Throttled, Transient
+from offloaderd.core.limits import Admission
 
 SILENCES_MAX: Final = 3
 """Requests in a row without a byte from the bookie, after which the connection ends."""
@@ -43,9 +42,46 @@ TLS_HINT: Final = "compare bookkeeper.tls* with the bookies' tlsProvider, certif
 
 Answer: TypeAlias = v2.Answer | v3.Answer
 Key: TypeAlias = v2.Key
-
 IDLE_S = 300.0
 """A connection that was unused for this long is closed."""
+
+
+class Window(Admission):
+    """Slots of one bookie for one kind of request: between 1 and `slots_max`, halved at the answer "too many requests".
+
+    Requests that were in flight when it halved are refused for the same reason: they do not halve it again. `release`
+    a slot at the end of its request.
+    """
+
+    def __init__(self, slots_max: int) -> None:
+        if slots_max < 1:
+            raise InvalidInput(f"a window of {slots_max} requests lets none through")
+        super().__init__(slots_max)
+        self._slots_max = slots_max
+        self._slots = float(slots_max)
+        self._last_ticket = 0
+        self._shrunk_at = 0
+
+    async def enter(self) -> int:
+        """Take a slot, waiting for it in turn; returns a ticket for `shrink`. Cancelled, it takes none."""
+        await self.acquire()
+        self._last_ticket += 1
+        return self._last_ticket
+
+    def grow(self) -> None:
+        """Widen it by one slot for every window of good answers."""
+        if self._slots < self._slots_max:
+            self._resize(min(self._slots_max, self._slots + 1 / self._slots))
+
+    def shrink(self, ticket: int) -> None:
+        """Halve it, once for all that were in flight together."""
+        if ticket > self._shrunk_at:
+            self._resize(max(1.0, self._slots / 2))
+            self._shrunk_at = self._last_ticket
+
+    def _resize(self, slots: float) -> None:
+        self._slots = slots
+        self.follow(int(slots))
 
 
 class TimedOut(Transient):
@@ -368,7 +404,7 @@ class BookieConnection(asyncio.Protocol):
 
 def _leave(window: Window | None) -> None:
     if window is not None:
-        window.leave()
+        window.release()
 
 
 def _fail(request: _Request, error: OffloaderError) -> None:

@@ -1,4 +1,4 @@
-"""Making a connection: TCP, then TLS, then authentication, as far as they are set.
+"""Making a connection: TCP, then TLS, then authentication by SASL DIGEST-MD5, as far as they are set.
 
 Both use v3, whichever protocol follows: a bookie accepts v2 after v3 on one connection, never the other way round. TLS
 begins on the plain socket, with nothing else in flight. Without either nothing is sent here.
@@ -12,16 +12,18 @@ stays open after an error, or when cancelled.
 """
 
 import asyncio
+import hashlib
+import hmac
+import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from offloaderd.bookkeeper.connections.connection import TLS_HINT, Answer, BookieConnection, ConnectionLost, Wire
-from offloaderd.bookkeeper.connections.sasl import DigestMd5
-from offloaderd.bookkeeper.metadata.registration import BookieAddress
+from offloaderd.bookkeeper.metadata import BookieAddress
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire import v3
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, SASL_PLUGIN, AuthToken
-from offloaderd.bookkeeper.wire.status import BadAnswer, Status, failure
+from offloaderd.bookkeeper.wire.protocol import LAST_ENTRY, SASL_PLUGIN, AuthToken, BadAnswer, Status, failure
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidConfig, Transient
 
@@ -29,6 +31,133 @@ SASL_HINT = "compare bookkeeper.sasl_username and sasl_password with the bookies
 MECHANISM_HINT = "only DIGEST-MD5 is supported by the plugin `sasl`, not GSSAPI (Kerberos)"
 ANY_LEDGER = 0
 """It need not exist: any answer will do."""
+
+MECHANISM: Final = "DIGEST-MD5"
+CHALLENGE_BYTES_MAX: Final = 2048
+"""The RFC's own limit."""
+
+_DIRECTIVE = re.compile(r'[\s,]*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))\s*(?=,|$)', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_FIRST_USE: Final = "00000001"
+_QUALITY: Final = "auth"
+
+
+class DigestMd5:
+    """One SASL exchange (RFC 2831) from the client's side: authentication, no encryption. Pure.
+
+    `cnonce` must be new for each, and random. `uri` is part of the digest: BookKeeper's own name on both sides, for any
+    bookie. The mechanism is an old one, and MD5 a weak hash: across networks that others use, TLS belongs round it.
+    """
+
+    def __init__(self, username: str, password: str, cnonce: str, *, uri: str = "bookkeeper/bookkeeper") -> None:
+        """Raise InvalidConfig for a user name that the exchange cannot carry."""
+        if any(ord(character) < 0x20 for character in username) or not username:
+            raise InvalidConfig("the name of a SASL user has to be there and may not contain control characters")
+        self._username, self._password, self._uri = username, password, uri
+        self._cnonce = cnonce
+        self._expected: str | None = None
+        self._begun = False
+        self.complete = False
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Return the answer to a challenge: b"" to the first, which is empty, and to the last, then it is `complete`.
+
+        Raises Denied when the bookie wants another mechanism, BadAnswer for an invalid challenge, or when the bookie
+        does not prove that it knows the password.
+        """
+        if not self._begun:
+            self._begun = True
+            return b""
+        if self._expected is None:
+            return self._prove(parse_challenge(challenge))
+        self._check(parse_challenge(challenge))
+        return b""
+
+    def _prove(self, challenge: Mapping[str, Sequence[str]]) -> bytes:
+        nonce = _only(challenge, "nonce")
+        if nonce is None or _only(challenge, "algorithm") != "md5-sess":
+            raise Denied(
+                f"the bookie wants to authenticate by something else than {MECHANISM}",
+                hint=f"of the plugin `sasl` only {MECHANISM} is supported, not GSSAPI (Kerberos)",
+            )
+        qualities = re.split(r"[\s,]+", _only(challenge, "qop") or _QUALITY)
+        if _QUALITY not in qualities:
+            raise Denied(f"the bookie wants SASL with {' or '.join(qualities)}, only {_QUALITY} is supported")
+        realm = next(iter(challenge.get("realm", ())), "")
+        secret = self._secret(realm, nonce)
+        proof = self._digest(secret, nonce, f"AUTHENTICATE:{self._uri}")
+        self._expected = self._digest(secret, nonce, f":{self._uri}")
+        directives = {
+            "charset": "utf-8",
+            "username": _quoted(self._username),
+            "realm": _quoted(realm),
+            "nonce": _quoted(nonce),
+            "nc": _FIRST_USE,
+            "cnonce": _quoted(self._cnonce),
+            "digest-uri": _quoted(self._uri),
+            "response": proof,
+            "qop": _QUALITY,
+        }
+        return ",".join(f"{name}={value}" for name, value in directives.items()).encode()
+
+    def _check(self, challenge: Mapping[str, Sequence[str]]) -> None:
+        proof = _only(challenge, "rspauth") or ""
+        if not hmac.compare_digest(proof.encode(), (self._expected or "").encode()):
+            raise BadAnswer("the bookie did not prove that it knows the password: it may not be what it says it is")
+        self.complete = True
+
+    def _secret(self, realm: str, nonce: str) -> str:
+        user = b":".join(map(_latin, (self._username, realm, self._password)))
+        return _md5(_md5(user) + f":{nonce}:{self._cnonce}".encode()).hex()
+
+    def _digest(self, secret: str, nonce: str, action: str) -> str:
+        parts = (secret, nonce, _FIRST_USE, self._cnonce, _QUALITY, _md5(action.encode()).hex())
+        return _md5(":".join(parts).encode()).hex()
+
+
+def parse_challenge(challenge: bytes) -> dict[str, list[str]]:
+    """Return the directives of a challenge, by name in lower case; raises BadAnswer for a long one.
+
+    A challenge of another mechanism (GSSAPI's is binary) has no directives.
+    """
+    if len(challenge) > CHALLENGE_BYTES_MAX:
+        raise BadAnswer(f"a SASL challenge of {len(challenge)} bytes, expected {CHALLENGE_BYTES_MAX} at most")
+    text = challenge.decode(errors="replace")
+    found: dict[str, list[str]] = {}
+    at = 0
+    while at < len(text.rstrip(", \t\r\n")):
+        directive = _DIRECTIVE.match(text, at)
+        if directive is None:
+            return {}
+        name, quoted, plain = directive.groups()
+        found.setdefault(name.lower(), []).append(plain if quoted is None else _ESCAPED.sub(r"\1", quoted))
+        at = directive.end()
+    return found
+
+
+def _only(challenge: Mapping[str, Sequence[str]], name: str) -> str | None:
+    """Return the value of a directive that may stand once; None without one."""
+    values = challenge.get(name, ())
+    if len(values) > 1:
+        raise BadAnswer(f"a SASL challenge that says {name} {len(values)} times")
+    return next(iter(values), None)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _latin(text: str) -> bytes:
+    """Return a name or password in Latin-1 if possible, else in UTF-8, as the RFC requires."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
 
 
 class Handshake:

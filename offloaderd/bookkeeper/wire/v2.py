@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from offloaderd.bookkeeper.wire import framing
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, AuthToken
-from offloaderd.bookkeeper.wire.status import V2_CODES, BadAnswer, Status
+from offloaderd.bookkeeper.wire import protocol
+from offloaderd.bookkeeper.wire.protocol import LAST_ENTRY, V2_CODES, AuthToken, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
 
@@ -95,10 +94,10 @@ class AuthAnswer:
 Answer: TypeAlias = ReadAnswer | BatchAnswer | AuthAnswer
 
 
-class Decoder(framing.Decoder[Answer]):
+class Decoder(protocol.Decoder[Answer]):
     """Takes v2 answers out of a stream of bytes."""
 
-    def __init__(self, *, frame_bytes_max: int = framing.FRAME_BYTES_MAX) -> None:
+    def __init__(self, *, frame_bytes_max: int = protocol.FRAME_BYTES_MAX) -> None:
         super().__init__(decode, frame_bytes_max=frame_bytes_max)
 
 
@@ -111,7 +110,7 @@ def encode_read(ledger_id: int, entry_id: int) -> bytes:
     """Return the frame that asks for one entry, or with LAST_ENTRY for the last one; raises InvalidInput."""
     if not (0 <= ledger_id <= LEDGER_ID_MAX and LAST_ENTRY <= entry_id <= ENTRY_ID_MAX):
         raise InvalidInput(f"ledger {ledger_id}, entry {entry_id} cannot be asked for")
-    return framing.frame(READ_REQUEST.pack(VERSION, READ_ENTRY, _NO_FLAGS, ledger_id, entry_id))
+    return protocol.frame(READ_REQUEST.pack(VERSION, READ_ENTRY, _NO_FLAGS, ledger_id, entry_id))
 
 
 def encode_batch_read(
@@ -127,14 +126,14 @@ def encode_batch_read(
     if count_max < 1 or not 0 <= bytes_max < 2**63:
         raise InvalidInput(f"a batch of at most {count_max} entries and {bytes_max} bytes cannot be asked for")
     count = min(count_max, 2**31 - 1)
-    return framing.frame(
+    return protocol.frame(
         BATCH_REQUEST.pack(VERSION, BATCH_READ, _NO_FLAGS, ledger_id, first_entry_id, request_id, count, bytes_max)
     )
 
 
 def encode_auth(token: AuthToken) -> bytes:
     """Return the frame of one step of an authentication; raises InvalidInput."""
-    return framing.frame(HEADER.pack(VERSION, AUTH, _NO_FLAGS) + token.message().SerializeToString())
+    return protocol.frame(HEADER.pack(VERSION, AUTH, _NO_FLAGS) + token.message().SerializeToString())
 
 
 def decode(message: bytes) -> Answer:

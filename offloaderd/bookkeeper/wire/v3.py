@@ -22,9 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from offloaderd.bookkeeper.wire import framing
-from offloaderd.bookkeeper.wire.framing import LAST_ENTRY, AuthToken
-from offloaderd.bookkeeper.wire.status import V3_CODES, BadAnswer, Status
+from offloaderd.bookkeeper.wire import protocol
+from offloaderd.bookkeeper.wire.protocol import LAST_ENTRY, V3_CODES, AuthToken, BadAnswer, Status
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
 from offloaderd.format.parsing import parse_message
@@ -83,10 +82,10 @@ class Refusal(_Answer):
 Answer: TypeAlias = ReadAnswer | AuthAnswer | TlsAnswer | Refusal
 
 
-class Decoder(framing.Decoder[Answer]):
+class Decoder(protocol.Decoder[Answer]):
     """Takes v3 answers out of a stream of bytes."""
 
-    def __init__(self, *, frame_bytes_max: int = framing.FRAME_BYTES_MAX) -> None:
+    def __init__(self, *, frame_bytes_max: int = protocol.FRAME_BYTES_MAX) -> None:
         super().__init__(decode, frame_bytes_max=frame_bytes_max)
 
 
@@ -96,7 +95,7 @@ def encode_read(txn_id: int, ledger_id: int, entry_id: int) -> bytes:
     request = _request(txn_id, pb.READ_ENTRY)
     request.readRequest.ledgerId = ledger_id
     request.readRequest.entryId = entry_id
-    return framing.frame(request.SerializeToString())
+    return protocol.frame(request.SerializeToString())
 
 
 def encode_long_poll(txn_id: int, ledger_id: int, *, previous_lac: int, timeout_ms: int) -> bytes:
@@ -112,21 +111,21 @@ def encode_long_poll(txn_id: int, ledger_id: int, *, previous_lac: int, timeout_
     read.ledgerId, read.entryId = ledger_id, LAST_ENTRY
     read.previousLac, read.timeoutMs = previous_lac, timeout_ms
     read.flag = pb.ReadRequest.ENTRY_PIGGYBACK
-    return framing.frame(request.SerializeToString())
+    return protocol.frame(request.SerializeToString())
 
 
 def encode_auth(txn_id: int, token: AuthToken) -> bytes:
     """Return the frame of one step of an authentication; raises InvalidInput."""
     request = _request(txn_id, pb.AUTH)
     request.authRequest.CopyFrom(token.message())
-    return framing.frame(request.SerializeToString())
+    return protocol.frame(request.SerializeToString())
 
 
 def encode_start_tls(txn_id: int) -> bytes:
     """Return the frame that requests TLS; raises InvalidInput."""
     request = _request(txn_id, pb.START_TLS)
     request.startTlsRequest.SetInParent()
-    return framing.frame(request.SerializeToString())
+    return protocol.frame(request.SerializeToString())
 
 
 def _request(txn_id: int, operation: pb.Operation.ValueType) -> pb.Request:

@@ -14,10 +14,17 @@ from collections.abc import AsyncGenerator, Sequence
 from prometheus_client import CollectorRegistry
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
-from offloaderd.bookkeeper.metadata.layout import Layout, decode_layout, layout_path, registration_paths
-from offloaderd.bookkeeper.metadata.registration import READONLY, BookieAddress, resolve
-from offloaderd.bookkeeper.wire.status import NotHere, Unsupported
+from offloaderd.bookkeeper.metadata import (
+    READONLY,
+    BookieAddress,
+    Layout,
+    decode_layout,
+    decode_ledger,
+    layout_path,
+    registration_paths,
+    resolve_address,
+)
+from offloaderd.bookkeeper.wire.protocol import NotHere, Unsupported
 from offloaderd.core import domains
 from offloaderd.core.aio.each import each
 from offloaderd.core.errors import CorruptData, Denied, InvalidInput, NotFound, Transient
@@ -162,7 +169,7 @@ async def _sampled(case: Case, store: ZooKeeperStore, path: str) -> Finding:
     root, last = case.settings.bookkeeper.ledgers_root, listed[-1].ledger_id
     node = (await _layout(store, root)).path(root, last)
     try:
-        metadata = ledger_metadata.decode((await store.get(node)).value, path=node)
+        metadata = decode_ledger((await store.get(node)).value, path=node)
     except NotFound:
         return warn(
             f"{case.topic} lists ledger {last}, but there is no {node}",
@@ -269,7 +276,7 @@ async def _address(case: Case, store: ZooKeeperStore, bookie_id: str) -> tuple[B
         except NotFound:
             continue
         try:
-            return resolve(bookie_id, content, path=path), path == readonly
+            return resolve_address(bookie_id, content, path=path), path == readonly
         except CorruptData as error:
             raise NotFound(
                 error.message, hint="look at what this bookie registers: advertisedAddress, bookieId"

@@ -38,8 +38,8 @@ from offloaderd.ledgers.book import (
     RollLimits,
     check_payloads,
 )
-from offloaderd.ledgers.changes import Changes
 from offloaderd.ledgers.embedded.database import READERS, Database
+from offloaderd.ledgers.port import Changes
 
 T = TypeVar("T")
 

@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 
 import structlog
 
-from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.metadata import ledger as ledger_metadata
-from offloaderd.bookkeeper.metadata.layout import decode_layout, instance_path, layout_path
-from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.metadata import LedgerMetadata, decode_layout, decode_ledger, instance_path, layout_path
 from offloaderd.bookkeeper.ports import Znodes
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core import domains
 from offloaderd.core.aio.each import each
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
@@ -79,7 +77,7 @@ class Nodes:
     """Nodes by path."""
 
     znodes: Znodes
-    background: Background
+    background: Tasks
     clock: Clock
     _followed: dict[str, _Followed] = field(default_factory=dict)
 
@@ -158,7 +156,7 @@ def _managed(node: Versioned, path: str) -> ManagedLedger:
 
 def _metadata(node: Versioned, path: str) -> LedgerMetadata:
     """Read a ledger's node. Without a creation time of the writer, the node's is used, as in BookKeeper."""
-    metadata = ledger_metadata.decode(node.value, path=path)
+    metadata = decode_ledger(node.value, path=path)
     return metadata if metadata.ctime_ms is not None else replace(metadata, ctime_ms=node.created_ms or None)
 
 

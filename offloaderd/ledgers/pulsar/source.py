@@ -9,21 +9,21 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.ledger_tail import Broker, TailAsker
 from offloaderd.bookkeeper.long_poll import LongPolls
-from offloaderd.bookkeeper.metadata.ledger import index_metadata
+from offloaderd.bookkeeper.metadata import index_metadata
 from offloaderd.bookkeeper.ports import Bookies, Znodes
-from offloaderd.bookkeeper.replicas.limits import Limits
-from offloaderd.bookkeeper.replicas.range_read import Lengths, RangeRead
-from offloaderd.bookkeeper.replicas.reader import BookieOrder, LedgerAt, ReplicaReader, checker_for
+from offloaderd.bookkeeper.range_read import Lengths, RangeRead
+from offloaderd.bookkeeper.rate_limits import Limits
+from offloaderd.bookkeeper.replicas import BookieOrder, LedgerAt, ReplicaReader, checker_for
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
-from offloaderd.ledgers.changes import Changes
+from offloaderd.ledgers.port import Changes
 from offloaderd.ledgers.pulsar.directory import Directory, Nodes
 from offloaderd.ledgers.pulsar.topic import Topic
 from offloaderd.ledgers.pulsar.watcher import Follower, Pulse
@@ -51,7 +51,7 @@ class BookKeeperLedgers:
         order = BookieOrder(bookies, clock)
         self._clock = clock
         self._options = options
-        self._background = Background(clock)
+        self._background = Tasks("the ledger source")
         self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options)
         self.limits = Limits(options, clock, metrics)
         self._replica_reader = ReplicaReader(

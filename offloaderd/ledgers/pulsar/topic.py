@@ -11,7 +11,7 @@ from dataclasses import replace
 import structlog
 
 from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
-from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.metadata import LedgerMetadata, LedgerState
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Confirmed, Edge, LedgerInfo, TopicName
 from offloaderd.core.names.managed_ledgers import misplaced_ledger

@@ -17,9 +17,9 @@ from dataclasses import InitVar, dataclass, field
 from itertools import islice
 from math import ceil
 
-from offloaderd.bookkeeper.background import Alarm, Background
 from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
 from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, LongPolls, Silence
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, NotFound, OffloaderError
 from offloaderd.core.model import Confirmed
@@ -36,10 +36,44 @@ PULSE_S = 0.5
 """Interval of steps in which topics with long polls get their heartbeats, a share of them in each."""
 
 
+class Alarm:
+    """A sleep that a signal ends; a signal without a sleeper ends the next sleep."""
+
+    __slots__ = ("_background", "_clock", "_sleeping", "woken")
+
+    def __init__(self, background: Tasks, clock: Clock) -> None:
+        self._background = background
+        self._clock = clock
+        self.woken = False
+        """Whether there was a signal since the last sleep or `forget`."""
+        self._sleeping: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """End the sleep, or the next one."""
+        self.woken = True
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+
+    def forget(self) -> None:
+        """Drop the signal."""
+        self.woken = False
+
+    async def sleep(self, seconds: float) -> None:
+        """Return at a signal, or after `seconds`. Raises Closed."""
+        if not self.woken:
+            self._sleeping = self._background.start(self._clock.sleep(seconds), name="pause")
+            try:
+                await asyncio.wait((self._sleeping,))
+            finally:
+                self._sleeping.cancel()
+                self._sleeping = None
+        self.woken = False
+
+
 class Pulse:
     """The heartbeats of all topics with long polls: one timer for them together."""
 
-    def __init__(self, background: Background, clock: Clock) -> None:
+    def __init__(self, background: Tasks, clock: Clock) -> None:
         self._background = background
         self._clock = clock
         self._beats: dict[Callable[[], None], float] = {}
@@ -76,7 +110,7 @@ class Follower:
     topic: Topic
     directory: Directory
     asker: TailAsker
-    background: Background
+    background: Tasks
     long_polls: InitVar[LongPolls]
     pulse: Pulse
     on_change: Callable[[], None]

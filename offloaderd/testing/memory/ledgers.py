@@ -18,7 +18,7 @@ from offloaderd.ledgers.book import (
     RollLimits,
     check_payloads,
 )
-from offloaderd.ledgers.changes import Changes
+from offloaderd.ledgers.port import Changes
 
 
 class MemoryLedgers(BookSource):

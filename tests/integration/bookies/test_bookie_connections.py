@@ -14,7 +14,7 @@ from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.connections.connection import ConnectionLost, TimedOut
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
-from offloaderd.bookkeeper.wire.status import NotHere
+from offloaderd.bookkeeper.wire.protocol import NotHere
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics

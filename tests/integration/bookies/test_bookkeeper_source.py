@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
+from offloaderd.bookkeeper import replicas
 from offloaderd.bookkeeper.connections.bookies import BookiePool
-from offloaderd.bookkeeper.replicas import reader as replicas
-from offloaderd.bookkeeper.replicas.reader import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.replicas import MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.clock import SystemClock

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.metadata.layout import Layout
-from offloaderd.bookkeeper.metadata.ledger import LedgerState, decode
+from offloaderd.bookkeeper.metadata import Layout, LedgerState, decode_ledger
 from offloaderd.bookkeeper.wire import v3
 from offloaderd.bookkeeper.wire.entry import BadEntry, DigestType, EntryChecker
 from offloaderd.core.clock import SystemClock
@@ -72,7 +71,7 @@ async def test_nodes_of_all_versions(version: int) -> None:
     ledger = await writer.create(plan)
 
     async def read_back() -> None:
-        found = decode((await store.get(ledger.path)).value, path=ledger.path)
+        found = decode_ledger((await store.get(ledger.path)).value, path=ledger.path)
         told = ledger.metadata
         assert found.ensembles == told.ensembles
         assert (found.state, found.last_entry_id, found.length_bytes) == (

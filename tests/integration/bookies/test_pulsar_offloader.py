@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from offloaderd.bookkeeper.metadata.ledger import index_metadata
+from offloaderd.bookkeeper.metadata import index_metadata
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES

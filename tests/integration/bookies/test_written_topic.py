@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from offloaderd.bookkeeper.metadata.layout import Layout
-from offloaderd.bookkeeper.metadata.ledger import LedgerState
+from offloaderd.bookkeeper.metadata import Layout, LedgerState
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import Position

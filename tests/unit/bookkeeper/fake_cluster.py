@@ -16,11 +16,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.bookkeeper.metadata.layout import Layout
-from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.metadata import Ensemble, Layout, LedgerMetadata, LedgerState
 from offloaderd.bookkeeper.ports import LastKnown
 from offloaderd.bookkeeper.wire.entry import DigestType
-from offloaderd.bookkeeper.wire.status import NotHere, Unsupported
+from offloaderd.bookkeeper.wire.protocol import NotHere, Unsupported
 from offloaderd.core.errors import Conflict, Denied, NotFound, Throttled, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import topic_path

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from offloaderd.bookkeeper.connections import bookie, connection
+from offloaderd.bookkeeper.connections import bookies, connection
 from offloaderd.bookkeeper.connections.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.bookkeeper.wire.status import BadAnswer, NotHere, Unsupported
+from offloaderd.bookkeeper.wire.protocol import BadAnswer, NotHere, Unsupported
 from offloaderd.core.errors import Denied, OffloaderError, Throttled, Transient
 from offloaderd.testing.clock import FakeClock
 from tests.patience import PATIENCE_S
@@ -327,7 +327,7 @@ async def test_whatever_a_bookie_does_answers_are_right_or_errors_are_ours(
         return choices[chance.uuid().int % len(choices)]
 
     for name, value in (("BATCHES_MAX", 2), ("BACKOFF_MIN_S", 0.001), ("BACKOFF_MAX_S", 0.002)):
-        monkeypatch.setattr(bookie, name, value)
+        monkeypatch.setattr(bookies, name, value)
     options = BookkeeperSettings(request_timeout_s=0.03, requests_in_flight_max=4)
     async with world(options) as it:
         held: list[Asked] = []

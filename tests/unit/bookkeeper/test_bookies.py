@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from offloaderd.bookkeeper.connections import bookie, connection
+from offloaderd.bookkeeper.connections import bookies, connection
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Closed, InvalidInput, Throttled
 from tests.unit.bookkeeper import wire
@@ -114,7 +114,7 @@ async def test_frames_come_in_any_pieces() -> None:
 
 async def test_no_more_than_the_window_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten reads through a window of three reach the bookie three at a time, in order; batches have a window apart."""
-    monkeypatch.setattr(bookie, "BATCHES_MAX", 1)
+    monkeypatch.setattr(bookies, "BATCHES_MAX", 1)
     async with world(BookkeeperSettings(requests_in_flight_max=3)) as it, asyncio.TaskGroup() as group:
         it.hold()
         reads = [group.create_task(it.pool.read(it.id, LEDGER, number)) for number in range(10)]
@@ -230,7 +230,7 @@ async def test_the_end_of_the_pool_ends_all_waiting() -> None:
 
 async def test_what_cannot_be_asked_for_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids out of range, no bookie's id, the last entry as if it were one; the window stays free."""
-    monkeypatch.setattr(bookie, "BATCHES_MAX", 1)
+    monkeypatch.setattr(bookies, "BATCHES_MAX", 1)
     async with world() as it:
         for _ in range(2):
             for impossible in (

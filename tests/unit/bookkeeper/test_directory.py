@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.errors import Denied, NotFound, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo, ManagedLedgerInfo
@@ -80,7 +80,7 @@ async def bench() -> AsyncIterator[Bench]:
     """Nodes over a lagging server that has one node."""
     clock, server = FakeClock(), Follower(MemoryTree())
     await server.create("/a", b"one")
-    async with Background(clock) as background:
+    async with Tasks("the ledger source") as background:
         yield Bench(server, Nodes(server, background, clock), clock)
 
 

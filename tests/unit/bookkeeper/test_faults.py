@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.metadata.ledger import Ensemble
-from offloaderd.bookkeeper.replicas.reader import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.metadata import Ensemble
+from offloaderd.bookkeeper.replicas import MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import BadLength
 from offloaderd.core.errors import Closed, CorruptData, Denied, NotFound, Throttled, Transient

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.wire import framing, v2, v3
-from offloaderd.bookkeeper.wire.status import BadAnswer
+from offloaderd.bookkeeper.wire import protocol, v2, v3
+from offloaderd.bookkeeper.wire.protocol import BadAnswer
 from offloaderd.core.errors import InvalidInput, OffloaderError
 from tests.unit.bookkeeper import wire
 
@@ -20,7 +20,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[low:high] for low, high in pairwise(edges)]
 
 
-def drain(decoder: framing.Decoder[v2.Answer] | framing.Decoder[v3.Answer], pieces: list[bytes]) -> list[object]:
+def drain(decoder: protocol.Decoder[v2.Answer] | protocol.Decoder[v3.Answer], pieces: list[bytes]) -> list[object]:
     """Feed all pieces; return what came out, and at the end the message of the BadAnswer that ended it, if any."""
     seen: list[object] = []
     try:
@@ -40,8 +40,8 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=12)
 @settings(max_examples=60)
 def test_any_fragmentation_gives_the_same_frames(messages: list[bytes], places: list[int]) -> None:
     """Wherever the stream is cut, the messages come out whole and in order, and nothing stays behind."""
-    decoder = framing.Decoder(bytes)
-    stream = b"".join(map(framing.frame, messages))
+    decoder = protocol.Decoder(bytes)
+    stream = b"".join(map(protocol.frame, messages))
     assert [message for piece in cut(stream, places) for message in decoder.feed(piece)] == messages
     assert decoder.buffered_bytes == 0
 
@@ -69,7 +69,7 @@ def test_arbitrary_bytes_give_the_same_answers_or_the_same_error(protocol: objec
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 3, 101, 2**31 - 1])
 def test_a_length_out_of_range_is_refused_before_its_bytes_come(length: int) -> None:
     """The announcement alone is enough, and what was buffered is let go."""
-    decoder = framing.Decoder(bytes, frame_bytes_max=100)
+    decoder = protocol.Decoder(bytes, frame_bytes_max=100)
     with pytest.raises(BadAnswer, match=f"answer of {length} bytes was announced"):
         next(decoder.feed(length.to_bytes(4, "big", signed=True) + bytes(50)))
     assert decoder.buffered_bytes == 0
@@ -77,8 +77,8 @@ def test_a_length_out_of_range_is_refused_before_its_bytes_come(length: int) -> 
 
 def test_limits_are_inclusive() -> None:
     """A frame of exactly the cap and one of the least size pass."""
-    decoder = framing.Decoder(bytes, frame_bytes_max=100)
-    assert list(decoder.feed(framing.frame(bytes(100)) + framing.frame(bytes(4)))) == [bytes(100), bytes(4)]
+    decoder = protocol.Decoder(bytes, frame_bytes_max=100)
+    assert list(decoder.feed(protocol.frame(bytes(100)) + protocol.frame(bytes(4)))) == [bytes(100), bytes(4)]
 
 
 def test_a_broken_connection_stays_broken() -> None:
@@ -97,15 +97,15 @@ def test_a_broken_connection_stays_broken() -> None:
 
 def test_answers_left_behind_stay() -> None:
     """What a caller does not take is there the next time, and a fragment is seen."""
-    decoder = framing.Decoder(bytes)
-    next(decoder.feed(framing.frame(b"aaaa") + framing.frame(b"bbbb") + b"\0\0"))
+    decoder = protocol.Decoder(bytes)
+    next(decoder.feed(protocol.frame(b"aaaa") + protocol.frame(b"bbbb") + b"\0\0"))
     assert decoder.buffered_bytes == 10
     assert list(decoder.feed(b"\0\x04cccc")) == [b"bbbb", b"cccc"]
 
 
 def test_memory_is_bounded_by_the_cap() -> None:
     """A frame that never ends costs what was fed, below the cap, in whatever pieces it trickles in."""
-    decoder = framing.Decoder(bytes, frame_bytes_max=1000)
+    decoder = protocol.Decoder(bytes, frame_bytes_max=1000)
     assert not list(decoder.feed((1000).to_bytes(4, "big")))
     for _ in range(999):
         assert not list(decoder.feed(b"x"))
@@ -118,7 +118,7 @@ def test_memory_is_bounded_by_the_cap() -> None:
 def test_a_cap_that_cannot_work_is_refused(cap: int) -> None:
     """The cap has to let a header through and fit the length field."""
     with pytest.raises(InvalidInput):
-        framing.Decoder(bytes, frame_bytes_max=cap)
+        protocol.Decoder(bytes, frame_bytes_max=cap)
 
 
 def test_bad_answers_are_of_our_tree() -> None:

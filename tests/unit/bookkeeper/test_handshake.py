@@ -12,7 +12,7 @@ import pytest
 from offloaderd.bookkeeper.connections.connection import BookieConnection, ConnectionLost, TimedOut, Wire
 from offloaderd.bookkeeper.connections.handshake import tls_context
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.bookkeeper.wire.status import BadAnswer
+from offloaderd.bookkeeper.wire.protocol import BadAnswer
 from offloaderd.core.errors import Closed, Denied, InvalidConfig, OffloaderError, Transient
 from tests.unit.bookkeeper import wire
 from tests.unit.bookkeeper.digest_server import DigestServer

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from offloaderd.bookkeeper.metadata.ledger import Ensemble, LedgerMetadata, LedgerState, hash_map_order, index_metadata
+from offloaderd.bookkeeper.metadata import Ensemble, LedgerMetadata, LedgerState, hash_map_order, index_metadata
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.metadata.layout import Layout, decode_layout, layout_path, registration_paths
+from offloaderd.bookkeeper.metadata import Layout, decode_layout, layout_path, registration_paths
 from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput
 from tests.golden import bookkeeper as golden
 

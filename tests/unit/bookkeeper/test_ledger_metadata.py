@@ -10,7 +10,7 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.metadata.ledger import HEAD, Ensemble, LedgerMetadata, LedgerState, decode
+from offloaderd.bookkeeper.metadata import HEAD, Ensemble, LedgerMetadata, LedgerState, decode_ledger
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
@@ -60,7 +60,7 @@ def version_2(value: LedgerMetadataFormat) -> bytes:
 
 def test_the_java_clients_metadata_is_read() -> None:
     """The vector of a live cluster, field by field; the password is not in the repr."""
-    metadata = decode(golden.LEDGER_2, path=PATH)
+    metadata = decode_ledger(golden.LEDGER_2, path=PATH)
     assert metadata == LedgerMetadata(
         format_version=3,
         state=LedgerState.CLOSED,
@@ -94,7 +94,7 @@ def test_the_java_clients_metadata_is_read() -> None:
 @settings(max_examples=60)
 def test_versions_2_and_3_say_the_same(value: LedgerMetadataFormat) -> None:
     """The same message as text and as bytes is the same value but for the version."""
-    binary, text = decode(version_3(value), path=PATH), decode(version_2(value), path=PATH)
+    binary, text = decode_ledger(version_3(value), path=PATH), decode_ledger(version_2(value), path=PATH)
     assert (binary.format_version, text.format_version) == (3, 2)
     assert all(
         getattr(binary, name) == getattr(text, name) for name in LedgerMetadata.__slots__ if name != "format_version"
@@ -119,7 +119,7 @@ V1 = HEAD + b"1\n2\n3\n%d\n0\ta:1\tb:1\tc:1\n10\ta:1\td:1\tc:1\n"
 )
 def test_version_1_is_read(content: bytes, state: LedgerState, last: int | None) -> None:
     """Lines give quorums, ensembles and state; what the version does not store is None or empty."""
-    metadata = decode(content, path=PATH)
+    metadata = decode_ledger(content, path=PATH)
     assert (metadata.state, metadata.last_entry_id) == (state, last)
     assert metadata.length_bytes == (None if last is None else 99 if last == 24 else 0)
     assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (3, 2, 2)
@@ -130,8 +130,8 @@ def test_version_1_is_read(content: bytes, state: LedgerState, last: int | None)
 def test_fields_of_a_newer_writer_are_passed_over() -> None:
     """Unknown fields of the message are no damage, as text and as bytes; nor are bytes after the message."""
     data = message().SerializeToString() + b"\xf8\x06\x01"
-    assert decode(HEAD + b"3\n" + varint(len(data)) + data + b"more", path=PATH).ensemble_size == 3
-    assert decode(version_2(message()) + b"news: 5 more { a: 1 }", path=PATH).ensemble_size == 3
+    assert decode_ledger(HEAD + b"3\n" + varint(len(data)) + data + b"more", path=PATH).ensemble_size == 3
+    assert decode_ledger(version_2(message()) + b"news: 5 more { a: 1 }", path=PATH).ensemble_size == 3
 
 
 BROKEN = {
@@ -159,7 +159,7 @@ def test_metadata_that_cannot_be_is_refused(name: str) -> None:
     """What contradicts itself is found when it is read, not when an entry is looked for."""
     for content in (version_3(BROKEN[name]), version_2(BROKEN[name])):
         with pytest.raises(CorruptData) as caught:
-            decode(content, path=PATH)
+            decode_ledger(content, path=PATH)
         assert caught.value.key == PATH
 
 
@@ -205,14 +205,14 @@ def test_metadata_that_cannot_be_is_refused(name: str) -> None:
 def test_what_is_no_metadata_is_refused(content: bytes) -> None:
     """Other heads, versions and lengths, damaged messages, text that is not the format's."""
     with pytest.raises(CorruptData):
-        decode(content, path=PATH)
+        decode_ledger(content, path=PATH)
 
 
 def test_an_unknown_digest_type_is_not_taken_for_none() -> None:
     """A number that this version does not know would leave entries unchecked."""
     data = message().SerializeToString() + b"\x38\x05"
     with pytest.raises(CorruptData, match="digest type"):
-        decode(HEAD + b"3\n" + varint(len(data)) + data, path=PATH)
+        decode_ledger(HEAD + b"3\n" + varint(len(data)) + data, path=PATH)
 
 
 @given(st.sampled_from([b"", HEAD + b"1\n", HEAD + b"2\n", HEAD + b"3\n"]), st.binary(max_size=120))
@@ -220,7 +220,7 @@ def test_an_unknown_digest_type_is_not_taken_for_none() -> None:
 def test_arbitrary_content_gives_a_value_or_corrupt_data(head: bytes, rest: bytes) -> None:
     """No other error, whatever a node holds."""
     with suppress(CorruptData):
-        assert decode(head + rest, path=PATH).ensembles
+        assert decode_ledger(head + rest, path=PATH).ensembles
 
 
 @given(st.sampled_from([golden.LEDGER_2, version_2(message()), V1 % 0]), st.integers(0, 10**6), st.integers(0, 255))
@@ -230,12 +230,12 @@ def test_a_changed_byte_gives_a_value_or_corrupt_data(content: bytes, place: int
     damaged = bytearray(content)
     damaged[place % len(content)] = byte
     with suppress(CorruptData):
-        assert decode(bytes(damaged), path=PATH).write_quorum >= 1
+        assert decode_ledger(bytes(damaged), path=PATH).write_quorum >= 1
 
 
 def test_entries_go_round_the_ensemble() -> None:
     """The replicas of an entry begin at its absolute id modulo the ensemble size, in whichever ensemble."""
-    metadata = decode(version_3(message()), path=PATH)
+    metadata = decode_ledger(version_3(message()), path=PATH)
     assert [metadata.replicas(entry) for entry in (0, 1, 2, 9)] == [
         ("a:1", "b:1"),
         ("b:1", "c:1"),
@@ -248,12 +248,12 @@ def test_entries_go_round_the_ensemble() -> None:
 
 def test_ensembles_have_their_ranges() -> None:
     """An ensemble reaches to the next one, the last one to the end of a closed ledger, or nobody knows."""
-    metadata = decode(version_3(message()), path=PATH)
+    metadata = decode_ledger(version_3(message()), path=PATH)
     first, last = metadata.ensembles
     assert [metadata.ensemble_for(entry) for entry in (0, 9, 10, 99)] == [first, first, last, last]
     assert (metadata.last_entry_of(first), metadata.last_entry_of(last)) == (9, None)
     assert metadata.confirmed_at_least == 9
-    closed = decode(version_3(message(state=LedgerMetadataFormat.CLOSED, lastEntryId=12, length=5)), path=PATH)
+    closed = decode_ledger(version_3(message(state=LedgerMetadataFormat.CLOSED, lastEntryId=12, length=5)), path=PATH)
     assert closed.last_entry_of(closed.ensembles[1]) == 12
     with pytest.raises(InvalidInput):
         metadata.last_entry_of(Ensemble(0, ()))
@@ -261,7 +261,7 @@ def test_ensembles_have_their_ranges() -> None:
 
 def test_an_entry_below_all_ensembles_is_nowhere() -> None:
     """A ledger whose first ensemble begins later has no bookies for what is before it."""
-    metadata = decode(version_3(message(segment=[segment(5, "a:1", "b:1", "c:1")])), path=PATH)
+    metadata = decode_ledger(version_3(message(segment=[segment(5, "a:1", "b:1", "c:1")])), path=PATH)
     for entry_id in (4, -1):
         with pytest.raises(InvalidInput):
             metadata.replicas(entry_id)
@@ -270,7 +270,7 @@ def test_an_entry_below_all_ensembles_is_nowhere() -> None:
 
 def test_a_fresh_ledger_has_confirmed_nothing() -> None:
     """Only entries below the last ensemble are known to be confirmed."""
-    metadata = decode(version_3(message(segment=[segment(0, "a:1", "b:1", "c:1")], quorumSize=3)), path=PATH)
+    metadata = decode_ledger(version_3(message(segment=[segment(0, "a:1", "b:1", "c:1")], quorumSize=3)), path=PATH)
     assert metadata.confirmed_at_least == -1
     assert not metadata.striped
     assert not metadata.closed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.bookkeeper.rate_limits import Limits
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.limits import BURST_S
 from offloaderd.core.metrics.metrics import Metrics

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.connections import bookie, connection
+from offloaderd.bookkeeper.connections import bookies, connection
 from offloaderd.bookkeeper.connections.connection import ConnectionLost, TimedOut
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.bookkeeper.wire.status import BadAnswer, Unsupported
+from offloaderd.bookkeeper.wire.protocol import BadAnswer, Unsupported
 from offloaderd.core.errors import Closed, Throttled, Transient
 from tests.patience import PATIENCE_S
 from tests.unit.bookkeeper import wire
@@ -203,7 +203,7 @@ async def test_a_bookie_that_knows_nothing_of_the_ledger(code: int) -> None:
 
 async def test_other_answers_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another ledger, of another kind, or a bookie's trouble."""
-    monkeypatch.setattr(bookie, "BACKOFF_MIN_S", 0)
+    monkeypatch.setattr(bookies, "BACKOFF_MIN_S", 0)
     async with world() as it:
         for answer, error in (
             (lambda asked: wire.v3_read(asked.number, LEDGER + 1, -1, max_lac=9), BadAnswer),

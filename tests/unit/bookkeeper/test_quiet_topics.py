@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.background import Background
 from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
 from offloaderd.ledgers.pulsar.watcher import HEARTBEAT_S
@@ -276,7 +276,7 @@ async def test_a_long_poll_that_ends_as_it_is_withdrawn_is_not_repeated() -> Non
         async def newer(self, *_: object, **__: object) -> asyncio.Future[int]:
             return told[len(rung)]
 
-    async with Background(clock) as background:
+    async with Tasks("the ledger source") as background:
         for error in (None, Transient("the connection ended")):
             long_polls = LongPolls(Asked(), background, clock=clock, options=options)
             (long_poll,) = long_polls.begin(7, {"b0": 9}, options.long_poll_s, lambda: rung.append("rung"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.replicas.reader import ROUNDS, MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.replicas import ROUNDS, MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import OffloaderError, Transient

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.metadata.registration import (
+from offloaderd.bookkeeper.metadata import (
     BookieAddress,
     Endpoint,
-    decode,
+    decode_registration,
     is_bookie_id,
     parse_legacy_id,
-    resolve,
+    resolve_address,
 )
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
@@ -32,18 +32,20 @@ def published(host: str, port: int, *, protocol: str = "bookie-rpc", extensions:
 
 def test_a_live_bookies_registration_is_read() -> None:
     """The vector of a bookie with an opaque id."""
-    assert resolve(golden.BOOKIE_ID, golden.BOOKIE) == BookieAddress("127.0.0.1", 23185)
-    assert decode(golden.BOOKIE, path="p").endpoints == (Endpoint("bookie", "127.0.0.1", 23185, "bookie-rpc"),)
+    assert resolve_address(golden.BOOKIE_ID, golden.BOOKIE) == BookieAddress("127.0.0.1", 23185)
+    assert decode_registration(golden.BOOKIE, path="p").endpoints == (
+        Endpoint("bookie", "127.0.0.1", 23185, "bookie-rpc"),
+    )
 
 
 def test_the_storage_endpoint_counts() -> None:
     """Other protocols are passed over; TLS is what the endpoint's extensions say; properties are kept."""
-    assert resolve("x", published("bk", 1, extensions=("tls",))) == BookieAddress("bk", 1, tls=True)
-    registration = decode(published("bk", 1), path="p")
+    assert resolve_address("x", published("bk", 1, extensions=("tls",))) == BookieAddress("bk", 1, tls=True)
+    registration = decode_registration(published("bk", 1), path="p")
     assert registration.endpoints[1].auth == ("sasl",)
     assert dict(registration.properties) == {"zone": "a"}
     with pytest.raises(NotFound, match="bookie-rpc"):
-        resolve("x:1", published("bk", 1, protocol="grpc"))
+        resolve_address("x:1", published("bk", 1, protocol="grpc"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_the_storage_endpoint_counts() -> None:
 def test_old_ids_are_addresses(bookie_id: str, host: str, port: int, shown: str) -> None:
     """With an empty registration, or none, the id is split at its last colon."""
     for content in (b"", None):
-        address = resolve(bookie_id, content)
+        address = resolve_address(bookie_id, content)
         assert (address, str(address)) == (BookieAddress(host, port), shown)
 
 
@@ -70,13 +72,13 @@ def test_opaque_ids_are_not(bookie_id: str) -> None:
     """An id that is no address needs a registration."""
     assert parse_legacy_id(bookie_id) is None
     with pytest.raises(NotFound, match="not registered"):
-        resolve(bookie_id, None)
+        resolve_address(bookie_id, None)
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_published_ipv6_hosts(host: str) -> None:
     """Brackets round a published host are not part of it."""
-    assert resolve("x", published(host, 3181)) == BookieAddress("::1", 3181)
+    assert resolve_address("x", published(host, 3181)) == BookieAddress("::1", 3181)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_published_ipv6_hosts(host: str) -> None:
 def test_addresses_that_cannot_be_are_damage(host: str, port: int) -> None:
     """Nothing is connected to that is not a host and a port."""
     with pytest.raises(CorruptData) as caught:
-        resolve("x", published(host, port), path="/ledgers/available/x")
+        resolve_address("x", published(host, port), path="/ledgers/available/x")
     assert caught.value.key == "/ledgers/available/x"
 
 
@@ -93,7 +95,7 @@ def test_addresses_that_cannot_be_are_damage(host: str, port: int) -> None:
 def test_arbitrary_registrations_give_typed_errors(content: bytes) -> None:
     """Noise is an address, damage, or nothing to connect to."""
     with suppress(CorruptData, NotFound):
-        assert resolve("x", content).port > 0
+        assert resolve_address("x", content).port > 0
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.connections.sasl import DigestMd5, parse_challenge
-from offloaderd.bookkeeper.wire.status import BadAnswer
+from offloaderd.bookkeeper.connections.handshake import DigestMd5, parse_challenge
+from offloaderd.bookkeeper.wire.protocol import BadAnswer
 from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError
 from tests.unit.bookkeeper.digest_server import DigestServer
 

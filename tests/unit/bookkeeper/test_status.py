@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offloaderd.bookkeeper.wire.entry import BadEntry
-from offloaderd.bookkeeper.wire.status import (
+from offloaderd.bookkeeper.wire.protocol import (
     V2_CODES,
     V3_CODES,
     BadAnswer,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.metadata.ledger import LedgerState
+from offloaderd.bookkeeper.metadata import LedgerState
 from offloaderd.core.errors import CorruptData, Denied, Transient
 from offloaderd.core.model import Confirmed, Edge, Position
 from offloaderd.testing import payloads

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloaderd.bookkeeper.wire import v2
-from offloaderd.bookkeeper.wire.framing import AUTH_BYTES_MAX, LAST_ENTRY, AuthToken
-from offloaderd.bookkeeper.wire.status import BadAnswer, Status
+from offloaderd.bookkeeper.wire.protocol import AUTH_BYTES_MAX, LAST_ENTRY, AuthToken, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from tests.unit.bookkeeper import wire
 

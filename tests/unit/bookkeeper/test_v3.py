@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloaderd.bookkeeper.wire import v3
-from offloaderd.bookkeeper.wire.framing import AUTH_BYTES_MAX, LAST_ENTRY, AuthToken
-from offloaderd.bookkeeper.wire.status import V3_CODES, BadAnswer, Status
+from offloaderd.bookkeeper.wire.protocol import AUTH_BYTES_MAX, LAST_ENTRY, V3_CODES, AuthToken, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pb.bookkeeper import protocol_pb2 as pb
 from tests.unit.bookkeeper import wire

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.connections.window import Window
+from offloaderd.bookkeeper.connections.connection import Window
 from offloaderd.core.errors import InvalidInput
 
 TURN_S = 0
@@ -34,11 +34,11 @@ async def test_those_beyond_the_window_wait_in_turn() -> None:
             group.create_task(one(number))
         await turns()
         assert (entered, window.used) == ([0, 1], 2)
-        window.leave()
+        window.release()
         await turns()
         assert (entered, window.used) == ([0, 1, 2], 2)
         for _ in range(2):
-            window.leave()
+            window.release()
             await turns()
     assert entered == [0, 1, 2, 3, 4]
 
@@ -52,12 +52,12 @@ async def test_cancelled_waiters_leave_nothing_behind() -> None:
         await turns()
         waiters[0].cancel()
         await turns()
-        window.leave()  # gives the slot to the second, which is cancelled before it runs
+        window.release()  # gives the slot to the second, which is cancelled before it runs
         waiters[1].cancel()
         await turns()
         assert waiters[2].done()
         assert window.used == 1
-        window.leave()
+        window.release()
     assert window.idle
 
 
@@ -66,16 +66,16 @@ async def test_a_window_halves_once_for_all_that_were_in_flight_together() -> No
     window = Window(8)
     tickets = [await window.enter() for _ in range(8)]
     for ticket in tickets:
-        window.leave()
+        window.release()
         window.shrink(ticket)
-    assert window.slots == 4
+    assert window.limit == 4
     later = await window.enter()
     window.shrink(later)
-    assert window.slots == 2
+    assert window.limit == 2
     for _ in range(5):
-        window.shrink(await window.enter() if window.used < window.slots else later + 100)
-        window.leave()
-    assert window.slots == 1
+        window.shrink(await window.enter() if window.used < window.limit else later + 100)
+        window.release()
+    assert window.limit == 1
 
 
 async def test_good_answers_widen_it_again_up_to_its_size() -> None:
@@ -83,19 +83,19 @@ async def test_good_answers_widen_it_again_up_to_its_size() -> None:
     window = Window(4)
     window.shrink(await window.enter())
     window.shrink(await window.enter())
-    assert window.slots == 1
+    assert window.limit == 1
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(window.enter())
         await turns()
-        window.leave()
+        window.release()
         assert not waiting.done()
         window.grow()
-        window.leave()
+        window.release()
         await turns()
         assert waiting.done()
     for _ in range(20):
         window.grow()
-    assert window.slots == 4
+    assert window.limit == 4
 
 
 async def test_a_slot_that_it_grows_by_goes_to_the_first_who_waits() -> None:
@@ -134,7 +134,7 @@ def test_it_never_admits_more_than_its_slots(slots_max: int, steps: list[str]) -
                         waiting.append(group.create_task(window.enter()))
                     case "leave" if inside:
                         inside.pop(0)
-                        window.leave()
+                        window.release()
                     case "grow":
                         window.grow()
                     case "shrink" if inside:
@@ -142,11 +142,11 @@ def test_it_never_admits_more_than_its_slots(slots_max: int, steps: list[str]) -
                     case "cancel" if waiting:
                         waiting.pop(0).cancel()
                 await turns(3)
-                assert window.used <= max(window.slots, before)
+                assert window.used <= max(window.limit, before)
                 inside += [task.result() for task in waiting if task.done() and not task.cancelled()]
                 waiting = [task for task in waiting if not task.done()]
                 assert window.used == len(inside)
-                assert not waiting or window.used >= window.slots
+                assert not waiting or window.used >= window.limit
             for task in waiting:
                 task.cancel()
 

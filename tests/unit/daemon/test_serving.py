@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin import DaemonSnapshot
-from offloaderd.bookkeeper.replicas.limits import Limits as SourceLimits
+from offloaderd.bookkeeper.rate_limits import Limits as SourceLimits
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.limits import ByteBudget

@@ -1,18 +1,25 @@
-"""Metadata of a ledger: its znode's content in any of three versions, and the bookies of an entry.
+"""BookKeeper's nodes in ZooKeeper: paths of ledgers, addresses of bookies, and the metadata of a ledger.
 
-    metadata = decode(content, path=path)                  # raises CorruptData; versions 1, 2 and 3
+    layout = decode_layout(content_or_none, path=...)      # the LAYOUT node; None when it is missing
+    layout.path(root, ledger_id)
+    address = resolve_address(bookie_id, content)          # content of available/<id> or available/readonly/<id>
+    metadata = decode_ledger(content, path=path)           # raises CorruptData; versions 1, 2 and 3
     metadata.replicas(entry_id)                            # bookie ids, the primary first
 
-Rules: the content is small (ZooKeeper caps it) and not trusted. All numbers are checked once, here. Unless a ledger is
-closed, its last entry and length mean nothing, so they are None. A cached value becomes stale: re-replication swaps
-members even of closed ledgers. Never write one back. WIRE.md, section 7.
+Pulsar's own metadata driver neither writes nor reads LAYOUT: a missing one means hierarchical. Ids of bookies are
+opaque since BookKeeper 4.12; older ones, and those of bookies that publish nothing, are host:port. An address may
+change under the same id, so resolve it again on every reconnect.
+
+The metadata of a ledger is small (ZooKeeper caps it) and not trusted: all numbers are checked once, here. Unless a
+ledger is closed, its last entry and length mean nothing, so they are None. A cached value becomes stale:
+re-replication swaps members even of closed ledgers. Never write one back. WIRE.md, sections 7 to 9.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from operator import lt
 from types import MappingProxyType
 from typing import Final
@@ -20,11 +27,186 @@ from typing import Final
 from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from offloaderd.bookkeeper.metadata.registration import is_bookie_id
 from offloaderd.bookkeeper.wire.entry import DigestType
-from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput, NotFound
+from offloaderd.core.model import LEDGER_ID_MAX
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
+
+ROOT_DEFAULT: Final = "/ledgers"
+LAYOUT_VERSION: Final = b"2"
+SHORT_ID_END: Final = 2**31 - 1
+"""Below it, the hierarchical layout uses the short path, from it on the long one."""
+
+_FACTORY = re.compile(r"([\w.$]+):([0-9]{1,9})")
+_LEAF = "L"
+
+
+class Layout(StrEnum):
+    """The layout of ledgers' paths; the values are the factories' class names without package and ending."""
+
+    HIERARCHICAL = "Hierarchical"
+    LEGACY_HIERARCHICAL = "LegacyHierarchical"
+    LONG_HIERARCHICAL = "LongHierarchical"
+    FLAT = "Flat"
+
+    def path(self, root: str, ledger_id: int) -> str:
+        """Return the path of a ledger's node; raises InvalidInput for an id that this layout cannot hold."""
+        if not 0 <= ledger_id <= LEDGER_ID_MAX:
+            raise InvalidInput(f"ledger id {ledger_id} is out of range")
+        cuts: tuple[int, ...]
+        if self is Layout.LONG_HIERARCHICAL or (self is Layout.HIERARCHICAL and ledger_id >= SHORT_ID_END):
+            digits, cuts = f"{ledger_id:019}", (3, 7, 11, 15)
+        elif ledger_id > 9_999_999_999:
+            raise InvalidInput(f"ledger id {ledger_id} has more digits than the {self} layout")
+        else:
+            digits, cuts = f"{ledger_id:010}", () if self is Layout.FLAT else (2, 6)
+        parts = [digits[low:high] for low, high in zip((0, *cuts), (*cuts, None), strict=True)]
+        parts[-1] = _LEAF + parts[-1]
+        return "/".join((root.rstrip("/"), *parts))
+
+
+def decode_layout(content: bytes | None, *, path: str) -> Layout:
+    """Return the layout that the LAYOUT node names, hierarchical without one.
+
+    Raises CorruptData for what is no layout, InvalidConfig for one whose ledgers are not in ZooKeeper.
+    """
+    if content is None:
+        return Layout.HIERARCHICAL
+    version, newline, rest = content.rstrip(b"\n").partition(b"\n")
+    named = _FACTORY.fullmatch(rest.decode("ascii", errors="replace"))
+    if version != LAYOUT_VERSION or not newline or named is None:
+        raise CorruptData(key=path, offset=0, expected="2, a line end and FACTORY:VERSION", found=content[:200])
+    name = named[1].rpartition(".")[2].removesuffix("LedgerManagerFactory")
+    if name == "Pulsar":
+        return Layout.HIERARCHICAL
+    try:
+        return Layout(name)
+    except ValueError:
+        raise InvalidConfig(
+            f"{path} names the ledger manager {named[1]}, whose ledgers cannot be found in ZooKeeper",
+            hint=f"offloaderd reads the layouts {', '.join(Layout)}",
+        ) from None
+
+
+def layout_path(root: str) -> str:
+    """Return the path of the node that names the layout."""
+    return f"{root.rstrip('/')}/LAYOUT"
+
+
+def instance_path(root: str) -> str:
+    """Return the path of the node with the id of this BookKeeper, which changes when it is initialised again."""
+    return f"{root.rstrip('/')}/INSTANCEID"
+
+
+def registration_paths(root: str, bookie_id: str) -> tuple[str, str]:
+    """Return the paths of a writable and of a read-only bookie, which serves reads as well; raises InvalidInput.
+
+    The id must have passed `registration.is_bookie_id`.
+    """
+    if "/" in bookie_id or not bookie_id:
+        raise InvalidInput(f"{bookie_id!r} is no bookie id")
+    available = f"{root.rstrip('/')}/available"
+    return f"{available}/{bookie_id}", f"{available}/readonly/{bookie_id}"
+
+
+RPC_PROTOCOL: Final = "bookie-rpc"
+TLS_EXTENSION: Final = "tls"
+READONLY: Final = "readonly"
+"""A child of `available` that is no bookie but the folder of the read-only ones."""
+ID_LENGTH_MAX: Final = 255
+
+_ID = re.compile(r"[!-.0-~]+")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[\w.-]+)?")
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One endpoint of a bookie; its storage protocol is `bookie-rpc`, others are for operators."""
+
+    endpoint_id: str
+    host: str
+    port: int
+    protocol: str
+    auth: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """The registration of a bookie."""
+
+    endpoints: tuple[Endpoint, ...]
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BookieAddress:
+    """The address of a bookie; `tls`: it offers START_TLS there, and may or may not require it."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    def __str__(self) -> str:
+        """`host:port`, with brackets round an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_bookie_id(text: str) -> bool:
+    """Whether this may be a bookie's id, and so part of a path: printable ASCII without a slash.
+
+    A little more than BookKeeper documents, since our rule must not make a ledger unreadable.
+    """
+    reserved = text.lower() == READONLY or text in {".", ".."}
+    return len(text) <= ID_LENGTH_MAX and _ID.fullmatch(text) is not None and not reserved
+
+
+def parse_legacy_id(bookie_id: str) -> BookieAddress | None:
+    """Return the address in an id of the old kind; None if it is opaque. The port is at the right end."""
+    host, _, port = bookie_id.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        return None
+    return BookieAddress(host, int(port))
+
+
+def decode_registration(content: bytes, *, path: str) -> Registration:
+    """Return the content of a registration node; raises CorruptData."""
+    message = parse_message(BookieServiceInfo, content, key=path, at=0)
+    endpoints = tuple(
+        Endpoint(each.id, each.host, each.port, each.protocol, tuple(each.auth), tuple(each.extensions))
+        for each in message.endpoints
+    )
+    return Registration(endpoints, MappingProxyType({pair.key: pair.value for pair in message.properties}))
+
+
+def resolve_address(bookie_id: str, content: bytes | None, *, path: str = "") -> BookieAddress:
+    """Return the address of a bookie, from its registration node, or (None, or an empty node) from an old id.
+
+    Raises NotFound without any address, CorruptData for an invalid node or address. `path` is for the error.
+    """
+    where = path or f"the registration of bookie {bookie_id}"
+    if content:
+        found = next(
+            (end for end in decode_registration(content, path=where).endpoints if end.protocol == RPC_PROTOCOL), None
+        )
+        if found is None:
+            raise NotFound(f"bookie {bookie_id} publishes no endpoint of protocol {RPC_PROTOCOL} in {where}")
+        host = found.host.removeprefix("[").removesuffix("]")
+        if not _HOST.fullmatch(host) or not 0 < found.port < 65536:
+            raise CorruptData(key=where, offset=0, expected="a host and a port", found=f"{found.host!r}, {found.port}")
+        return BookieAddress(host, found.port, TLS_EXTENSION in found.extensions)
+    address = parse_legacy_id(bookie_id)
+    if address is None:
+        raise NotFound(
+            f"bookie {bookie_id} is not registered, and its id is no address",
+            hint="start the bookie, or replace it with `bookkeeper shell recover`",
+        )
+    return address
+
 
 HEAD: Final = b"BookieMetadataFormatVersion\t"
 _HEAD_BYTES_MAX: Final = len(HEAD) + 12
@@ -111,7 +293,7 @@ class LedgerMetadata:
         return tuple(bookies[(entry_id + k) % self.ensemble_size] for k in range(self.write_quorum))
 
 
-def decode(content: bytes, *, path: str) -> LedgerMetadata:
+def decode_ledger(content: bytes, *, path: str) -> LedgerMetadata:
     """Return the metadata in a ledger's znode; `path` is for the error. Raises CorruptData."""
     end = content.find(b"\n", 0, _HEAD_BYTES_MAX)
     digits = content[len(HEAD) : end]

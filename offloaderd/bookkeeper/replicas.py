@@ -25,18 +25,19 @@ An entry is never skipped. A slow bookie comes last for a while.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
-from offloaderd.bookkeeper.background import Background
-from offloaderd.bookkeeper.metadata.ledger import LedgerMetadata
+from offloaderd.bookkeeper.metadata import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
-from offloaderd.bookkeeper.replicas.limits import Limits
+from offloaderd.bookkeeper.rate_limits import Limits
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
-from offloaderd.bookkeeper.wire.status import BadAnswer, NotHere, Reaction, Unsupported, reaction_to
+from offloaderd.bookkeeper.wire.protocol import BadAnswer, NotHere, Reaction, Unsupported, reaction_to
+from offloaderd.core.aio.tasks import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, OffloaderError, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -192,6 +193,15 @@ def _identity(copy: bytes, digest_bytes: int) -> bytes:
     return hashlib.sha256(copy[:16] + copy[24 : ENTRY_HEADER.size] + copy[body_at:]).digest()
 
 
+async def first_of(background: Tasks, clock: Clock, tasks: Iterable[asyncio.Task[Any]], seconds: float) -> None:
+    """Return when one of the tasks has ended, or after `seconds`; it cancels none of them."""
+    timer = background.start(clock.sleep(seconds), name="timer")
+    try:
+        await asyncio.wait({*tasks, timer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+
+
 class BookieOrder:
     """Orders bookies for all reads and polls of a source: the pool knows which fail, this class which are slow."""
 
@@ -230,7 +240,7 @@ class ReplicaReader:
     order: BookieOrder
     metadata_of: Callable[[int], Awaitable[LedgerMetadata]]
     limits: Limits
-    background: Background
+    background: Tasks
     clock: Clock = field(kw_only=True)
     metrics: Metrics = field(kw_only=True)
     options: BookkeeperSettings = field(kw_only=True)
@@ -291,20 +301,16 @@ class ReplicaReader:
 
     async def _some_answer(self, replica_read: ReplicaRead) -> None:
         """Wait until a pass ends; when it takes too long, start a second one beside it."""
-        running = replica_read.running
-        if replica_read.second is not None:
-            await self.background.first_of(running, self.options.hedge_s)
-            return
-        now = self.clock.monotonic()
-        patience = self.options.hedge_s - (0 if replica_read.sent_s is None else now - replica_read.sent_s)
-        if patience > 0:
-            await self.background.first_of(running, patience)
-        elif self._candidate(replica_read) is not None:
+        patience = self.options.hedge_s
+        if replica_read.second is None and replica_read.sent_s is not None:
+            patience -= self.clock.monotonic() - replica_read.sent_s
+        if patience <= 0 and self._candidate(replica_read) is not None:
             self.metrics.bookie_hedged_reads.inc()
             replica_read.slow = [one for one in replica_read.asked if one not in replica_read.failures]
             replica_read.second = self.background.start(self._pass(replica_read), name="hedged read")
-        else:
-            await self.background.first_of(running, self.options.hedge_s)
+            return
+        patience = patience if patience > 0 else self.options.hedge_s
+        await first_of(self.background, self.clock, replica_read.running, patience)
 
     def _candidate(self, replica_read: ReplicaRead) -> str | None:
         ordered = self.order.order(replica_read.ledger.replicas(replica_read.first_entry_id))

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 import structlog
 
-from offloaderd.bookkeeper.replicas.reader import Found, LedgerAt, ReplicaRead, ReplicaReader
+from offloaderd.bookkeeper.replicas import Found, LedgerAt, ReplicaRead, ReplicaReader
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import BadEntry, EntryRun
 from offloaderd.core.clock import Clock

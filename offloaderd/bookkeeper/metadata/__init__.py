@@ -1,1 +1,0 @@
-"""What BookKeeper keeps of ledgers and bookies in ZooKeeper, parsed."""

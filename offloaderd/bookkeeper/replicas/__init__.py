@@ -1,1 +1,0 @@
-"""Reading entries from the replicas of a ledger."""
