@@ -7,4 +7,4 @@ installed, and imports little.
 from contextlib import suppress
 
 with suppress(ImportError):
-    from offloaderd.spark.source.source import SegmentSource as DefaultSource  # noqa: F401 - Spark's name for it
+    from offloaderd.spark.source import SegmentSource as DefaultSource  # noqa: F401 - Spark's name for it

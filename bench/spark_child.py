@@ -21,10 +21,9 @@ from offloaderd.core.model import TopicName
 from offloaderd.daemon import log
 from offloaderd.daemon.settings import load
 from offloaderd.spark.backfill import backfill
-from offloaderd.spark.jobs.run import on_executor
-from offloaderd.spark.jobs.stores import Options, Share
+from offloaderd.spark.jobs.executors import Options, Share, on_executor
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source.source import register
+from offloaderd.spark.source import register
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping

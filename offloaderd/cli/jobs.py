@@ -13,8 +13,9 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
-from offloaderd.spark.jobs.job import PATIENCE_S, JobTopics
-from offloaderd.spark.jobs.stores import Options, Share
+from offloaderd.spark.jobs.driver import JobTopics
+from offloaderd.spark.jobs.executors import Options, Share
+from offloaderd.spark.jobs.task import PATIENCE_S
 
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")

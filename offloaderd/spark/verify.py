@@ -24,7 +24,7 @@ from offloaderd.spark.errors import brief, from_spark
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores, Stores
-from offloaderd.spark.source.offsets import take_snapshots
+from offloaderd.spark.stream import take_snapshots
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.rebuild.plan import Known
 from offloaderd.upkeep.verify.cluster import between, check_committed

@@ -23,12 +23,11 @@ from offloaderd.policy.settings import Prices
 from offloaderd.protocol.message_json import picked
 from offloaderd.spark.backfill import backfill as work
 from offloaderd.spark.backfill.backfill import Status
-from offloaderd.spark.backfill.eligible import Origin
-from offloaderd.spark.backfill.handback import HandedBack, hand_back
-from offloaderd.spark.backfill.plan import TopicPlan
+from offloaderd.spark.backfill.plan import Origin, TopicPlan
 from offloaderd.spark.backfill.topic import Progress
-from offloaderd.spark.jobs.job import Ended, JobTopics
-from offloaderd.spark.jobs.stores import Options, Stores, open_stores
+from offloaderd.spark.backfill.transfer import HandedBack, hand_back
+from offloaderd.spark.jobs.driver import Ended, JobTopics
+from offloaderd.spark.jobs.executors import Options, Stores, open_stores
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings

@@ -22,12 +22,10 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import picked
-from offloaderd.spark.convert import convert as work
-from offloaderd.spark.convert.convert import Options, Plan, Status
-from offloaderd.spark.convert.object_plan import Target
-from offloaderd.spark.convert.topic import Progress
-from offloaderd.spark.jobs.job import Ended, JobTopics
-from offloaderd.spark.jobs.stores import open_context
+from offloaderd.spark import convert as work
+from offloaderd.spark.convert import Options, Plan, Progress, Status, Target
+from offloaderd.spark.jobs.driver import Ended, JobTopics
+from offloaderd.spark.jobs.executors import open_context
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings

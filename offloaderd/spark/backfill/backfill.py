@@ -22,14 +22,22 @@ from offloaderd.metadata import history, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, enabled_map, plan_for_job, prospect
-from offloaderd.spark.backfill.plan import TopicPlan, aim_of, plan_topic
+from offloaderd.spark.backfill.plan import (
+    AlreadyDone,
+    BackfillFailed,
+    TopicPlan,
+    aim_of,
+    enabled_map,
+    plan_for_job,
+    plan_topic,
+    prospect,
+)
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.topic import Progress, TopicBackfill
-from offloaderd.spark.jobs.job import PATIENCE_S, Driver, Ended, JobTopics, SegmentTask, driver_id, for_each
+from offloaderd.spark.jobs.driver import Driver, Ended, JobTopics, driver_id, for_each
+from offloaderd.spark.jobs.executors import Options, SparkRunner, Stores, open_stores
 from offloaderd.spark.jobs.lease import check_free, claimed, driver_of
-from offloaderd.spark.jobs.run import SparkRunner
-from offloaderd.spark.jobs.stores import Options, Stores, open_stores
+from offloaderd.spark.jobs.task import PATIENCE_S, SegmentTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,33 +16,96 @@ from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, LedgerInfo, Loss, Position
 from offloaderd.core.retry import until_answered
 from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.values import SegmentManifest
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import layout_in_history
 from offloaderd.ledgers.chain import Run
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
+from offloaderd.segment.complete import put_manifest
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.resume import as_finished, reason_to_give_up, unrecorded
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.spark.backfill.eligible import Aim, BackfillFailed, plan_for_job
-from offloaderd.spark.backfill.plan import split_history
-from offloaderd.spark.backfill.takeover import HOLD_S, with_hold
-from offloaderd.spark.jobs.join import Joiner
+from offloaderd.segment.upload import SegmentFailed, SegmentUpload
+from offloaderd.spark.backfill.plan import Aim, BackfillFailed, plan_for_job, split_history
+from offloaderd.spark.jobs.driver import stored, verified
 from offloaderd.spark.jobs.lease import attempt_log, attempts_of
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
+
+HOLD_S = 90.0
+"""Seconds for which a plan names its driver, unless the driver renews that."""
+
+
+def with_hold(plan: HistoryPlan, me: str, now_ms: int) -> HistoryPlan:
+    """Return the plan with a driver's hold on it."""
+    return replace(plan, holder=me, holder_until_ms=now_ms + round(HOLD_S * 1000))
+
+
+class Joiner:
+    """Prepares the segments of one topic for their commit, in their order.
+
+    An executor knows nothing of other segments, so the manifest that it puts is a draft without the totals of all
+    before it: the number of entries, the greatest time, the losses. They are recorded in the attempt before the
+    manifest is put, so that a deposed driver puts the same bytes as the next one.
+    """
+
+    def __init__(self, context: OffloadContext, history: HistoryRecord) -> None:
+        self._context = context
+        self._history = history
+
+    async def join(self, attempt: Attempt, attempts: AttemptLog) -> CommittedSegment:
+        """Verify a segment and put its manifest; return the segment to commit.
+
+        Raises SegmentFailed when it is incomplete, or another; Fenced.
+        """
+        context = self._context
+        upload, written = await stored(
+            context, self._history.map.topic, attempt, (ObjectKind.DRAFT, ObjectKind.MANIFEST)
+        )
+        seal = await self._joined(attempt, attempts, written, upload)
+        joined = replace(written, past=seal.past, losses=seal.losses)
+        segment = await verified(upload, attempt, joined)
+        await put_manifest(upload, attempt, joined)
+        context.pasts.note(joined)
+        return segment
+
+    async def _joined(
+        self, attempt: Attempt, attempts: AttemptLog, written: SegmentManifest, upload: SegmentUpload
+    ) -> Seal:
+        """Return the segment's seal with the totals before it, which are recorded now. Raises Fenced."""
+        seal = attempt.seal
+        if seal is None:
+            raise SegmentFailed(f"the record of {attempt.segment_id} does not say where it ends")
+        if seal.joined:
+            return seal
+        history = self._history
+        past = await self._context.pasts.before(history.map, attempt.begin, history.chain.ledgers, upload.find)
+        seal = replace(seal, past=past, losses=history.losses_before(written.ledgers), joined=True)
+        await attempts.update(replace(attempt, seal=seal))
+        return seal
+
+    async def drop_draft(self, attempt: Attempt) -> None:
+        """Delete the draft of a committed segment; garbage collection deletes it if an answer is lost."""
+        try:
+            await self._context.upload_context.objects.at(attempt.bucket).delete([attempt.keys.draft])
+        except OffloaderError as error:
+            log.debug("backfill.draft_not_deleted", key=attempt.keys.draft, error=str(error))
+
 
 LET_GO_S = 5.0
 """Seconds to try to end the hold on the plan at the end, as the metadata store may not answer."""

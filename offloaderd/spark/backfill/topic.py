@@ -20,11 +20,11 @@ from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.spark.backfill.eligible import Aim, BackfillFailed, prospect
+from offloaderd.spark.backfill.plan import Aim, BackfillFailed, prospect
 from offloaderd.spark.backfill.record import JobRecord
-from offloaderd.spark.backfill.takeover import take_up
-from offloaderd.spark.jobs.job import Driver, Outcome, SegmentTask, Written
-from offloaderd.spark.jobs.topic_job import Item, TopicJob
+from offloaderd.spark.backfill.transfer import take_up
+from offloaderd.spark.jobs.driver import Driver, Item, TopicJob
+from offloaderd.spark.jobs.task import Outcome, SegmentTask, Written
 
 log = structlog.get_logger(__name__)
 

@@ -29,12 +29,12 @@ from offloaderd.spark.export.iceberg import IcebergTable
 from offloaderd.spark.export.iceberg import opened as open_table
 from offloaderd.spark.files import check_scheme
 from offloaderd.spark.scan.options import SourceOptions, Start, parse
-from offloaderd.spark.scan.positions import position
+from offloaderd.spark.scan.query import position
 from offloaderd.spark.scan.snapshot import check_topics
 from offloaderd.spark.scan.stores import HeldStores
 from offloaderd.spark.session import check_libraries
-from offloaderd.spark.source.offsets import Step, advance, furthest, take_snapshots
-from offloaderd.spark.source.source import FORMAT, register
+from offloaderd.spark.source import FORMAT, register
+from offloaderd.spark.stream import Step, advance, furthest, take_snapshots
 
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB

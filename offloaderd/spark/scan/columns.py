@@ -1,22 +1,123 @@
-"""Arrow batches of entries or messages, with the columns that a query names (`schema.py`)."""
+"""The columns of rows, and Arrow batches of entries or messages with the columns that a query names.
+
+| column | of entries | of messages |
+|---|---|---|
+| `payload` | the entry as it is stored | the same, in the row of the entry's first message alone |
+| `time` | the broker's timestamp, else the producer's publish time | the same |
+| `index` | PIP-70's, of the entry's last message | of this message |
+| `value` | | as it was sent; by a schema, its type, and null where that is not possible |
+
+A query may name fewer columns (`schema()`), which is cheaper: the others are not decoded.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
+from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import read_heads, time_of
-from offloaderd.format.pulsar.messages import Message, MessageState
-from offloaderd.spark.scan.messages import BatchRows, Row
+from offloaderd.format.pulsar.messages import (
+    Message,
+    MessageState,
+    PlainBatch,
+)
+from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.share import Condition, Unread
-from offloaderd.spark.values.schema import ValueDecoder, ValueSchema
+from offloaderd.spark.values import ValueDecoder, ValueSchema, kind_of
+
+ENTRY_COLUMNS: dict[str, DataType] = {
+    "topic": StringType(),
+    "ledger_id": LongType(),
+    "entry_id": LongType(),
+    "payload": BinaryType(),
+    "time": TimestampType(),
+    "broker_timestamp": TimestampType(),
+    "index": LongType(),
+}
+MESSAGE_COLUMNS: dict[str, DataType] = {
+    "batch_index": IntegerType(),
+    "key": BinaryType(),
+    "properties": MapType(StringType(), StringType()),
+    "publish_time": TimestampType(),
+    "event_time": TimestampType(),
+    "producer": StringType(),
+    "sequence_id": LongType(),
+    "value": BinaryType(),
+    "state": StringType(),
+    "chunk_id": IntegerType(),
+    "num_chunks": IntegerType(),
+    "chunk_uuid": StringType(),
+}
+TRANSACTION_COLUMNS: dict[str, DataType] = {"transaction_id": StringType(), "transaction_state": StringType()}
+SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
+REASON: dict[str, DataType] = {"reason": StringType()}
+
+
+def full_schema(
+    *, messages: bool, skips: bool, values: ValueSchema | None = None, transactions: bool = False
+) -> StructType:
+    """Return all columns of a query with these options. Raises InvalidInput for values without a type in Spark."""
+    columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
+    columns |= SKIP_COLUMNS if skips else {}
+    columns |= REASON if messages or skips else {}
+    columns |= {"value": kind_of(values.newest).spark} if values is not None else {}
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def checked_schema(schema: StructType, full: StructType) -> StructType:
+    """Return the columns of a query, if they are among the full ones. Raises InvalidConfig with all mistakes."""
+    known = {field.name: field.dataType for field in full}
+    mistakes = []
+    for field in schema:
+        if field.name not in known:
+            hint = " without messages=true" if field.name in MESSAGE_COLUMNS else ""
+            mistakes.append(f"{field.name}: no such column{hint}; there are {', '.join(known)}")
+        elif field.dataType != known[field.name]:
+            mistakes.append(f"{field.name}: {known[field.name].simpleString()}, not {field.dataType.simpleString()}")
+    if mistakes:
+        raise InvalidConfig("\n  ".join(["the schema is wrong:", *mistakes]), hint="docs/spark.md lists the columns")
+    return schema
+
+
+class Row(NamedTuple):
+    """A message, its entry if it is the first there, the entry's time in milliseconds, the transaction's state."""
+
+    message: Message
+    payload: bytes | None
+    time_ms: int | None
+    transaction_state: TransactionState | None = None
+
+
+class BatchRows(NamedTuple):
+    """The messages of an entry in columns, the entry, its time in milliseconds."""
+
+    batch: PlainBatch
+    payload: bytes
+    time_ms: int | None
+
+    @property
+    def messages(self) -> int:
+        """Number of messages."""
+        return len(self.batch.values)
+
 
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999; Spark has no later times, so those of brokers and producers are null."""

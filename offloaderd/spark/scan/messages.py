@@ -9,7 +9,6 @@ the daemon's ReadMessages: all of one message, in their order, none missing and 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import NamedTuple
 
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import EntryBatch, Position, TopicName
@@ -27,9 +26,9 @@ from offloaderd.format.pulsar.messages import (
 )
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.spark.scan.extents import extents_of
-from offloaderd.spark.scan.late import LateReader, Run
+from offloaderd.spark.scan.columns import BatchRows, Row
 from offloaderd.spark.scan.query import Extent
+from offloaderd.spark.scan.segments import LateReader, Run, extents_of
 from offloaderd.spark.scan.share import BrokenSegment, Condition, Piece, broken
 from offloaderd.spark.scan.transactions import OutcomeUnknown, PieceOutcomes
 
@@ -39,28 +38,6 @@ BYTES_MAX = 4 * 1024 * 1024
 
 LOOK_BACK_BYTES = 128 * 1024 * 1024
 """Bytes of a topic's objects to search for earlier chunks: as many as a message may have."""
-
-
-class Row(NamedTuple):
-    """A message, its entry if it is the first there, the entry's time in milliseconds, the transaction's state."""
-
-    message: Message
-    payload: bytes | None
-    time_ms: int | None
-    transaction_state: TransactionState | None = None
-
-
-class BatchRows(NamedTuple):
-    """The messages of an entry in columns, the entry, its time in milliseconds."""
-
-    batch: PlainBatch
-    payload: bytes
-    time_ms: int | None
-
-    @property
-    def messages(self) -> int:
-        """Number of messages."""
-        return len(self.batch.values)
 
 
 class Messages:

@@ -23,11 +23,10 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import Transactions
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.settings import Settings, check
-from offloaderd.spark.scan.positions import parsed
-from offloaderd.spark.scan.query import EntryQuery, to_ms
-from offloaderd.spark.scan.schema import checked_schema, full_schema
+from offloaderd.spark.scan.columns import checked_schema, full_schema
+from offloaderd.spark.scan.query import EntryQuery, parsed, to_ms
 from offloaderd.spark.scan.share import EVERYTHING, Condition, Metadata, Task, packed
-from offloaderd.spark.values.schema import ValueDecoder, ValueSchema, read_schema
+from offloaderd.spark.values import ValueDecoder, ValueSchema, read_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

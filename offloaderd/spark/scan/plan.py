@@ -15,10 +15,10 @@ from offloaderd.core.model import LEDGER_ID_MAX, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.scan import snapshot as source_snapshot
-from offloaderd.spark.scan.extents import extents_of, segment_reader
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.query import EntryQuery, Span
+from offloaderd.spark.scan.segments import extents_of, segment_reader
 from offloaderd.spark.scan.share import Condition, Hole, Missing, Piece, Share, Unread, parts_of
 from offloaderd.spark.scan.snapshot import Snapshot, holes_within
 from offloaderd.spark.scan.stores import Stores

@@ -1,16 +1,20 @@
-"""The entries of a query, and the blocks that may have them: no other block is fetched. Pure.
+"""The entries of a query, the blocks that may have them, as no other is fetched, and positions in offsets. Pure.
 
 There are two kinds of bounds. Options are exact: an entry outside of them is no row. Filters of a query only exclude
 blocks, since Spark evaluates them again; so a bound from a filter may be too wide, never too narrow.
+
+The text of an offset for a topic is `7:41@1760000000000`, the last entry that was read and the time its ledger was
+created, or `7:41` if the time is unknown. It distinguishes a topic that was created anew from the one before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from pyspark.sql import datasource as spark
 
+from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.format.pulsar.entry_time import Survey, time_of
 from offloaderd.metadata.committed import CommittedSegment
@@ -209,3 +213,28 @@ def _bounded(span: Span, one: spark.Filter, kind: type[int] | type[datetime]) ->
             return span.narrowed(high=bound if kind is int else to_ms(bound, up=True))
         case _:
             return span
+
+
+NOTHING = Position(-1, -1)
+"""Before the first entry of a topic."""
+
+Offset = dict[str, str]
+"""The texts of an offset, by the topic's full name."""
+
+
+def position(offset: Mapping[str, str], name: str) -> Position:
+    """Return the last position that was read of a topic. Raises InvalidInput."""
+    return parsed(offset[name])[0] if name in offset else NOTHING
+
+
+def parsed(text: str) -> tuple[Position, int | None]:
+    """Read the text for a topic: a position, and the time its ledger was created (ms). Raises InvalidInput."""
+    at, _, made = text.partition("@")
+    if made and not (made.isascii() and made.isdecimal()):
+        raise InvalidInput(f"not a position of an offset: {text!r}", hint="write LEDGER:ENTRY or LEDGER:ENTRY@TIME")
+    return NOTHING if at == str(NOTHING) else Position.parse(at), int(made) if made else None
+
+
+def following(at: Position) -> Position | None:
+    """Return the next position; None for the oldest entry."""
+    return None if at == NOTHING else Position(at.ledger_id, at.entry_id + 1)

@@ -24,10 +24,9 @@ from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments.reader import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
-from offloaderd.spark.scan.extents import extents_of, segment_reader
-from offloaderd.spark.scan.late import LateReader, Run, current_snapshot
 from offloaderd.spark.scan.messages import Messages
 from offloaderd.spark.scan.query import EntryQuery, Extent
+from offloaderd.spark.scan.segments import LateReader, Run, current_snapshot, extents_of, segment_reader
 from offloaderd.spark.scan.share import Condition, Missing, Part, Piece, Share, Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Transactions
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.spark.values.schema import ValueSchema
+from offloaderd.spark.values import ValueSchema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

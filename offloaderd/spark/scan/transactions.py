@@ -22,7 +22,7 @@ from offloaderd.read.consumer import look_back_from
 from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
 from offloaderd.read.segments.reader import SegmentReader
-from offloaderd.spark.scan.late import LateReader
+from offloaderd.spark.scan.segments import LateReader
 from offloaderd.spark.scan.share import Piece, Unread, broken
 
 if TYPE_CHECKING:

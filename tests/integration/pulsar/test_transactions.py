@@ -14,7 +14,7 @@ from offloaderd.client import Transactions
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.protocol.v1 import read_pb2
-from offloaderd.spark.source.source import SegmentSource
+from offloaderd.spark.source import SegmentSource
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.pulsar import PulsarOptions, PulsarServer, pulsar_standalone

@@ -21,7 +21,7 @@ from offloaderd.objects import keys
 from offloaderd.objects.s3.errors import RIGHTS
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.spark.source.source import SegmentSource
+from offloaderd.spark.source import SegmentSource
 from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site

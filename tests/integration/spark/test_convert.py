@@ -16,11 +16,11 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
 from offloaderd.protocol.v1 import policy_pb2
-from offloaderd.spark.convert import convert
-from offloaderd.spark.convert.object_plan import Target
-from offloaderd.spark.convert.topic import Progress
-from offloaderd.spark.jobs.job import Driver, RewriteTask
-from offloaderd.spark.jobs.stores import open_context
+from offloaderd.spark import convert
+from offloaderd.spark.convert import Progress, Target
+from offloaderd.spark.jobs.driver import Driver
+from offloaderd.spark.jobs.executors import open_context
+from offloaderd.spark.jobs.task import RewriteTask
 from tests.integration.bookies.test_history import TOPIC, append, digest, entries, expected, look
 from tests.integration.command_line import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site

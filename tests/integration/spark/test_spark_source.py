@@ -38,7 +38,7 @@ from offloaderd.spark.export.export import export, pending
 from offloaderd.spark.export.folder import ExportFolder
 from offloaderd.spark.export.iceberg import COMMIT
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.source.source import register
+from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment

@@ -16,10 +16,9 @@ from offloaderd.metadata.records.history import HistoryRange
 from offloaderd.policy.settings import Prices
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.spark.backfill.backfill import Status
-from offloaderd.spark.backfill.eligible import BackfillFailed, Origin
-from offloaderd.spark.backfill.plan import TopicPlan
+from offloaderd.spark.backfill.plan import BackfillFailed, Origin, TopicPlan
 from offloaderd.spark.backfill.topic import Progress
-from offloaderd.spark.jobs.job import Ended
+from offloaderd.spark.jobs.driver import Ended
 
 TOPIC = TopicName.parse("public/default/orders")
 MIB = 1 << 20

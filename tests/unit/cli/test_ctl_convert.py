@@ -15,10 +15,8 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.merging import goal_of
-from offloaderd.spark.convert.convert import Plan, Status
-from offloaderd.spark.convert.object_plan import ConversionFailed, ObjectPlan, Target
-from offloaderd.spark.convert.topic import Progress
-from offloaderd.spark.jobs.job import Ended
+from offloaderd.spark.convert import ConversionFailed, ObjectPlan, Plan, Progress, Status, Target
+from offloaderd.spark.jobs.driver import Ended
 
 if TYPE_CHECKING:
     import pytest

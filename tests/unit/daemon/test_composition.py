@@ -29,7 +29,7 @@ from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.policies import Origin, effective
 from offloaderd.policy.rules import Surroundings
 from offloaderd.segment.settings import OffloadSettings
-from offloaderd.spark.jobs import stores as backfill_stores
+from offloaderd.spark.jobs import executors
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
@@ -153,7 +153,7 @@ async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: p
 
     monkeypatch.setattr(stores, "ZooKeeperStore", made)
     with pytest.raises(Transient):
-        await backfill_stores.open_stores(settings, SystemClock()).__aenter__()
+        await executors.open_stores(settings, SystemClock()).__aenter__()
     assert seen == [metadata]
 
 

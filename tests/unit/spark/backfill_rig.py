@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.spark.backfill.eligible import Aim
+from offloaderd.spark.backfill.plan import Aim
 from offloaderd.spark.backfill.topic import Progress, TopicBackfill
-from offloaderd.spark.jobs.job import Driver, SegmentTask, Written
-from offloaderd.spark.jobs.write_task import write_segment
+from offloaderd.spark.jobs.driver import Driver
+from offloaderd.spark.jobs.task import SegmentTask, Written, write_segment
 from tests.unit.history.test_history import rig_with
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until

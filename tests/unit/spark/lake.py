@@ -11,10 +11,9 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan.columns import Columns
-from offloaderd.spark.scan.extents import segment_reader
-from offloaderd.spark.scan.late import LateReader
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.read import record_batches
+from offloaderd.spark.scan.segments import LateReader, segment_reader
 from offloaderd.spark.scan.share import Piece
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payload

@@ -17,12 +17,12 @@ from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
-from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, plan_for_job
+from offloaderd.spark.backfill.plan import AlreadyDone, BackfillFailed, plan_for_job
 from offloaderd.spark.backfill.topic import Progress
+from offloaderd.spark.jobs import driver
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs import topic_job
-from offloaderd.spark.jobs.job import SegmentTask
 from offloaderd.spark.jobs.lease import Driven
+from offloaderd.spark.jobs.task import SegmentTask
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S
@@ -131,7 +131,7 @@ async def test_an_executor_that_dies_is_replaced_and_its_parts_are_not_sent_agai
         async def wait(self, error: Exception) -> None:
             paused.append(str(error))
 
-    monkeypatch.setattr(topic_job, "Backoff", Pauses)
+    monkeypatch.setattr(driver, "Backoff", Pauses)
     runner = LocalRunner(rig, die)
     async with asyncio.timeout(PATIENCE_S):
         ended = await backfill(rig, runner, slots=1).run()

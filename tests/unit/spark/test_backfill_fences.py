@@ -17,16 +17,15 @@ from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.spark.backfill import backfill as job
-from offloaderd.spark.backfill.eligible import BackfillFailed
-from offloaderd.spark.backfill.handback import hand_back
-from offloaderd.spark.backfill.plan import plan_topic
+from offloaderd.spark.backfill.plan import BackfillFailed, plan_topic
 from offloaderd.spark.backfill.record import JobRecord
 from offloaderd.spark.backfill.topic import Progress
+from offloaderd.spark.backfill.transfer import hand_back
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import Driver, JobTopics, Outcome, SegmentTask
+from offloaderd.spark.jobs.driver import Driver, JobTopics
+from offloaderd.spark.jobs.executors import RatedPace, Stores, share
 from offloaderd.spark.jobs.lease import Driven
-from offloaderd.spark.jobs.stores import RatedPace, Stores, share
-from offloaderd.spark.jobs.write_task import write_segment
+from offloaderd.spark.jobs.task import Outcome, SegmentTask, write_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S

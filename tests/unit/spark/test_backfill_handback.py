@@ -11,10 +11,8 @@ import pytest
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata.records.history import RangeState, Worker
-from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, Origin
-from offloaderd.spark.backfill.handback import hand_back
-from offloaderd.spark.backfill.plan import aim_of, plan_topic
-from offloaderd.spark.backfill.takeover import take_up
+from offloaderd.spark.backfill.plan import AlreadyDone, BackfillFailed, Origin, aim_of, plan_topic
+from offloaderd.spark.backfill.transfer import hand_back, take_up
 from offloaderd.spark.jobs import lease as backfill_lease
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, until
@@ -23,7 +21,7 @@ from tests.unit.spark.test_backfill_whole import WHOLE, by_ledger, drained, idle
 
 if TYPE_CHECKING:
     from offloaderd.fleet.engine import Engine
-    from offloaderd.spark.jobs.job import SegmentTask, Written
+    from offloaderd.spark.jobs.task import SegmentTask, Written
     from tests.unit.rigs.rig import Rig
 
 LEDGERS = [Position(number, 0) for number in range(6)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from offloaderd.format.values import Past
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import Bytes, ObjectInfo
-    from offloaderd.spark.jobs.job import SegmentTask
+    from offloaderd.spark.jobs.task import SegmentTask
     from tests.unit.rigs.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")

@@ -11,8 +11,8 @@ from offloaderd.core.errors import IdentityRefused
 from offloaderd.core.model import Position
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity, paths
-from offloaderd.spark.backfill.eligible import BackfillFailed
-from offloaderd.spark.backfill.handback import hand_back
+from offloaderd.spark.backfill.plan import BackfillFailed
+from offloaderd.spark.backfill.transfer import hand_back
 from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
@@ -23,7 +23,7 @@ from tests.unit.spark.test_backfill_whole import stores_of
 if TYPE_CHECKING:
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo
-    from offloaderd.spark.jobs.job import SegmentTask
+    from offloaderd.spark.jobs.task import SegmentTask
     from offloaderd.testing.memory.metadata import MemoryTree
     from tests.unit.rigs.rig import Rig
 

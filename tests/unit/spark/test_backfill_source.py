@@ -9,8 +9,8 @@ import pytest
 from offloaderd.core.errors import IdentityRefused
 from offloaderd.core.refusals import RefusalKind
 from offloaderd.metadata import identity
-from offloaderd.spark.backfill.eligible import BackfillFailed
-from offloaderd.spark.jobs.job import SegmentTask
+from offloaderd.spark.backfill.plan import BackfillFailed
+from offloaderd.spark.jobs.task import SegmentTask
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned, whole

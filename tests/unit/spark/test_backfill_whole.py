@@ -16,10 +16,9 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create
 from offloaderd.metadata.records.history import Worker
 from offloaderd.spark.backfill import backfill as job
-from offloaderd.spark.backfill.eligible import AlreadyDone, BackfillFailed, Origin
-from offloaderd.spark.backfill.plan import plan_topic
-from offloaderd.spark.jobs.job import JobTopics
-from offloaderd.spark.jobs.stores import Stores
+from offloaderd.spark.backfill.plan import AlreadyDone, BackfillFailed, Origin, plan_topic
+from offloaderd.spark.jobs.driver import JobTopics
+from offloaderd.spark.jobs.executors import Stores
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.gc import references
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from offloaderd.fleet.engine import Engine
     from offloaderd.metadata.port import Step
     from offloaderd.spark.backfill.topic import TopicBackfill
-    from offloaderd.spark.jobs.job import SegmentTask
+    from offloaderd.spark.jobs.task import SegmentTask
     from tests.unit.rigs.rig import Rig
 
 WHOLE = OffloadMethod.LEDGER_BASED

@@ -13,13 +13,12 @@ from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.spark.convert import convert
-from offloaderd.spark.convert.object_plan import ConversionFailed, Target, Wish, plan_objects
-from offloaderd.spark.convert.topic import Progress, TopicConversion
+from offloaderd.spark import convert
+from offloaderd.spark.convert import ConversionFailed, Progress, Target, TopicConversion, Wish, plan_objects
 from offloaderd.spark.jobs import lease as backfill_lease
-from offloaderd.spark.jobs.job import Driver, RewriteTask
+from offloaderd.spark.jobs.driver import Driver
 from offloaderd.spark.jobs.lease import Driven
-from offloaderd.spark.jobs.write_task import rewrite_segment
+from offloaderd.spark.jobs.task import RewriteTask, rewrite_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.rebuild import rebuild
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.spark.jobs.job import Written
+    from offloaderd.spark.jobs.task import Written
     from offloaderd.testing.faults import When
     from tests.unit.rigs.rig import Rig
 

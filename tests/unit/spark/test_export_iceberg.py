@@ -19,7 +19,7 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
-from offloaderd.spark.scan.schema import full_schema
+from offloaderd.spark.scan.columns import full_schema
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:

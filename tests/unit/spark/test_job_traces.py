@@ -7,7 +7,7 @@ from collections import Counter
 
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.daemon.settings import load
-from offloaderd.spark.jobs.run import traced as traced_by_settings
+from offloaderd.spark.jobs.executors import traced as traced_by_settings
 from tests.patience import PATIENCE_S
 from tests.unit.core.test_traces import facts, traced
 from tests.unit.spark.backfill_rig import backfill, map_of, planned

@@ -12,9 +12,7 @@ from offloaderd.core.model import Position
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.compression import Compression
 from offloaderd.format.pulsar.messages import PlainBatch, decode_columns, decode_entry
-from offloaderd.spark.scan.columns import Columns
-from offloaderd.spark.scan.messages import BatchRows, Row
-from offloaderd.spark.scan.schema import full_schema
+from offloaderd.spark.scan.columns import BatchRows, Columns, Row, full_schema
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 

@@ -12,10 +12,10 @@ from pyspark.sql import datasource as spark
 from offloaderd.core.errors import BucketMissing, Denied, OffloaderError
 from offloaderd.core.model import Loss, OffloadMethod, Position
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.plan import HoleInRange, shares
 from offloaderd.spark.scan.query import EntryQuery
+from offloaderd.spark.scan.segments import segment_reader
 from offloaderd.spark.scan.share import BrokenSegment, Piece
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payloads

@@ -7,10 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from offloaderd.core.model import Position, TopicName
-from offloaderd.spark.scan.positions import NOTHING, position
-from offloaderd.spark.scan.query import EntryQuery
+from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
 from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.source.offsets import Step, advance, furthest, reach
+from offloaderd.spark.stream import Step, advance, furthest, reach
 from tests.unit.spark.lake import snapshot
 from tests.unit.spark.test_source_offsets import FOUND, NAME, cut, segment
 

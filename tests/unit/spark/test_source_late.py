@@ -18,11 +18,10 @@ from offloaderd.core.model import Loss, Position
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan.columns import Columns
-from offloaderd.spark.scan.extents import segment_reader
-from offloaderd.spark.scan.late import LateReader
 from offloaderd.spark.scan.plan import HoleInRange
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.read import record_batches
+from offloaderd.spark.scan.segments import LateReader, segment_reader
 from offloaderd.spark.scan.share import BrokenSegment, Condition
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of
 from offloaderd.testing.builders import payloads

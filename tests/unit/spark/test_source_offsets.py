@@ -15,11 +15,10 @@ from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.floor import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.spark.scan.options import Mode
-from offloaderd.spark.scan.positions import NOTHING, following, position
-from offloaderd.spark.scan.query import EntryQuery
+from offloaderd.spark.scan.query import NOTHING, EntryQuery, following, position
 from offloaderd.spark.scan.snapshot import Snapshot, holes_of, holes_within
 from offloaderd.spark.scan.stores import Stores
-from offloaderd.spark.source.offsets import (
+from offloaderd.spark.stream import (
     advance,
     begin,
     check_step,

@@ -14,11 +14,11 @@ from pyspark.sql.types import LongType, StructType
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.model import Position
+from offloaderd.spark.scan.columns import checked_schema, full_schema
 from offloaderd.spark.scan.options import HELP, Mode, Start, parse
 from offloaderd.spark.scan.read import ShareReader
-from offloaderd.spark.scan.schema import checked_schema, full_schema
 from offloaderd.spark.scan.share import Metadata
-from offloaderd.spark.source.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
+from offloaderd.spark.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
 from tests.unit.spark.lake import ENVIRONMENT
 
 GIVEN = {"topic": "acme/shop/orders", "objects.bucket": "archive"}
@@ -91,7 +91,7 @@ def test_spark_finds_the_format_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     """As `lookup_data_sources` of PySpark looks; where something is not installed, it finds nothing and fails not."""
     assert "pyspark_offload" in {one.name for one in iter_modules()}
     assert import_module("pyspark_offload").DefaultSource is SegmentSource
-    for name in ("pyspark_offload", "offloaderd.spark.source.source"):
+    for name in ("pyspark_offload", "offloaderd.spark.source"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)
     assert not hasattr(import_module("pyspark_offload"), "DefaultSource")

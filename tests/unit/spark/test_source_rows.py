@@ -24,7 +24,7 @@ from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.stores import Stores
-from offloaderd.spark.source.source import SegmentSource
+from offloaderd.spark.source import SegmentSource
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.stored import Site

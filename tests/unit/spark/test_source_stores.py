@@ -15,7 +15,7 @@ from offloaderd.daemon import stores
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import bucket
-from offloaderd.spark.source.stream import SegmentsStream
+from offloaderd.spark.stream import SegmentsStream
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.read.build import TOPIC, Piece, put_segment

@@ -17,13 +17,12 @@ from offloaderd.format.pulsar.transactions import mention_of
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import transactions as source_transactions
-from offloaderd.spark.scan.extents import segment_reader
 from offloaderd.spark.scan.options import Mode
-from offloaderd.spark.scan.positions import following, position
-from offloaderd.spark.scan.query import EntryQuery
+from offloaderd.spark.scan.query import EntryQuery, following, position
+from offloaderd.spark.scan.segments import segment_reader
 from offloaderd.spark.scan.share import BrokenSegment
 from offloaderd.spark.scan.transactions import OutcomeUnknown, with_held
-from offloaderd.spark.source.offsets import advance
+from offloaderd.spark.stream import advance
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot

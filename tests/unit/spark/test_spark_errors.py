@@ -14,8 +14,8 @@ from offloaderd.core.errors import CorruptData, InvalidConfig, NotFound, Offload
 from offloaderd.spark.errors import brief, from_spark, gist
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.read import rows
-from offloaderd.spark.source.source import SegmentSource
-from offloaderd.spark.source.stream import SegmentsStream
+from offloaderd.spark.source import SegmentSource
+from offloaderd.spark.stream import SegmentsStream
 from tests.unit.spark.lake import options
 
 if TYPE_CHECKING:

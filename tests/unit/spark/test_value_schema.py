@@ -17,8 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import Message
-from offloaderd.spark.values.schema import Encoding, MalformedValue, ValueDecoder, read_schema
-from offloaderd.spark.values.types import kind_of
+from offloaderd.spark.values import Encoding, MalformedValue, ValueDecoder, kind_of, read_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

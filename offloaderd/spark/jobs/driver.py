@@ -1,24 +1,120 @@
-"""The driver's side of one topic: executors write its objects in parallel, the driver acts on them in order.
+"""The driver of a job: what all topics of a run share, and the driver's side of one topic.
 
-The driver holds the claim of the topic's jobs, so neither a backfill nor a conversion works beside it. An object's
-state is that of its attempt's record alone: after a crash the next driver acts on stored objects, and has executors
-resume the others.
+Executors write the objects of a topic in parallel, the driver acts on them in order. It holds the claim of the topic's
+jobs, so neither a backfill nor a conversion works beside it. An object's state is that of its attempt's record alone:
+after a crash the next driver acts on stored objects, and has executors resume the others.
 """
 
+import asyncio
+import os
+import socket
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
+import structlog
+
+from offloaderd.core.aio.each import each
 from offloaderd.core.aio.signal import Signal, race
-from offloaderd.core.errors import Fenced, OffloaderError, Transient
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import CorruptData, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
+from offloaderd.format.manifest import document as manifest
+from offloaderd.format.values import SegmentManifest
+from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.whole import apart
+from offloaderd.policy.store import enabled_topics
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.context import OffloadContext
-from offloaderd.spark.jobs.job import Driver, Outcome, Written
+from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 from offloaderd.spark.jobs.lease import claimed
+from offloaderd.spark.jobs.task import (
+    PATIENCE_S,
+    Outcome,
+    Runner,
+    Written,
+)
+
+ItemT = TypeVar("ItemT", bound="Item")
+ProgressT = TypeVar("ProgressT")
+T = TypeVar("T")
+TaskT = TypeVar("TaskT")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver(Generic[TaskT, ProgressT]):
+    """The runner and the limits that all topics of one run share.
+
+    `slots` limits the objects that are written at the same time. `me` is an id that no other driver ever has.
+    """
+
+    runner: Runner[TaskT]
+    slots: asyncio.Semaphore
+    me: str
+    patience_s: float = PATIENCE_S
+    progress: Callable[[ProgressT], None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Generic[ProgressT]):
+    """The end of a run for one topic: its progress, or the error; `nothing`: there was nothing to do."""
+
+    topic: TopicName
+    progress: ProgressT | None = None
+    error: OffloaderError | None = None
+    nothing: bool = False
+
+    @classmethod
+    def of(cls, topic: TopicName, found: "ProgressT | OffloaderError", *, nothing: bool = False) -> "Ended[ProgressT]":
+        """Return the end with a progress, with an error, or with nothing to do."""
+        if nothing:
+            return cls(topic=topic, nothing=True)
+        if isinstance(found, OffloaderError):
+            return cls(topic=topic, error=found)
+        return cls(topic=topic, progress=found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTopics:
+    """The topics of a job: by name, and all of namespaces, each `tenant/namespace`."""
+
+    topics: Sequence[TopicName] = ()
+    namespaces: Sequence[tuple[str, str]] = ()
+
+    async def enabled(self, store: MetadataStore) -> list[TopicName]:
+        """Return the topics by name, then the enabled ones of the namespaces, each once. Raises Transient."""
+        known = await enabled_topics(store) if self.namespaces else []
+        known = [one for one in known if (one.tenant, one.namespace) in self.namespaces]
+        return list(dict.fromkeys([*self.topics, *known]))
+
+
+async def for_each(
+    topics: Sequence[TopicName], act: Callable[[TopicName], Awaitable[T]], *, in_flight_max: int
+) -> list[tuple[TopicName, T | OffloaderError]]:
+    """Return what `act` returns for each topic, or its error: one topic that fails does not end the others."""
+
+    async def one(topic: TopicName) -> tuple[TopicName, T | OffloaderError]:
+        try:
+            return topic, await act(topic)
+        except OffloaderError as error:
+            return topic, error
+
+    return await each(topics, one, in_flight_max=in_flight_max)
+
+
+def driver_id(clock: Clock) -> str:
+    """Return a new id of a driver, which names its machine and process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{clock.uuid().hex[:8]}"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,11 +133,6 @@ class Item:
         """The attempt as it was last read, of an item that is begun."""
         assert self.recorded is not None  # noqa: S101 - it has begun
         return self.recorded[1]
-
-
-ItemT = TypeVar("ItemT", bound=Item)
-ProgressT = TypeVar("ProgressT")
-TaskT = TypeVar("TaskT")
 
 
 class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
@@ -159,3 +250,40 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
 
     async def _discard(self, attempts: AttemptLog, attempt: Attempt, reason: str) -> None:
         await attempts.give_up(attempt, reason)
+
+
+async def stored(
+    context: OffloadContext, topic: TopicName, attempt: Attempt, kinds: Sequence[ObjectKind] = (ObjectKind.MANIFEST,)
+) -> tuple[SegmentUpload, SegmentManifest]:
+    """Return the manifest of a segment that an executor has written, with the upload for its objects.
+
+    The manifest is the first of the `kinds` that is found. Raises SegmentFailed for none, and for one of another
+    segment.
+    """
+    where = attempt.keys
+    named = context.labels(where, topic)
+    failure_tracker = FailureTracker(topic, context.upload_context.clock, lambda: None)
+    upload = SegmentUpload(context.upload_context, attempt.bucket, where, failure_tracker=failure_tracker, labels=named)
+    for key in map(where.of, kinds):
+        data = await upload.find(attempt.bucket, key)
+        if data is None:
+            continue
+        try:
+            written = await apart(partial(manifest.decode, key=key), data)
+        except CorruptData as error:
+            raise SegmentFailed(str(error)) from error
+        if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):
+            raise SegmentFailed(f"{key} is of another segment")
+        return upload, written
+    raise SegmentFailed(f"{where.of(kinds[0])} is gone")
+
+
+async def verified(upload: SegmentUpload, attempt: Attempt, described: SegmentManifest) -> CommittedSegment:
+    """Verify data and index; return the segment to commit. Raises SegmentFailed."""
+    where = attempt.keys
+    for key, size in ((where.data, described.data_bytes), (where.index, described.index_bytes)):
+        try:
+            await upload.verify(key, size)
+        except NotFound as error:
+            raise SegmentFailed(f"{key} is gone") from error
+    return CommittedSegment.described(described, bucket=attempt.bucket, prefix=where.prefix)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.scan.options import SourceOptions
     from offloaderd.spark.scan.share import Share
 
+
 FORMAT = "offload"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -84,7 +85,7 @@ class SegmentSource(DataSource):
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader that follows new segments."""
-        from offloaderd.spark.source.stream import SegmentsStream  # noqa: PLC0415
+        from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415
 
         return SegmentsStream(self._parsed(), schema)
 
@@ -108,7 +109,7 @@ class SegmentsReader(DataSourceReader):
         """Take the snapshot and return its shares. Raises NotFound, HoleInRange, and as the stores do."""
         from offloaderd.spark.scan.plan import plan  # noqa: PLC0415
         from offloaderd.spark.scan.stores import HeldStores, Stores  # noqa: PLC0415
-        from offloaderd.spark.source.offsets import plan_step  # noqa: PLC0415 - for the driver alone
+        from offloaderd.spark.stream import plan_step  # noqa: PLC0415 - for the driver alone
 
         options = self._options
 

@@ -1,14 +1,17 @@
-"""An executor's work: one segment of history, or one rewritten object, from its record to verified objects.
+"""A task of a job: one segment of history, or one rewritten object; its description, and the work of its executor.
 
-It uses the daemon's own writer, except at the end: an executor neither commits nor exchanges. When all objects are
-stored it marks the attempt as offloaded, and the driver, this one or the next after a crash, commits it in its turn. Of
-history only the draft of a manifest is put, since requests of a lost executor may still arrive after the commit, and
-must not change a committed object. Every write checks the driver's claim; one executor at a time writes a segment.
+The executor works from the attempt's record to verified objects, by the daemon's own writer, except at the end: it
+neither commits nor exchanges. When all objects are stored it marks the attempt as offloaded, and the driver, this one
+or the next after a crash, commits it in its turn. Of history only the draft of a manifest is put, since requests of a
+lost executor may still arrive after the commit, and must not change a committed object. Every write checks the driver's
+claim; one executor at a time writes a segment. Tasks and answers are small, since a driver has any number of executors.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 import structlog
@@ -33,6 +36,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.topic_record import known_ends
 from offloaderd.segment.committer import Assignment, FindManifest, Surroundings, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
@@ -42,10 +46,80 @@ from offloaderd.segment.source_check import listing_of_job
 from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.spark.jobs.job import Outcome, RewriteTask, SegmentTask, Task, Written
 from offloaderd.spark.jobs.lease import attempt_log
 
+TaskT_contra = TypeVar("TaskT_contra", contravariant=True)
+
 log = structlog.get_logger(__name__)
+
+PATIENCE_S = 300.0
+"""Seconds that one request may fail before the executor gives its task back, for another to resume it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One object to write; its attempt is recorded, with the layout. `begin` and `end` are inclusive.
+
+    `again`: an executor may have begun it before.
+    """
+
+    claim: Claim
+    segment_id: UUID
+    begin: Position
+    end: Position
+    again: bool
+    patience_s: float = PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTask(Task):
+    """A segment of history, which ends at `end` or, unless that is None, with `limit_bytes` of payload.
+
+    History ends with `last`, before entry 0 of ledger `boundary`.
+    """
+
+    limit_bytes: int | None
+    last: Position
+    boundary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewriteTask(Task):
+    """An object that is made from stored ones; `whole`: it holds a ledger."""
+
+    whole: bool
+
+
+class Outcome(StrEnum):
+    """The outcome of a task."""
+
+    READY = "ready"
+    """All objects are stored and verified, and the attempt records it."""
+    BROKEN = "broken"
+    """The attempt cannot become a segment, and has to be given up."""
+    FENCED = "fenced"
+    """Another driver has the topic's claim."""
+    UNFINISHED = "unfinished"
+    """The attempt can be resumed, here or by another executor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """An executor's answer."""
+
+    outcome: Outcome
+    error: str = ""
+    seconds: float = 0.0
+    payload_bytes: int = 0
+
+
+class Runner(Protocol[TaskT_contra]):
+    """Sends tasks to executors."""
+
+    async def run(self, task: TaskT_contra) -> Written:
+        """Have an object written. Raises Transient when the outcome is unknown. Cancellation stops the task."""
+        ...
+
 
 LOOK_S = 1.0
 """Seconds between two checks of failures, and between two tries to be the only writer."""

@@ -1,20 +1,31 @@
-"""The stores of a driver and of executors, opened by the daemon's settings; each has sessions of its own.
+"""Executors: the share of each in all limits, the stores that it opens, and tasks as Spark jobs.
 
-Limits hold for all executors together: each has its share of the rates for bookies and bucket, and a fixed amount of
-memory for parts in flight, whatever the size of its segment.
+Drivers and executors open the stores by the daemon's settings; each has sessions of its own. Limits hold for all
+executors together: each has its share of the rates for bookies and bucket, and a fixed amount of memory for parts in
+flight, whatever the size of its segment.
+
+A task is a Spark job of a single partition, named in Spark's own pages. With one job for all, the number of tasks at a
+time would grow with the cluster, beyond that by which the limits were divided. A job of its own that fails goes to
+another executor without ending the others, and the oldest runs first, which is the order of commits.
 """
 
-from collections.abc import AsyncIterator, Hashable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
 
-from offloaderd.core.clock import Clock
-from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from offloaderd.core.clock import Clock, SystemClock
+from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.pace import Pace
 from offloaderd.core.retry import until_answered
 from offloaderd.daemon import components as contexts
+from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.store import EmbeddedReader
@@ -23,8 +34,21 @@ from offloaderd.metadata.identity import deployment
 from offloaderd.objects.bucket import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
-from offloaderd.spark.jobs.job import PATIENCE_S
+from offloaderd.spark.errors import gist
+from offloaderd.spark.jobs.task import (
+    PATIENCE_S,
+    Outcome,
+    RewriteTask,
+    SegmentTask,
+    Written,
+    rewrite_segment,
+    write_segment,
+)
 from offloaderd.topic.buffer import BufferPool
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 PARTS_HELD = 8
 """Parts for which an executor has memory: those in flight, and the one that is being read."""
@@ -166,3 +190,77 @@ async def _ledgers(
         return await open_ledgers(stack, settings, clock=clock, metrics=metrics)
     reader = await stack.enter_async_context(EmbeddedReader(settings.ledgers.directory, clock=clock))
     return Ledgers(source=reader, origin=reader, describer=reader)
+
+
+AnyTask = SegmentTask | RewriteTask
+ERROR_CHARS_MAX = 300
+
+
+class SparkRunner(AbstractContextManager["SparkRunner"]):
+    """A Runner over a Spark session; use it as a context manager."""
+
+    def __init__(self, session: SparkSession, settings: Settings, share: Share, *, name: str) -> None:
+        """`slots` are those of the share, or else one for each core that Spark has now."""
+        self._context = session.sparkContext
+        self._settings = settings
+        self.slots = share.slots or max(1, self._context.defaultParallelism)
+        self._share = replace(share, slots=self.slots)
+        self._group = f"{name}-{SystemClock().uuid()}"
+        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix=name)
+
+    def __exit__(self, *_: object) -> None:
+        """Have Spark stop the jobs that still run."""
+        self._context.cancelJobGroup(self._group)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def run(self, task: AnyTask) -> Written:
+        """See Runner."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
+
+    def _job(self, task: AnyTask) -> Written:
+        """Run a job of one partition; blocks."""
+        context = self._context
+        context.setJobGroup(self._group, f"{task.claim.topic} {task.begin} to {task.end}", interruptOnCancel=True)
+        try:
+            found: list[Written] = (
+                context.parallelize([(self._settings, self._share, task)], 1).mapPartitions(on_executor).collect()
+            )
+        except Exception as error:
+            message = gist(str(error) or type(error).__name__)[:ERROR_CHARS_MAX]
+            raise Transient(f"the executor failed: {message}") from error
+        return found[0]
+
+
+def on_executor(tasks: Iterable[tuple[Settings, Share, AnyTask]]) -> Iterator[Written]:
+    """Write the segments of a partition; runs in an executor's Python."""
+    from pyspark import TaskContext  # noqa: PLC0415 - optional, and takes a second
+
+    log.configure("warning")
+    context = TaskContext.get()
+    tried_before = context is not None and context.attemptNumber() > 0
+    for settings, share, task in tasks:
+        yield asyncio.run(execute(settings, share, task, again=tried_before))
+
+
+async def execute(settings: Settings, share: Share, task: AnyTask, *, again: bool = False) -> Written:
+    """Write one segment with an executor's share of all limits; `again`: Spark has tried it before."""
+    own, rate = share.of_one(settings), share.upload_bytes_per_s / share.slots
+    task, clock = replace(task, again=task.again or again), SystemClock()
+    try:
+        if isinstance(task, RewriteTask):
+            async with (
+                open_context(own, clock, upload_bytes_per_s=rate, rewriting=True) as (context, _),
+                traced(own, context) as to,
+            ):
+                return await rewrite_segment(to, task)
+        async with open_stores(own, clock, upload_bytes_per_s=rate) as stores, traced(own, stores.context) as to:
+            return await write_segment(to, stores.source, task)
+    except OffloaderError as error:
+        return Written(outcome=Outcome.UNFINISHED, error=str(error))
+
+
+@asynccontextmanager
+async def traced(settings: Settings, context: OffloadContext) -> AsyncIterator[OffloadContext]:
+    """Yield a context whose segments are traced by the settings; waiting spans are sent at the end."""
+    async with contexts.opened_traces(settings, context.upload_context.metrics) as traces:
+        yield contexts.traced(context, traces)

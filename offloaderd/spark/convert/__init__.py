@@ -1,1 +1,0 @@
-"""Conversion of stored segments: the driver's side."""
