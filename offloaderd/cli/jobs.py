@@ -1,22 +1,27 @@
-"""Options of the commands for jobs, `offloadctl backfill` and `offloadctl convert`, and how they are parsed."""
+"""What `offloadctl backfill` and `offloadctl convert` share: options, how they are parsed, and the end of a run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from offloaderd.cli.options import Session
+from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.settings import settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
 from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
-from offloaderd.spark.jobs.driver import JobTopics
+from offloaderd.spark.jobs.driver import Ended, JobTopics
 from offloaderd.spark.jobs.executors import Options, Share
 from offloaderd.spark.jobs.task import PATIENCE_S
 
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+Show = Callable[[Sequence[T]], None]
+Parse = Callable[[str], Any]
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
 SPARK_CONF = click.option(
@@ -31,6 +36,11 @@ PATIENCE = click.option(
 RATE_MIN = 64 * 1024
 
 
+def namespaces_option(text: str) -> Callable[[Command], Command]:
+    """Return the option --namespace with this help."""
+    return click.option("--namespace", "namespaces", multiple=True, metavar="TENANT/NAMESPACE", help=text)
+
+
 def settings_of(session: Session, config: Path | None) -> Settings:
     """Return the daemon's settings, of a standalone or as a daemon would load them; the log tells of errors alone.
 
@@ -40,73 +50,63 @@ def settings_of(session: Session, config: Path | None) -> Settings:
     return settings_at(config, session.standalone)
 
 
-class Given:
-    """What was given on the command line; looked at as a whole, so that all mistakes are named at once."""
+class Given(NamedTuple):
+    """What was given on the command line: topics, options of the job, settings of Spark, and what counts as small.
 
-    def __init__(self, names: Sequence[str], namespaces: Sequence[str], **given: Any) -> None:  # noqa: ANN401
-        self._names = names
-        self._namespaces = namespaces
-        self._given = given
-        self._wrong: list[str] = []
-        self.small_bytes = 0
-        """What counts as small, once it was looked at; 0 where nothing was said."""
-        self.conf: dict[str, str] = {}
-        """Settings of Spark, once they were looked at."""
+    `small_bytes` is 0 where nothing was said.
+    """
 
-    def checked(self) -> tuple[JobTopics, Options]:
-        """Return the topics and the options of the job. Raises InvalidConfig."""
-        topics = [self._read("TOPIC", one, TopicName.parse) for one in self._names]
-        namespaces = [self._read("--namespace", one, _namespace) for one in self._namespaces]
-        if not self._names and not self._namespaces:
-            self._wrong.append("name a TOPIC, or a --namespace")
-        for one in self._given.get("conf") or ():
-            key, equals, value = one.partition("=")
-            self.conf[key] = value
-            if not (key and equals):
-                self._wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
-        self.small_bytes = self._size("small", 1) or 0
-        chosen = Options(
-            segment_bytes=self._size("segment_size", 1) or 0,
-            share=Share(
-                slots=self._number("parallel") or 0,
-                source_bytes_per_s=self._size("source_rate", RATE_MIN) or 0,
-                upload_bytes_per_s=self._size("upload_rate", RATE_MIN) or 0,
-            ),
-            patience_s=self._number("patience") or PATIENCE_S,
-        )
-        if self._wrong:
-            raise InvalidConfig("\n".join(self._wrong), hint="see --help")
-        known = [one for one in topics if one is not None]
-        return JobTopics(topics=known, namespaces=[one for one in namespaces if one is not None]), chosen
+    topics: JobTopics
+    options: Options
+    conf: dict[str, str]
+    small_bytes: int
 
-    def _read(self, what: str, value: str, parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever is parsed
+
+def parsed(names: Sequence[str], namespaces: Sequence[str], **given: Any) -> Given:  # noqa: ANN401 - options by name
+    """Parse a command line. Raises InvalidConfig with all mistakes at once."""
+    wrong: list[str] = []
+    conf: dict[str, str] = {}
+
+    def read(what: str, value: str, parse: Parse) -> Any:  # noqa: ANN401 - whatever is parsed
         try:
             return parse(value)
         except (InvalidInput, ValueError) as error:
-            self._wrong.append(f"{what} {value!r}: {error.message if isinstance(error, InvalidInput) else error}")
+            wrong.append(f"{what} {value!r}: {error.message if isinstance(error, InvalidInput) else error}")
             return None
 
-    def _size(self, name: str, least: int) -> int | None:
-        value = self._given.get(name)
-        if value is None:
-            return None
-        found: int | None = self._read(_flag(name), value, parse_bytes)
+    def number(name: str, parse: Parse, least: int, unit: str = "") -> int:
+        """Return a number, 0 for one that was not given."""
+        if (value := given.get(name)) is None:
+            return 0
+        flag = f"--{name.replace('_', '-')}"
+        found = read(flag, value, parse)
         if found is not None and found < least:
-            self._wrong.append(f"{_flag(name)} {value} is less than {least} bytes")
-        return found
+            wrong.append(f"{flag} {value} is less than {least}{unit}")
+        return found or 0
 
-    def _number(self, name: str) -> int | None:
-        value = self._given.get(name)
-        if value is None:
-            return None
-        found: int | None = self._read(_flag(name), value, _whole)
-        if found is not None and found < 1:
-            self._wrong.append(f"{_flag(name)} {value} is less than 1")
-        return found
+    def size(name: str, least: int) -> int:
+        return number(name, parse_bytes, least, " bytes")
 
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    topics = [read("TOPIC", one, TopicName.parse) for one in names]
+    scopes = [read("--namespace", one, _namespace) for one in namespaces]
+    if not names and not namespaces:
+        wrong.append("name a TOPIC, or a --namespace")
+    for one in given.get("conf") or ():
+        key, equals, conf[key] = one.partition("=")
+        if not (key and equals):
+            wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
+    small_bytes = size("small", 1)
+    segment_bytes = size("segment_size", 1)
+    slots = number("parallel", _whole, 1)
+    share = Share(
+        slots=slots,
+        source_bytes_per_s=size("source_rate", RATE_MIN),
+        upload_bytes_per_s=size("upload_rate", RATE_MIN),
+    )
+    options = Options(segment_bytes=segment_bytes, share=share, patience_s=number("patience", _whole, 1) or PATIENCE_S)
+    if wrong:
+        raise InvalidConfig("\n".join(wrong), hint="see --help")
+    return Given(JobTopics(topics=topics, namespaces=scopes), options, conf, small_bytes)
 
 
 def _whole(value: str) -> int:
@@ -120,3 +120,14 @@ def _namespace(value: str) -> tuple[str, str]:
     if not tenant or not namespace or "/" in namespace or not slash:
         raise ValueError("write TENANT/NAMESPACE")
     return tenant, namespace
+
+
+def tell_ended(
+    session: Session, ended: Sequence[Ended[T]], as_json: Callable[[Ended[T]], dict[str, object]], text: Show[Ended[T]]
+) -> int:
+    """Write what became of the topics of a run, and the errors; returns the exit code."""
+    session.tell({"topics": [as_json(one) for one in ended]}, lambda: text(ended))
+    errors = [one.error for one in ended if one.error is not None]
+    for error in errors:
+        report(error)
+    return FAILED if errors else OK

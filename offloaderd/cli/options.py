@@ -5,7 +5,9 @@ The options may stand before or after the subcommand; the later one wins.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -19,7 +21,7 @@ from offloaderd.cli import show
 from offloaderd.client import DaemonClient, Trust, Unreachable
 from offloaderd.core import humanize as words
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import InvalidInput
+from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
@@ -325,6 +327,24 @@ def merged(
     return replace(session, timeout_s=timeout_s or session.timeout_s, json=as_json or session.json)
 
 
+async def last_of(answers: AsyncGenerator[T, None], take: Callable[[T], object]) -> T:
+    """Hand each answer of a call to `take` and return the last one. Raises OffloaderError if there is none."""
+    last: T | None = None
+    async with aclosing(answers):
+        async for last in answers:
+            take(last)
+    if last is None:
+        raise OffloaderError("the daemon ended the call without an answer")
+    return last
+
+
+def confirm(question: str) -> None:
+    """Ask for a confirmation. Raises UsageError without a terminal, Abort for a no."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask at\nhint: add --yes")
+    click.confirm(question, abort=True, err=True)
+
+
 def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
     """Parse the one topic or pattern of a command; several words mean that the shell expanded a pattern."""
     if len(words) > 1:
@@ -336,3 +356,5 @@ def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str
 TOPIC = Parsed("topic", TopicName.parse)
 POSITION = Parsed("position", Position.parse)
 PRIORITY = Parsed("priority", ReadPriority.parse)
+PLAN_ONLY = click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
+YES = click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")

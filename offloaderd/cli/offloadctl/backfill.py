@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
+from offloaderd.cli.jobs import (
+    MASTER,
+    PATIENCE,
+    SPARK_CONF,
+    TOPICS,
+    UPLOAD_RATE,
+    namespaces_option,
+    parsed,
+    settings_of,
+    tell_ended,
+)
 from offloaderd.cli.options import Session
-from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars, as_text
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
@@ -26,21 +36,15 @@ from offloaderd.spark.backfill.backfill import Status
 from offloaderd.spark.backfill.plan import Origin, TopicPlan
 from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.backfill.transfer import HandedBack, hand_back
-from offloaderd.spark.jobs.driver import Ended, JobTopics
-from offloaderd.spark.jobs.executors import Options, Stores, open_stores
+from offloaderd.spark.jobs.driver import Ended
+from offloaderd.spark.jobs.executors import Stores, open_stores
 
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
 
 
 T = TypeVar("T")
-NAMESPACE = click.option(
-    "--namespace",
-    "namespaces",
-    multiple=True,
-    metavar="TENANT/NAMESPACE",
-    help="All topics of it with history planned for a job. May be repeated.",
-)
+NAMESPACE = namespaces_option("All topics of it with history planned for a job. May be repeated.")
 SEGMENT_SIZE = click.option(
     "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
 )
@@ -78,10 +82,10 @@ def plan(
       offloadctl backfill plan --namespace public/default --segment-size 2GiB --config offloaderd.toml
       offloadctl backfill plan orders --config offloaderd.toml --json | jq '.topics[].segments'
     """
-    wanted, chosen = Given(names, namespaces, segment_size=segment_size).checked()
+    given = parsed(names, namespaces, segment_size=segment_size)
     settings = settings_of(session, config)
-    found = session.run(_with_stores(settings, lambda stores: work.plan(stores, wanted, chosen.segment_bytes)))
-    prices = settings.prices
+    segment_bytes, prices = given.options.segment_bytes, settings.prices
+    found = session.run(_with_stores(settings, lambda stores: work.plan(stores, given.topics, segment_bytes)))
     session.tell({"topics": [plan_json(*one, prices) for one in found]}, lambda: show_plans(found, prices))
     return FAILED if any(isinstance(one, OffloaderError) for _, one in found) else OK
 
@@ -117,37 +121,19 @@ def run(
       offloadctl backfill run --namespace public/default --config offloaderd.toml --parallel 32 --source-rate 400MiB
       offloadctl backfill run orders --config offloaderd.toml --master spark://spark:7077 --parallel 32
     """
-    said = Given(names, namespaces, **given)
-    wanted, chosen = said.checked()
-    return _run(session, settings_of(session, config), wanted, chosen, master=given["master"], conf=said.conf)
-
-
-def _run(
-    session: Session,
-    settings: Settings,
-    wanted: JobTopics,
-    chosen: Options,
-    *,
-    master: str | None,
-    conf: dict[str, str],
-) -> int:
+    wanted = parsed(names, namespaces, **given)
+    settings = settings_of(session, config)
     from offloaderd.spark.session import check_libraries, spark_session  # noqa: PLC0415
 
     check_libraries()
     # Before Spark, which takes its time.
-    topics, done = asyncio.run(_with_stores(settings, lambda stores: work.checked(stores, wanted)))
+    topics, done = asyncio.run(_with_stores(settings, lambda stores: work.checked(stores, wanted.topics)))
     ended = [Ended[Progress](topic=topic, nothing=True) for topic in done]
     if topics:
-        with (
-            spark_session("offloaderd backfill", master=master, options=conf, starting=show.note) as spark,
-            Bars() as bars,
-        ):
-            ended += asyncio.run(work.run(settings, spark, topics, chosen, partial(show_progress, bars)))
-    session.tell({"topics": [ended_json(one) for one in ended]}, lambda: show_ended(ended))
-    for one in ended:
-        if one.error is not None:
-            report(one.error)
-    return FAILED if any(one.error is not None for one in ended) else OK
+        started = spark_session("offloaderd backfill", master=given["master"], options=wanted.conf, starting=show.note)
+        with started as spark, Bars() as bars:
+            ended += asyncio.run(work.run(settings, spark, topics, wanted.options, partial(show_progress, bars)))
+    return tell_ended(session, ended, ended_json, show_ended)
 
 
 @backfill.command(short_help="Show how far history is offloaded.")
@@ -165,9 +151,9 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
       offloadctl backfill status orders --config offloaderd.toml
       offloadctl backfill status --namespace public/default --config offloaderd.toml --json
     """
-    wanted, _ = Given(names, namespaces).checked()
+    topics = parsed(names, namespaces).topics
     settings = settings_of(session, config)
-    found = session.run(_with_stores(settings, lambda stores: work.status(stores, wanted)))
+    found = session.run(_with_stores(settings, lambda stores: work.status(stores, topics)))
     session.tell({"topics": [status_json(*one) for one in found]}, lambda: show_status(found))
 
 
@@ -195,25 +181,21 @@ def cancel(session: Session, topic: TopicName, discard: bool, to_daemon: bool, c
     settings = settings_of(session, config)
     if to_daemon:
         found = session.run(_with_stores(settings, lambda stores: hand_back(stores, topic)))
-        document = {"topic": str(topic), **handed_back_json(found)}
-        session.tell(document, lambda: show_handed_back(topic, found))
+        left = picked(found.left, "entries_left=entries", "bytes_left=payload_bytes")
+        document = {"topic": str(topic), **picked(found, "method", "committed", "discarded"), **left}
+        session.tell(document, _handed_back(topic, found))
         return
     begun, method = session.run(_with_stores(settings, lambda stores: work.cancel(stores, topic, discard=discard)))
     what = "are on the trash list" if discard else "are resumed by the next run"
     session.tell(
         {"topic": str(topic), "method": method.value, "begun": begun, "discarded": discard},
-        f"nobody drives the {method} backfill of {topic} any more; {units(method, begun)} begun {what}",
+        f"nobody drives the {method} backfill of {topic} any more; {_units(method, begun)} begun {what}",
     )
 
 
 async def _with_stores(settings: Settings, call: Callable[[Stores], Awaitable[T]]) -> T:
     async with open_stores(settings, SystemClock()) as stores:
         return await call(stores)
-
-
-def share_done(bytes_all: int, bytes_left: int) -> float:
-    """Return how much of so many bytes is done."""
-    return 1 - bytes_left / bytes_all if bytes_all else 1.0
 
 
 def show_progress(bars: Bars, one: Progress) -> None:
@@ -224,8 +206,7 @@ def show_progress(bars: Bars, one: Progress) -> None:
     bars.show(str(one.topic), said, done, one.bytes_all, step=one.ranges_done + one.losses)
 
 
-def plan_table(prices: Prices) -> show.Table[TopicPlan]:
-    """Return the table of plans."""
+def _plan_table(prices: Prices) -> show.Table[TopicPlan]:
     return show.Table(
         ("TOPIC", "topic"),
         ("METHOD", "method"),
@@ -242,41 +223,31 @@ def plan_table(prices: Prices) -> show.Table[TopicPlan]:
 
 
 def show_plans(found: Sequence[tuple[TopicName, TopicPlan | OffloaderError]], prices: Prices) -> None:
-    """Show plans, and why there is none."""
+    """Show plans, what a run does about the daemons of their topics, and why there is no plan."""
     plans = [one for _, one in found if not isinstance(one, OffloaderError)]
     if plans:
-        plan_table(prices).show(plans)
-    for plan in plans:
-        _tell_origin(plan)
-        _tell_probes(plan)
-    for _, one in found:
-        if isinstance(one, OffloaderError):
-            click.echo(f"not for a job: {one}", err=True)
+        _plan_table(prices).show(plans)
+    for one in plans:
+        if one.origin is Origin.DAEMON:
+            show.note(f"{one.topic}: its daemon is offloading this; a run takes it over, with what it has begun")
+        elif one.origin is Origin.NEW:
+            show.note(f"{one.topic}: its daemon takes these ledgers as they become due; a run takes them over")
+        if one.doubtful:
+            ledgers = show.plural(one.doubtful, "ledger")
+            show.note(f"{one.topic}: lengths of {ledgers} are in doubt: split by entries")
+        how = "on record" if one.split else f"in {show.age(one.seconds)}"
+        boundaries = show.plural(one.boundaries, "boundary", "boundaries")
+        show.note(f"{one.topic}: {show.plural(one.probes, 'probe')} for {boundaries}, {how}")
+    for _, failed in found:
+        if isinstance(failed, OffloaderError):
+            show.note(f"not for a job: {failed}")
     if not found:
-        click.echo("no topic has history for a job", err=True)
+        show.note("no topic has history for a job")
 
 
-def units(method: OffloadMethod, count: int) -> str:
+def _units(method: OffloadMethod, count: int) -> str:
     """Return so many of what a method writes."""
     return show.plural(count, "segment" if method is OffloadMethod.STREAMING else "ledger")
-
-
-def _tell_origin(one: TopicPlan) -> None:
-    """Say what a run does about the topic's daemon."""
-    if one.origin is Origin.DAEMON:
-        click.echo(f"{one.topic}: its daemon is offloading this; a run takes it over, with what it has begun", err=True)
-    elif one.origin is Origin.NEW:
-        click.echo(f"{one.topic}: its daemon takes these ledgers as they become due; a run takes them over", err=True)
-
-
-def _tell_probes(one: TopicPlan) -> None:
-    """Say what finding the boundaries took."""
-    if one.doubtful:
-        ledgers = show.plural(one.doubtful, "ledger")
-        click.echo(f"{one.topic}: lengths of {ledgers} are in doubt: split by entries", err=True)
-    how = "on record" if one.split else f"in {show.age(one.seconds)}"
-    boundaries = show.plural(one.boundaries, "boundary", "boundaries")
-    click.echo(f"{one.topic}: {show.plural(one.probes, 'probe')} for {boundaries}, {how}", err=True)
 
 
 def plan_json(topic: TopicName, one: TopicPlan | OffloaderError, prices: Prices) -> dict[str, object]:
@@ -302,18 +273,14 @@ def show_ended(ended: Sequence[Ended[Progress]]) -> None:
     for one in ended:
         if one.nothing:
             click.echo(f"{one.topic}: nothing to do, its history is offloaded")
-        elif one.progress is not None:
-            done = one.progress
-            lost = (
-                f"; {show.plural(done.losses, 'loss', 'losses')} recorded: see offloadctl explain"
-                if done.losses
-                else ""
-            )
+        elif (done := one.progress) is not None:
+            losses = show.plural(done.losses, "loss", "losses")
+            lost = f"; {losses} recorded: see offloadctl explain" if done.losses else ""
             click.echo(f"{one.topic}: done, {show.plural(done.committed, 'segment')} committed{lost}")
         else:
             click.echo(f"{one.topic}: not done")
     if not ended:
-        click.echo("no topic has history for a job", err=True)
+        show.note("no topic has history for a job")
 
 
 def ended_json(one: Ended[Progress]) -> dict[str, object]:
@@ -331,7 +298,7 @@ def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
     """Show how far topics are."""
     for topic, one in found:
         if one is None:
-            click.echo(f"{topic}: no planned history", err=True)
+            show.note(f"{topic}: no planned history")
             continue
         left = f"{show.size(one.bytes_left)} left" if not one.done else "done"
         speed = f", {show.size(int(one.bytes_per_s))}/s" if one.driver and one.bytes_per_s else ""
@@ -342,7 +309,7 @@ def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
         begun = f"{one.written} begun and not committed"
         click.echo(f"  {one.method}: {ranges}, {begun}; worked on by {who if not one.done else 'nobody'}")
     if not found:
-        click.echo("no topic is enabled there", err=True)
+        show.note("no topic is enabled there")
 
 
 def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
@@ -353,7 +320,7 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
     ranges = ("ranges", "ranges_done", "ranges_claimed", "begun=written")
     history = {
         **picked(one, "worker", "method", "driver", "done"),
-        "done_percent": round(100 * share_done(one.payload_bytes, one.bytes_left), 1),
+        "done_percent": round(100 - 100 * one.bytes_left / one.payload_bytes, 1) if one.payload_bytes else 100.0,
         **picked(one, *sizes, *ranges),
         "bytes_per_s": round(one.bytes_per_s),
         "seconds_left": round(one.seconds_left, 1) if one.seconds_left is not None else None,
@@ -361,17 +328,9 @@ def status_json(topic: TopicName, one: Status | None) -> dict[str, object]:
     return {"topic": str(topic), "history": history}
 
 
-def show_handed_back(topic: TopicName, found: HandedBack) -> None:
-    """Show the result of a history that was given back to its daemon."""
-    done = f"{units(found.method, found.committed)} that were whole are committed"
-    vain = f"{units(found.method, found.discarded)} begun are on the trash list"
-    rest = (
-        f"its daemon offloads the rest, {show.size(found.left.payload_bytes)}" if found.left.entries else "all is done"
-    )
-    click.echo(f"nobody drives the {found.method} backfill of {topic} any more: {done}, {vain}; {rest}")
-
-
-def handed_back_json(found: HandedBack) -> dict[str, object]:
-    """Return the same as JSON shows it."""
-    left = picked(found.left, "entries_left=entries", "bytes_left=payload_bytes")
-    return {**picked(found, "method", "committed", "discarded"), **left}
+def _handed_back(topic: TopicName, found: HandedBack) -> str:
+    done = f"{_units(found.method, found.committed)} that were whole are committed"
+    vain = f"{_units(found.method, found.discarded)} begun are on the trash list"
+    daemon = f"its daemon offloads the rest, {show.size(found.left.payload_bytes)}"
+    rest = daemon if found.left.entries else "all is done"
+    return f"nobody drives the {found.method} backfill of {topic} any more: {done}, {vain}; {rest}"

@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.jobs import MASTER, PATIENCE, SPARK_CONF, TOPICS, UPLOAD_RATE, Given, settings_of
-from offloaderd.cli.offloadctl.rollback import confirm
+from offloaderd.cli.jobs import (
+    MASTER,
+    PATIENCE,
+    SPARK_CONF,
+    TOPICS,
+    UPLOAD_RATE,
+    Given,
+    namespaces_option,
+    parsed,
+    settings_of,
+    tell_ended,
+)
 from offloaderd.cli.options import Session
-from offloaderd.cli.program import FAILED, OK, report
+from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
@@ -31,13 +41,7 @@ if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
 
 
-NAMESPACE = click.option(
-    "--namespace",
-    "namespaces",
-    multiple=True,
-    metavar="TENANT/NAMESPACE",
-    help="All enabled topics of it with segments. May be repeated.",
-)
+NAMESPACE = namespaces_option("All enabled topics of it with segments. May be repeated.")
 TARGET = click.option(
     "--to",
     "target",
@@ -89,8 +93,8 @@ def plan(
       offloadctl convert plan orders --to merged --config offloaderd.toml
       offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml --json
     """
-    wanted, chosen = _checked(Given(names, namespaces, **given), target)
-    return _plan(session, settings_of(session, config), wanted, chosen)
+    wanted = parsed(names, namespaces, **given)
+    return _plan(session, settings_of(session, config), wanted.topics, _options(wanted, target))
 
 
 def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Options) -> int:
@@ -110,8 +114,8 @@ def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Optio
 @TARGET
 @SEGMENT_SIZE
 @SMALL
-@click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@options.PLAN_ONLY
+@options.YES
 @click.option("--spark", is_flag=True, help="Write in the executors of Spark instead of this process.")
 @MASTER
 @SPARK_CONF
@@ -140,32 +144,29 @@ def run(
       offloadctl convert run orders --to streaming --yes --config offloaderd.toml
       offloadctl convert run --namespace public/default --to ledger-based --yes --spark --parallel 16
     """
-    said = Given(names, namespaces, **given)
-    wanted, chosen = _checked(said, target)
-    settings = settings_of(session, config)
+    wanted = parsed(names, namespaces, **given)
+    chosen, settings = _options(wanted, target), settings_of(session, config)
     if dry_run:
-        return _plan(session, settings, wanted, chosen)
+        return _plan(session, settings, wanted.topics, chosen)
     if given["spark"]:
         from offloaderd.spark.session import check_libraries  # noqa: PLC0415 - as above
 
         check_libraries()
     if not yes:
-        confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
+        options.confirm(f"Rewrite segments --to {target}? The old objects are deleted once the new ones are proven")
     with Bars() as bars, ExitStack() as stack:
         session_of_spark = None
         if given["spark"]:
             from offloaderd.spark.session import spark_session  # noqa: PLC0415 - as above
 
-            started = spark_session("offloaderd convert", master=given["master"], options=said.conf, starting=show.note)
+            started = spark_session(
+                "offloaderd convert", master=given["master"], options=wanted.conf, starting=show.note
+            )
             session_of_spark = stack.enter_context(started)
         progress = partial(show_progress, bars)
-        ended = asyncio.run(work.run(settings, wanted, chosen, progress, session=session_of_spark))
-    session.tell({"topics": [ended_json(one) for one in ended]}, lambda: show_ended(ended))
-    for one in ended:
-        if one.error is not None:
-            report(one.error)
-    failed = any(one.error is not None or (one.progress is not None and one.progress.failures) for one in ended)
-    return FAILED if failed else OK
+        ended = asyncio.run(work.run(settings, wanted.topics, chosen, progress, session=session_of_spark))
+    code = tell_ended(session, ended, ended_json, show_ended)
+    return FAILED if any(one.progress is not None and one.progress.failures for one in ended) else code
 
 
 @convert.command(short_help="Show what segments topics have, and who rewrites them.")
@@ -180,8 +181,7 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
     Examples:
       offloadctl convert status orders --config offloaderd.toml
     """
-    wanted, _ = Given(names, namespaces).checked()
-    settings = settings_of(session, config)
+    wanted, settings = parsed(names, namespaces).topics, settings_of(session, config)
 
     async def asked() -> list[Status]:
         async with open_context(settings, SystemClock(), rewriting=True) as (context, _):
@@ -216,16 +216,9 @@ def cancel(session: Session, topic: TopicName, config: Path | None) -> None:
     )
 
 
-def _checked(said: Given, target: str) -> tuple[JobTopics, Options]:
-    """Return what is wanted and how. Raises InvalidConfig with all that is wrong."""
-    wanted, common = said.checked()
-    return wanted, Options(
-        target=Target(target),
-        segment_bytes=common.segment_bytes,
-        small_bytes=said.small_bytes,
-        share=common.share,
-        patience_s=common.patience_s,
-    )
+def _options(given: Given, target: str) -> Options:
+    common = {name: getattr(given.options, name) for name in ("segment_bytes", "share", "patience_s")}
+    return Options(target=Target(target), small_bytes=given.small_bytes, **common)
 
 
 PLANS: show.Table[tuple[TopicName, Plan]] = show.Table(
@@ -253,10 +246,10 @@ def show_plans(found: Sequence[tuple[TopicName, Plan | OffloaderError]]) -> None
         PLANS.show(plans)
     for topic, one in plans:
         for why, count in sorted(one.objects.left.items()):
-            click.echo(f"{topic}: {count:,} stay as they are: {why}", err=True)
+            show.note(f"{topic}: {count:,} stay as they are: {why}")
     for topic, failed in found:
         if isinstance(failed, OffloaderError):
-            click.echo(f"{topic}: {failed}", err=True)
+            show.note(f"{topic}: {failed}")
 
 
 def plan_json(topic: TopicName, one: Plan | OffloaderError) -> dict[str, object]:
@@ -288,7 +281,7 @@ def show_ended(ended: Sequence[Ended[Progress]]) -> None:
             continue
         click.echo(f"{one.topic}: {show.plural(one.progress.done, 'object')} in place of the old ones")
         for failure in one.progress.failures:
-            click.echo(f"{one.topic}: left as it was: {failure}", err=True)
+            show.note(f"{one.topic}: left as it was: {failure}")
 
 
 def ended_json(one: Ended[Progress]) -> dict[str, object]:

@@ -1,11 +1,9 @@
 """`offloadctl daemons`, `drain`, `reload` and `log-level`: the daemons of the cluster, and changes while they run."""
 
-from contextlib import aclosing
-
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.options import DURATION, Session
+from offloaderd.cli.options import DURATION, Session, last_of
 from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
@@ -31,9 +29,12 @@ def daemons(session: Session, topic: TopicName | None) -> None:
     """
     found = session.ask(lambda client: client.daemons(topic))
     document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
+    text = TABLE.rendered(found.daemons).rstrip("\n")
     if topic is not None:
         document |= {"topic": str(topic), "owner": found.owner or None, "reason": found.reason or None}
-    session.tell(document, lambda: show_daemons(found, topic))
+        owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
+        text += f"\n\n{topic}: {owner}" + (f"; {found.reason}" if found.reason else "")
+    session.tell(document, text)
 
 
 @click.command()
@@ -71,14 +72,6 @@ def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_
     session.tell({"daemon_id": target, "left": last.left, "done": last.done, "moves": moved}, text)
 
 
-def show_daemons(found: placement_pb2.ListDaemonsResponse, topic: TopicName | None) -> None:
-    """Show the daemons, and the owner of the topic."""
-    TABLE.show(found.daemons)
-    if topic is not None:
-        owner = f"owned by {found.owner}" if found.owner else "nobody owns it"
-        click.echo(f"\n{topic}: {owner}" + (f"; {found.reason}" if found.reason else ""))
-
-
 TABLE: show.Table[placement_pb2.Daemon] = show.Table(
     ("DAEMON", lambda one: f"{one.daemon_id} (asked)" if one.asked else one.daemon_id),
     ("STANDING", lambda one: f"{one.standing}: {one.impaired}" if one.impaired else one.standing),
@@ -107,18 +100,15 @@ async def _drain(
 
 async def _follow(session: Session, client: DaemonClient, *, undo: bool, dry_run: bool) -> placement_pb2.DrainProgress:
     """Wait for the end of the drain, writing the number of remaining topics to stderr; returns the last report."""
-    last: placement_pb2.DrainProgress | None = None
-    reports = client.drain(undo=undo, dry_run=dry_run, timeout_s=session.timeout_s)
-    async with aclosing(reports):
-        async for progress in reports:
-            if not (progress.done or dry_run or (last is not None and last.left == progress.left)):
-                click.echo(f"{show.plural(progress.left, 'topic')} left", err=True)
-            last = progress
-    assert last is not None  # noqa: S101 - the daemon answers at least once
-    return last
+    left: int | None = None
 
+    def tell(progress: placement_pb2.DrainProgress) -> None:
+        nonlocal left
+        if not (progress.done or dry_run or left == progress.left):
+            show.note(f"{show.plural(progress.left, 'topic')} left")
+        left = progress.left
 
-DEFAULT_FOR = "10m"
+    return await last_of(client.drain(undo=undo, dry_run=dry_run, timeout_s=session.timeout_s), tell)
 
 
 @click.command()
@@ -139,11 +129,10 @@ def reload(session: Session, *, dry_run: bool) -> None:
     found = session.ask(lambda client: client.reload(dry_run=dry_run))
     changes = [as_json(one, kept=("old", "new")) for one in found.changes]
     document = {"daemon_id": found.daemon_id, "dry_run": found.dry_run, "changes": changes}
-    session.tell(document, lambda: show_changes(found, dry_run=dry_run))
+    session.tell(document, lambda: _show_changes(found, dry_run=dry_run))
 
 
-def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
-    """Show the effect of each changed setting."""
+def _show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
     if not found.changes:
         click.echo(f"{found.daemon_id}: nothing has changed")
         return
@@ -153,13 +142,13 @@ def show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
         [(one.key, one.old, one.new, "needs a restart" if one.needs_restart else effect) for one in found.changes],
     )
     if waiting := ", ".join(one.key for one in found.changes if one.needs_restart):
-        click.echo(f"restart {found.daemon_id} for {waiting}", err=True)
+        show.note(f"restart {found.daemon_id} for {waiting}")
 
 
 @click.command("log-level")
 @click.argument("module", required=False)
 @click.argument("level", type=click.Choice(LEVELS), required=False)
-@click.option("--for", "seconds", type=DURATION, default=DEFAULT_FOR, show_default=True, help="For how long.")
+@click.option("--for", "seconds", type=DURATION, default="10m", show_default=True, help="For how long.")
 @click.option("--reset", is_flag=True, help="Reset MODULE to the level of the settings.")
 @options.common
 def log_level(session: Session, module: str | None, level: str | None, *, seconds: float, reset: bool) -> None:

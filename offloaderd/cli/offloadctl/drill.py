@@ -64,7 +64,7 @@ async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path 
             show.facts(list(work.where(scratch).items()))
             click.echo()
             show.table(("PROMISE", "WHAT WOULD BE DONE"), [(one.promise, one.done) for one in EXERCISES])
-            click.echo("\nnothing was done; --apply does it", err=True)
+            show.note("\nnothing was done; --apply does it")
         return OK
     report = await work.run(scratch, clock, _tell)
     text = report.markdown(show.moment(report.started_ms))
@@ -77,6 +77,6 @@ async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path 
 def _tell(exercise: Exercise, finding: Finding | None) -> None:
     """Write the progress of the drill to stderr."""
     if finding is None:
-        click.echo(f"{exercise.promise}: {exercise.done}", err=True)
+        show.note(f"{exercise.promise}: {exercise.done}")
     else:
-        click.echo(f"{exercise.promise}: {finding.outcome.value}: {finding.found}", err=True)
+        show.note(f"{exercise.promise}: {finding.outcome.value}: {finding.found}")

@@ -3,7 +3,7 @@
 import base64
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 import click
@@ -32,46 +32,41 @@ FORMATS = ("text", "hex", "raw", "json")
 def encoder(style: str, *, terminal: bool) -> Encoder:
     """Return the function that turns a batch into output."""
     styles: dict[str, Encoder] = {
-        "text": as_safe_text if terminal else as_text,
-        "hex": as_hex,
-        "raw": as_raw,
-        "json": as_json,
+        "text": _safe_text if terminal else _text,
+        "hex": _hex,
+        "raw": lambda batch, _: iter(batch.payloads),
+        "json": _json,
     }
     return styles[style]
 
 
-def as_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
+def _text(batch: EntryBatch, _tier: str) -> Iterator[bytes]:
     """One entry a line, bytes untouched."""
     for payload in batch.payloads:
         yield payload
         yield b"\n"
 
 
-def as_safe_text(batch: EntryBatch, tier: str) -> Iterator[bytes]:
+def _safe_text(batch: EntryBatch, _tier: str) -> Iterator[bytes]:
     """One entry a line; control characters and bytes that are not UTF-8 are shown as escapes."""
     for payload in batch.payloads:
-        yield f"{printable(payload)}\n".encode()
+        yield f"{_printable(payload)}\n".encode()
 
 
-def as_hex(batch: EntryBatch, tier: str) -> Iterator[bytes]:
+def _hex(batch: EntryBatch, _tier: str) -> Iterator[bytes]:
     """Position and bytes in hexadecimal."""
     for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
         yield f"{batch.ledger_id}:{entry_id}\t{payload.hex()}\n".encode()
 
 
-def as_raw(batch: EntryBatch, tier: str) -> Iterator[bytes]:
-    """The bytes alone."""
-    yield from batch.payloads
-
-
-def as_json(batch: EntryBatch, tier: str) -> Iterator[bytes]:
+def _json(batch: EntryBatch, tier: str) -> Iterator[bytes]:
     """One JSON object a line: position, tier, bytes, and the payload as text or base64."""
     for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
-        line = {"ledger_id": batch.ledger_id, "entry_id": entry_id, "tier": tier, **as_value(payload)}
+        line = {"ledger_id": batch.ledger_id, "entry_id": entry_id, "tier": tier, **_value(payload)}
         yield show.json_line(line).encode()
 
 
-def printable(data: bytes) -> str:
+def _printable(data: bytes) -> str:
     """Return bytes as text without control characters."""
     text = data.decode("utf-8", "backslashreplace")
     if text.isprintable():
@@ -81,7 +76,7 @@ def printable(data: bytes) -> str:
     )
 
 
-def as_value(data: bytes) -> dict[str, object]:
+def _value(data: bytes) -> dict[str, object]:
     """Return bytes for JSON: as text, or as base64 if they are not UTF-8."""
     try:
         text, encoding = data.decode(), "utf-8"
@@ -93,103 +88,84 @@ def as_value(data: bytes) -> dict[str, object]:
 def message_encoder(style: str, *, terminal: bool) -> MessageEncoder:
     """Return the function that turns a message into output."""
     styles: dict[str, MessageEncoder] = {
-        "text": message_as_safe_text if terminal else message_as_text,
-        "hex": message_as_hex,
+        "text": partial(_message_text, terminal=terminal),
+        "hex": _message_hex,
         "raw": lambda message: message.data,
-        "json": message_as_json,
+        "json": _message_json,
     }
     return styles[style]
 
 
-def message_as_text(message: read_pb2.Message) -> bytes:
-    """One message a line, bytes unchanged; messages that a consumer does not get are named in angle brackets."""
-    return _named(message) or _not_committed(message) + message.data + b"\n"
+def _message_text(message: read_pb2.Message, *, terminal: bool) -> bytes:
+    """One message a line, for a terminal as safe text; those that a consumer does not get are named in brackets."""
+    data = _printable(message.data).encode() if terminal else message.data
+    return _named(message) or _not_committed(message) + data + b"\n"
 
 
-def message_as_safe_text(message: read_pb2.Message) -> bytes:
-    """The same for a terminal."""
-    return _named(message) or _not_committed(message) + f"{printable(message.data)}\n".encode()
-
-
-def message_as_hex(message: read_pb2.Message) -> bytes:
+def _message_hex(message: read_pb2.Message) -> bytes:
     """Id, key and bytes in hexadecimal; for a message of a transaction its id and state."""
-    transaction = f"\t{transaction_of(message)}" if message.HasField("transaction") else ""
-    return f"{message_id(message)}\t{message.key.hex()}\t{message.data.hex()}{transaction}\n".encode()
+    transaction = f"\t{_transaction_of(message)}" if message.HasField("transaction") else ""
+    return f"{_message_id(message)}\t{message.key.hex()}\t{message.data.hex()}{transaction}\n".encode()
 
 
-def message_as_json(message: read_pb2.Message) -> bytes:
+def _message_json(message: read_pb2.Message) -> bytes:
     """One JSON object a line with all known fields of the message; times are milliseconds."""
     line: dict[str, object] = {
         "ledger_id": message.position.ledger_id,
         "entry_id": message.position.entry_id,
         "batch_index": message.batch_index,
         "tier": TIERS.get(message.tier, "unknown"),
-        "state": state_of(message),
-        "key": as_value(message.key)["payload"] if message.HasField("key") else None,
+        "state": _state_of(message),
+        "key": _value(message.key)["payload"] if message.HasField("key") else None,
         "properties": {one.key: one.value for one in message.properties},
         "producer": message.producer,
         "sequence_id": message.sequence_id,
-        "publish_ms": message.publish_ms if message.HasField("publish_ms") else None,
-        "event_ms": message.event_ms if message.HasField("event_ms") else None,
-        "broker_ms": message.broker_ms if message.HasField("broker_ms") else None,
-        "index": message.index if message.HasField("index") else None,
+        **picked(message, "publish_ms", "event_ms", "broker_ms", "index"),
         "tombstone": message.tombstone,
-        "transaction_id": transaction_id(message.transaction) if message.HasField("transaction") else None,
-        "transaction_state": transaction_state(message.transaction) if message.HasField("transaction") else None,
+        "transaction_id": _transaction_id(message.transaction) if message.HasField("transaction") else None,
+        "transaction_state": _transaction_state(message.transaction) if message.HasField("transaction") else None,
         "reason": message.reason,
-        **as_value(message.data),
+        **_value(message.data),
     }
     return show.json_line(line).encode()
 
 
-def message_id(message: read_pb2.Message) -> str:
+def _message_id(message: read_pb2.Message) -> str:
     """Return LEDGER:ENTRY, or LEDGER:ENTRY:INDEX for a message in a batch."""
     position = position_text(message.position)
     return position if message.batch_index < 0 else f"{position}:{message.batch_index}"
 
 
-def state_of(message: read_pb2.Message) -> str:
-    """Return the state of a message in lower case."""
+def _state_of(message: read_pb2.Message) -> str:
     return read_pb2.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_").lower()
 
 
-def transaction_id(transaction: read_pb2.Transaction) -> str:
+def _transaction_id(transaction: read_pb2.Transaction) -> str:
     """Return a transaction's id as Pulsar writes it."""
     return f"({transaction.most_bits},{transaction.least_bits})"
 
 
-def transaction_state(transaction: read_pb2.Transaction) -> str:
-    """Return the state of a transaction in lower case."""
+def _transaction_state(transaction: read_pb2.Transaction) -> str:
     return read_pb2.TransactionState.Name(transaction.state).removeprefix("TRANSACTION_STATE_").lower()
 
 
-def transaction_of(message: read_pb2.Message) -> str:
-    """Return id and state of a message's transaction."""
-    return f"{transaction_id(message.transaction)} {transaction_state(message.transaction)}"
-
-
-def held_back(held: read_pb2.HeldBack) -> str:
-    """Return the note that consumers get no messages from a position on, and why."""
-    at = position_text(held.position)
-    return (
-        f"note: consumers are given nothing from {at} on yet: transaction {transaction_id(held.transaction)} begins "
-        "there and is open; --follow waits for its end, --transactions all shows what there is"
-    )
+def _transaction_of(message: read_pb2.Message) -> str:
+    return f"{_transaction_id(message.transaction)} {_transaction_state(message.transaction)}"
 
 
 def _not_committed(message: read_pb2.Message) -> bytes:
     """Return the mark before the data of a message that a consumer does not get; empty for other messages."""
     if not message.HasField("transaction") or message.transaction.state == read_pb2.TRANSACTION_STATE_COMMITTED:
         return b""
-    return f"<{message_id(message)} {transaction_of(message)}> ".encode()
+    return f"<{_message_id(message)} {_transaction_of(message)}> ".encode()
 
 
 def _named(message: read_pb2.Message) -> bytes:
     """Return the text in place of a message that cannot be shown; empty if it can."""
     if message.state == read_pb2.MESSAGE_STATE_PLAIN:
         return b""
-    reason = printable(message.reason.encode())
-    return f"<{message_id(message)} {state_of(message)}, {len(message.data)} bytes: {reason}>\n".encode()
+    reason = _printable(message.reason.encode())
+    return f"<{_message_id(message)} {_state_of(message)}, {len(message.data)} bytes: {reason}>\n".encode()
 
 
 NUMBER = click.IntRange(min=0, max=2**64 - 1)
@@ -230,9 +206,17 @@ def seek(session: Session, topic: TopicName, *, ago: float | None, **wanted: int
     if goal is None:
         raise click.UsageError("say what to look for: --time, --ago, --index or --sequence")
     found = session.ask(lambda client: client.seek(topic, goal))
-    document = {"topic": str(topic), str(goal.kind): goal.value, **seek_json(found)}
-    session.tell(document, lambda: show.facts(facts(found)))
-    return OK if there(found) else NOT_FOUND
+    document = {
+        "topic": str(topic),
+        str(goal.kind): goal.value,
+        "found": _there(found),
+        **picked(found, "position", "time_ms", "message_index=index", "entry_sequence=sequence"),
+        "tier": TIERS.get(found.tier) if _there(found) else None,
+        "answered_by": read_pb2.SeekAnswer.Name(found.answer).removeprefix("SEEK_ANSWER_").lower(),
+        **picked(found, "gets", "get_bytes", "tables", "source_reads"),
+    }
+    session.tell(document, lambda: show.facts(_facts(found)))
+    return OK if _there(found) else NOT_FOUND
 
 
 def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
@@ -243,46 +227,32 @@ def one_goal(wanted: Mapping[str, int | None]) -> Goal | None:
     return goals[0] if goals else None
 
 
-def there(found: read_pb2.SeekResponse) -> bool:
-    """Whether the entry exists."""
+def _there(found: read_pb2.SeekResponse) -> bool:
     return found.answer != read_pb2.SEEK_ANSWER_NOTHING
 
 
-def facts(found: read_pb2.SeekResponse) -> list[tuple[str, str]]:
-    """Return the known facts, each a name and a value."""
+def _facts(found: read_pb2.SeekResponse) -> list[tuple[str, str]]:
     position = show.position_of(found, "position")
-    if not there(found):
+    if not _there(found):
         where = f"nothing yet; the next entry may come at {position}" if position else "the topic has no entries yet"
-        return [("position", where), ("cost", cost(found))]
+        return [("position", where), ("cost", _cost(found))]
     return [
         ("position", position or "-"),
         ("time", f"{show.moment(found.time_ms)} ({found.time_ms} ms)" if found.HasField("time_ms") else "none"),
         ("index", show.number(found.index) if found.HasField("index") else "none"),
         ("sequence", show.number(found.sequence) if found.HasField("sequence") else "not counted"),
         ("tier", TIERS.get(found.tier, "unknown")),
-        ("cost", cost(found)),
+        ("cost", _cost(found)),
     ]
 
 
-def cost(found: read_pb2.SeekResponse) -> str:
-    """Return the requests and reads that the search took, as text."""
+def _cost(found: read_pb2.SeekResponse) -> str:
     parts = [
         show.plural(found.tables, "manifest") if found.tables else "",
         f"{show.plural(found.gets, 'GET')} of {show.size(found.get_bytes)}" if found.gets else "",
         show.plural(found.source_reads, "read") + " of the ledger source" if found.source_reads else "",
     ]
     return ", ".join(filter(None, parts)) or "nothing was read: all is in memory"
-
-
-def seek_json(found: read_pb2.SeekResponse) -> dict[str, object]:
-    """Return an answer as JSON shows it; unknown values are null."""
-    return {
-        "found": there(found),
-        **picked(found, "position", "time_ms", "message_index=index", "entry_sequence=sequence"),
-        "tier": TIERS.get(found.tier) if there(found) else None,
-        "answered_by": read_pb2.SeekAnswer.Name(found.answer).removeprefix("SEEK_ANSWER_").lower(),
-        **picked(found, "gets", "get_bytes", "tables", "source_reads"),
-    }
 
 
 @click.command()
@@ -385,16 +355,11 @@ async def _read_messages(
             output.writelines(map(encode, answer.messages))
             output.flush()
             if answer.HasField("held_back"):
-                click.echo(held_back(answer.held_back), err=True)
-
-
-@dataclass(slots=True)
-class Total:
-    """Totals of sent bytes and acknowledged entries."""
-
-    sent_bytes: int = 0
-    entries: int = 0
-    last: str | None = None
+                at, transaction = position_text(answer.held_back.position), answer.held_back.transaction
+                show.note(
+                    f"note: consumers are given nothing from {at} on yet: transaction {_transaction_id(transaction)} "
+                    "begins there and is open; --follow waits for its end, --transactions all shows what there is"
+                )
 
 
 @click.command()
@@ -419,38 +384,41 @@ def produce(session: Session, topic: TopicName, *, file: str, roll: bool) -> Non
 async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bool) -> None:
     clock = SystemClock()
     started = clock.monotonic()
-    total = Total()
+    sent_bytes = entries = 0
+    last: str | None = None
+
+    async def counted() -> AsyncIterator[list[bytes]]:
+        """Yield the batches and count their bytes, line feeds included, as the file has them."""
+        nonlocal sent_bytes
+        async for batch in lines.batches():
+            sent_bytes += sum(map(len, batch)) + len(batch)
+            yield batch
+
     async with session.client() as client:
         with Bars(hidden=session.json) as bars:
 
             def answered(answer: ledgers_pb2.AppendResponse) -> None:
-                total.entries += answer.entry_count
-                total.last = show.position_of(answer, "last") or total.last
-                said = f"{show.plural(total.entries, 'entry', 'entries')}, {show.size(total.sent_bytes)}"
-                bars.show("appending", said, total.sent_bytes, lines.total_bytes)
+                nonlocal entries, last
+                entries += answer.entry_count
+                last = show.position_of(answer, "last") or last
+                said = f"{show.plural(entries, 'entry', 'entries')}, {show.size(sent_bytes)}"
+                bars.show("appending", said, sent_bytes, lines.total_bytes)
 
-            await client.append(topic, counted(lines, total), answered, timeout_s=session.timeout_s)
+            await client.append(topic, counted(), answered, timeout_s=session.timeout_s)
         if roll:
             await client.roll(topic)
     seconds = clock.monotonic() - started
     skipped = f"; {show.plural(lines.skipped, 'empty line')} skipped" if lines.skipped else ""
-    payload = total.sent_bytes - total.entries
+    payload = sent_bytes - entries
     session.tell(
         {
             "topic": str(topic),
-            "entries": total.entries,
+            "entries": entries,
             "payload_bytes": payload,
             "skipped_empty_lines": lines.skipped,
-            "last": total.last,
+            "last": last,
             "seconds": round(seconds, 3),
         },
-        f"appended {show.plural(total.entries, 'entry', 'entries')} ({show.size(payload)}) to {topic} in "
-        f"{show.age(seconds)}, last position {total.last or '-'}{skipped}",
+        f"appended {show.plural(entries, 'entry', 'entries')} ({show.size(payload)}) to {topic} in "
+        f"{show.age(seconds)}, last position {last or '-'}{skipped}",
     )
-
-
-async def counted(lines: Lines, total: Total) -> AsyncIterator[list[bytes]]:
-    """Yield the batches and count their bytes, line feeds included, as the file has them."""
-    async for batch in lines.batches():
-        total.sent_bytes += sum(map(len, batch)) + len(batch)
-        yield batch

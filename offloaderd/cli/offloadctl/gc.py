@@ -1,13 +1,13 @@
 """`offloadctl gc`: find objects of the bucket without a reference, and delete them."""
 
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Sequence
 
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.options import Session, duration_param
+from offloaderd.cli.options import Session, duration_param, last_of
 from offloaderd.cli.program import FAILED, OK
+from offloaderd.client import DaemonClient
 from offloaderd.protocol.message_json import as_json
 from offloaderd.protocol.v1 import upkeep_pb2
 
@@ -51,33 +51,27 @@ def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str
       offloadctl gc --apply --also 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11
       offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
     """
-    return session.run(_gc(session, apply=apply_, grace_s=grace_s, also=also, show_all=show_all))
-
-
-async def _gc(session: Session, *, apply: bool, grace_s: float | None, also: Sequence[str], show_all: bool) -> int:
     finds: list[upkeep_pb2.GcFind] = []
-    summary: upkeep_pb2.GcSummary | None = None
-    async with (
-        session.client() as client,
-        aclosing(client.gc(apply=apply, grace_s=grace_s, also=also, timeout_s=session.timeout_s)) as events,
-    ):
-        async for event in events:
-            if event.HasField("summary"):
-                summary = event.summary
-            elif show_all or event.find.kind not in QUIET:
-                finds.append(event.find)
-    assert summary is not None  # noqa: S101 - a stream that ends well ends with it
-    told = [(find, 1) for find in finds] if show_all else alike(finds)
-    table = f"{show.rendered(COLUMNS, (row(find, count) for find, count in told))}\n" if told else ""
+
+    def take(event: upkeep_pb2.GcEvent) -> None:
+        if event.HasField("find") and (show_all or event.find.kind not in QUIET):
+            finds.append(event.find)
+
+    def gc(client: DaemonClient) -> Awaitable[upkeep_pb2.GcEvent]:
+        return last_of(client.gc(apply=apply_, grace_s=grace_s, also=also, timeout_s=session.timeout_s), take)
+
+    summary = session.ask(gc).summary  # a stream that ends well ends with it
+    told = [(find, 1) for find in finds] if show_all else _alike(finds)
+    table = f"{show.rendered(COLUMNS, (_row(find, count) for find, count in told))}\n" if told else ""
     document = {"finds": [as_json(find) for find in finds], "summary": as_json(summary)}
-    session.tell(document, table + "\n".join(lines(summary)))
+    session.tell(document, table + "\n".join(_lines(summary)))
     return FAILED if summary.verdicts["alarm"] or summary.verdicts["failed"] else OK
 
 
 COLUMNS = ("VERDICT", "KIND", ">SIZE", ">AGE", "KEY", "REASON")
 
 
-def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, int]]:
+def _alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, int]]:
     """Return finds in order, each with its count: alarms with the same reason become one, with the sum of bytes."""
     told: dict[tuple[str, ...], tuple[upkeep_pb2.GcFind, int]] = {}
     for find in finds:
@@ -92,21 +86,17 @@ def alike(finds: Sequence[upkeep_pb2.GcFind]) -> list[tuple[upkeep_pb2.GcFind, i
     return list(told.values())
 
 
-def row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
-    """Return a find that represents `count` as a row of the table."""
+def _row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
     size = "upload" if find.upload_id else show.size(find.size_bytes)
     verdict = find.verdict.upper() if find.verdict in {"alarm", "failed"} else find.verdict
     key = find.key if count == 1 else f"{find.key} and {show.number(count - 1)} more"
     return verdict, find.kind, size, show.age(find.age_s) if find.age_s else "-", key, find.reason
 
 
-def lines(summary: upkeep_pb2.GcSummary) -> list[str]:
-    """Return the summary as lines of text."""
-    looked = (
-        f"looked at {show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)}) of "
-        f"{show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')} in "
-        f"{show.age(summary.seconds)}"
-    )
+def _lines(summary: upkeep_pb2.GcSummary) -> list[str]:
+    objects = f"{show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)})"
+    held = f"{objects} of {show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')}"
+    looked = f"looked at {held} in {show.age(summary.seconds)}"
     beside = []
     if summary.others:
         beside.append(f"{show.plural(summary.others, 'object')} with other keys")

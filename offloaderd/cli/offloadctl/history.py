@@ -40,17 +40,17 @@ def plan(session: Session, topic: TopicName, segment_size: int) -> None:
       offloadctl history plan orders --json | jq '.ranges | length'
     """
     found = session.ask(lambda client: client.plan_history(topic, segment_bytes=segment_size), timeout_s=PLAN_TIMEOUT_S)
-    session.tell({"topic": str(topic), **as_json(found, nullable=("epoch",))}, lambda: show_plan(topic, found))
+    session.tell({"topic": str(topic), **as_json(found, nullable=("epoch",))}, lambda: _show_plan(topic, found))
 
 
-def show_plan(topic: TopicName, found: history_pb2.PlanHistoryResponse) -> None:
+def _show_plan(topic: TopicName, found: history_pb2.PlanHistoryResponse) -> None:
     """Show into which segments history would be split, and the cost of the search."""
     if not found.ranges:
-        click.echo(f"{topic} has no history that is not offloaded", err=True)
+        show.note(f"{topic} has no history that is not offloaded")
         return
     PLANNED.show(found.ranges)
     for one in found.doubtful:
-        click.echo(f"ledger {one.ledger_id} is split by its entries' number: {one.reason}", err=True)
+        show.note(f"ledger {one.ledger_id} is split by its entries' number: {one.reason}")
     click.echo(
         f"{show.plural(len(found.ranges), 'segment')} of about {show.size(found.segment_bytes)}, "
         f"{show.plural(found.entries, 'entry', 'entries')}, {show.size(found.payload_bytes)} "
@@ -86,21 +86,21 @@ def status(session: Session, topic: TopicName, everything: bool) -> None:
         return await client.history(topic, ranges_from=first, ranges_max=most)
 
     found = session.ask(asked)
-    session.tell({"topic": str(topic), **status_json(found)}, lambda: show_status(topic, found, some=some))
+    session.tell({"topic": str(topic), **_status_json(found)}, lambda: _show_status(topic, found, some=some))
 
 
-def show_status(topic: TopicName, found: history_pb2.GetHistoryResponse, *, some: bool) -> None:
+def _show_status(topic: TopicName, found: history_pb2.GetHistoryResponse, *, some: bool) -> None:
     """Show the progress of a history with its ranges: from the first (`some`), or from the first that is not done."""
     if not found.HasField("plan"):
-        click.echo(f"{topic} has no planned history: it is offloaded in one sequence, or not at all yet", err=True)
+        show.note(f"{topic} has no planned history: it is offloaded in one sequence, or not at all yet")
         return
-    show.facts(facts(found))
+    show.facts(_facts(found))
     if found.ranges:
         click.echo()
         TABLE.show(found.ranges)
     shown, total = len(found.ranges), found.plan.ranges
     if shown + (0 if some else found.ranges_done) < total:
-        click.echo(f"{show.plural(shown, 'range')} of {show.number(total)}; --all shows more", err=True)
+        show.note(f"{show.plural(shown, 'range')} of {show.number(total)}; --all shows more")
 
 
 RANGE = (("BEGIN", "begin"), ("END", "end"), (">ENTRIES", "entries"), (">PAYLOAD", "payload_bytes"))
@@ -115,15 +115,14 @@ TABLE: show.Table[history_pb2.HistoryRange] = show.Table(
 )
 
 
-def done_percent(found: history_pb2.GetHistoryResponse) -> float:
+def _done_percent(found: history_pb2.GetHistoryResponse) -> float:
     """Return the percentage of entries that are offloaded or lost."""
     if found.plan.done_ms or not found.plan.entries:
         return 100.0
     return round(100 * (1 - found.left_entries / found.plan.entries), 1)
 
 
-def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
-    """Return the facts about a history."""
+def _facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
     plan = found.plan
     entries, size = show.plural(plan.entries, "entry", "entries"), show.size(plan.payload_bytes)
     where = f"{show.position_of(plan, 'begin')} to {show.position_of(plan, 'last')}"
@@ -131,11 +130,11 @@ def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
     done = f"since {show.moment(plan.done_ms)} UTC" if plan.done_ms else left
     lines = [
         ("history", f"{where}: {entries}, {size}"),
-        ("done", f"{done_percent(found)} %, {done}"),
+        ("done", f"{_done_percent(found)} %, {done}"),
         ("offloaded to", show.position_of(found, "offloaded") or "-"),
         ("live begins at", f"{show.position_of(plan, 'boundary')}{' when history is done' * found.live_waits}"),
         ("order", f"{plan.order} when it was planned at {show.moment(plan.planned_ms)} UTC"),
-        ("who", who(found)),
+        ("who", _who(found)),
     ]
     if plan.ranges:
         cost = f"{show.plural(plan.probes, 'probe')} in {show.age(plan.split_seconds)}"
@@ -148,8 +147,7 @@ def facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
     return lines
 
 
-def who(found: history_pb2.GetHistoryResponse) -> str:
-    """Return which daemon or job offloads a history."""
+def _who(found: history_pb2.GetHistoryResponse) -> str:
     if found.plan.worker == "daemon":
         return f"daemon {found.owner}" if found.owner else "the topic's next owner"
     if found.plan.holder:
@@ -157,14 +155,13 @@ def who(found: history_pb2.GetHistoryResponse) -> str:
     return "a backfill job, which has not begun"
 
 
-def status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
+def _status_json(found: history_pb2.GetHistoryResponse) -> dict[str, object]:
     """Return the state of a history as JSON shows it; null for a topic without one."""
-    plan = found.plan
     if not found.HasField("plan"):
         return {"history": None}
     return {
-        "history": as_json(plan, leave_out=("ranges",), nullable=("segment_bytes",)),
-        "done_percent": done_percent(found),
+        "history": as_json(found.plan, leave_out=("ranges",), nullable=("segment_bytes",)),
+        "done_percent": _done_percent(found),
         **picked(found, "left_entries", "left_bytes", "offloaded", "owner", "error", "live_waits"),
         "states": picked(found, "planned=ranges_planned", "claimed=ranges_claimed", "done=ranges_done"),
         "ranges": [as_json(one, nullable=("epoch",)) for one in found.ranges],

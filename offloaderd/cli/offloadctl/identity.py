@@ -34,8 +34,20 @@ def show_identity(session: Session, topic: TopicName | None) -> None:
     """
 
     found = session.ask(lambda client: client.identity(topic or ""))
-    lines = [f"{label + ':':14} {text}" for label, text in identity_facts(found)]
-    session.tell(identity_json(found), "\n".join(lines))
+    document = {
+        "deployment": found.deployment_id or None,
+        "source": {"kind": found.source_kind, "id": found.source_id or None} if found.source_kind else None,
+        **as_json(found, leave_out=("deployment_id", "source_kind", "source_id", "places")),
+        "places": [
+            {
+                "deployment": one.deployment_id or None,
+                "daemon": one.daemon_id or None,
+                **as_json(one, leave_out=("deployment_id", "daemon_id"), kept=("bucket", "prefix")),
+            }
+            for one in found.places
+        ],
+    }
+    session.tell(document, "\n".join(f"{label + ':':14} {text}" for label, text in _facts(found)))
 
 
 @identity.command(short_help="Accept a refused identity.")
@@ -62,17 +74,13 @@ def accept(
     if [topic is not None, place, source].count(True) != 1 or (topic is not None) is (kind is None):
         raise click.UsageError("name a topic and its --kind, or give --place, or --source")
 
-    believed = session.ask(
-        lambda client: client.accept_identity(
-            topic or "", kind=kind or "", places=place, source=source, dry_run=not apply
-        )
-    )
+    wanted = {"places": place, "source": source, "dry_run": not apply}
+    believed = session.ask(lambda client: client.accept_identity(topic or "", kind=kind or "", **wanted))
     head = "believed from now on:" if apply else "with --apply it would be believed from then on:"
     session.tell({"applied": apply, "believed": believed}, "\n  ".join([head, *believed]))
 
 
-def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, str]]:
-    """Return the facts about a deployment and a topic."""
+def _facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, str]]:
     lines = [("deployment", found.deployment_id or "none was made yet")]
     if found.deployment_id:
         lines.append(("made", f"{show.moment(found.made_ms)} by {found.made_by}"))
@@ -89,20 +97,3 @@ def identity_facts(found: identity_pb2.ShowIdentityResponse) -> list[tuple[str, 
         ("accepted", f"{one.kind} ({one.evidence}) by {one.by}, {show.moment(one.at_ms)}") for one in found.accepted
     ]
     return lines
-
-
-def identity_json(found: identity_pb2.ShowIdentityResponse) -> dict[str, object]:
-    """Return an identity as JSON shows it."""
-    return {
-        "deployment": found.deployment_id or None,
-        "source": {"kind": found.source_kind, "id": found.source_id or None} if found.source_kind else None,
-        **as_json(found, leave_out=("deployment_id", "source_kind", "source_id", "places")),
-        "places": [
-            {
-                "deployment": one.deployment_id or None,
-                "daemon": one.daemon_id or None,
-                **as_json(one, leave_out=("deployment_id", "daemon_id"), kept=("bucket", "prefix")),
-            }
-            for one in found.places
-        ],
-    }

@@ -37,35 +37,31 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
     found = session.ask(lambda client: client.ledgers(topic))
     names = ("ledgers", "deleted_up_to=floor", "deleted_segments", "deleted_bytes", "source_error", "metadata_error")
     document = {"topic": str(topic), **picked(found, *names, nullable=("epoch",))}
-    session.tell(document, lambda: show_ledgers(topic, found))
+    session.tell(document, lambda: _show_ledgers(topic, found))
 
 
-def show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> None:
-    """Show the ledgers, and which stores did not answer."""
+def _show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) -> None:
     if found.ledgers:
         TABLE.show(found.ledgers)
     else:
-        click.echo(f"{topic} has no ledgers", err=True)
+        show.note(f"{topic} has no ledgers")
     if floor := show.position_of(found, "floor"):
         size = show.size(found.deleted_bytes)
-        click.echo(f"deleted up to {floor}: {show.plural(found.deleted_segments, 'segment')}, {size}", err=True)
+        show.note(f"deleted up to {floor}: {show.plural(found.deleted_segments, 'segment')}, {size}")
     if found.metadata_error:
-        click.echo(f"ZooKeeper is away, grants are not shown: {found.metadata_error}", err=True)
+        show.note(f"ZooKeeper is away, grants are not shown: {found.metadata_error}")
     if found.source_error:
-        click.echo(f"the source was not asked: {found.source_error}", err=True)
+        show.note(f"the source was not asked: {found.source_error}")
 
 
-def note(one: retention_pb2.Ledger) -> str:
+def _note(one: retention_pb2.Ledger) -> str:
     """Return the note on a ledger: its deletion, or the state of its grant."""
     grant = one.grant
     if one.deleted_ms:
         return f"marked deleted at {show.moment(one.deleted_ms)}"
     if grant.revoked_ms:
-        return (
-            ("DAMAGED: " if grant.damaged else "")
-            + f"revoked at {show.moment(grant.revoked_ms)}"
-            + (f": {grant.revoked_reason}" if grant.revoked_reason else "")
-        )
+        reason = f": {grant.revoked_reason}" if grant.revoked_reason else ""
+        return f"{'DAMAGED: ' if grant.damaged else ''}revoked at {show.moment(grant.revoked_ms)}{reason}"
     if grant.source_deleted_ms:
         return f"deleted from the source at {show.moment(grant.source_deleted_ms)}"
     if grant.verified_ms:
@@ -83,7 +79,7 @@ TABLE: show.Table[retention_pb2.Ledger] = show.Table(
     (">SEGMENTS", "segments"),
     ("AT SOURCE", lambda one: ("yes" if one.at_source else "no") if one.HasField("at_source") else "-"),
     ("VERIFIED AT (UTC)", lambda one: show.moment(one.grant.verified_ms)),
-    ("NOTE", note),
+    ("NOTE", _note),
 )
 
 
@@ -107,21 +103,18 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
 
     found = session.ask(lambda client: client.delete_ledgers(topic, ledger_ids, dry_run=dry_run))
     document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
-    session.tell(document, "\n".join(deletion_lines(found, dry_run=dry_run)))
+    session.tell(document, "\n".join(_deletion_lines(found, dry_run=dry_run)))
 
 
-def deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:
-    """Return what was, or would be, deleted as lines of text."""
+def _deletion_lines(found: retention_pb2.DeleteLedgersResponse, *, dry_run: bool) -> list[str]:
     would = "would be " if dry_run else ""
     size = show.size(sum(segment.object_bytes for segment in found.segments))
     lines = [
         f"{would}marked deleted: {', '.join(map(str, found.marked)) or 'none, all were before'}",
         f"{would}deleted: {show.plural(len(found.segments), 'segment')}, {size}",
     ]
-    lines += [
-        f"  {segment.segment_id}  {show.position_of(segment, 'begin')}..{show.position_of(segment, 'end')}"
-        for segment in found.segments
-    ]
+    ends = [(show.position_of(one, "begin"), show.position_of(one, "end")) for one in found.segments]
+    lines += [f"  {one.segment_id}  {begin}..{end}" for one, (begin, end) in zip(found.segments, ends, strict=True)]
     if found.segments:
         lines.append("their objects go after retention.reader_grace_s (1 h unless set)")
     if found.waits_for:

@@ -1,16 +1,14 @@
 """`offloadctl offload`, `topics offload`, `offload-status`, `pause` and `resume`: manual offload (PIP-76), and none."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.options import Parsed, Session, with_hint
+from offloaderd.cli.options import Parsed, Session, last_of, with_hint
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.client import DaemonClient, Unreachable
-from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.policy.policies import Field, Kind
 from offloaderd.protocol.message_json import as_json
@@ -45,19 +43,15 @@ async def ask(
     dry_run: bool = False,
 ) -> int:
     """Offload a topic and show the result; returns the exit code."""
+    timeout_s = timeout_of(session, wait=wait)
     async with session.client() as client:
         reports = client.offload(
-            topic,
-            wait=wait,
-            to=to,
-            size_threshold=size_threshold,
-            dry_run=dry_run,
-            timeout_s=timeout_of(session, wait=wait),
+            topic, wait=wait, to=to, size_threshold=size_threshold, dry_run=dry_run, timeout_s=timeout_s
         )
         last = await followed(reports, hidden=session.json or not wait)
     plan = PLAN.rendered(last.plan) if dry_run and last.plan else ""
-    session.tell(progress_json(topic, last), plan + sentence(topic, last))
-    return code_of(last)
+    session.tell(_progress_json(topic, last), plan + _sentence(topic, last))
+    return _code_of(last)
 
 
 def timeout_of(session: Session, *, wait: bool) -> float | None:
@@ -69,26 +63,25 @@ async def followed(
     reports: AsyncGenerator[admin_pb2.OffloadProgress, None], *, hidden: bool
 ) -> admin_pb2.OffloadProgress:
     """Show a progress bar until the reports end, and return the last one."""
-    last: admin_pb2.OffloadProgress | None = None
     most = 0
     with Bars(hidden=hidden) as bars:
-        async with aclosing(reports):
-            async for last in reports:
-                most = max(most, last.remaining_entries)
-                left = "" if last.done else f"{show.plural(last.remaining_entries, 'entry', 'entries')} left"
-                said = f"{left}; {last.message}" if last.message else left
-                bars.show("offloading", said, most - last.remaining_entries, most or None)
-    if last is None:
-        raise OffloaderError("the daemon ended the call without an answer")
-    return last
+
+        def tell(now: admin_pb2.OffloadProgress) -> None:
+            nonlocal most
+            most = max(most, now.remaining_entries)
+            left = "" if now.done else f"{show.plural(now.remaining_entries, 'entry', 'entries')} left"
+            said = f"{left}; {now.message}" if now.message else left
+            bars.show("offloading", said, most - now.remaining_entries, most or None)
+
+        return await last_of(reports, tell)
 
 
-def code_of(last: admin_pb2.OffloadProgress) -> int:
+def _code_of(last: admin_pb2.OffloadProgress) -> int:
     """Return the exit code: nothing to do is a success, an unknown outcome is a failure."""
     return FAILED if last.outcome in {"failed", "unknown"} else OK
 
 
-def sentence(topic: TopicName, last: admin_pb2.OffloadProgress) -> str:
+def _sentence(topic: TopicName, last: admin_pb2.OffloadProgress) -> str:
     """Return the result in one line."""
     target, offloaded = show.position_of(last, "target"), show.position_of(last, "offloaded")
     left = f"{show.plural(last.remaining_entries, 'entry', 'entries')} ({show.size(last.remaining_bytes)})"
@@ -121,14 +114,11 @@ PLAN: show.Table[admin_pb2.PlannedOffload] = show.Table(
 )
 
 
-def progress_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
-    """Return the result as JSON shows it."""
+def _progress_json(topic: TopicName, last: admin_pb2.OffloadProgress) -> dict[str, object]:
     return {"topic": str(topic), **as_json(last, leave_out=("owner_address",))}
 
 
 THRESHOLD = Field(name="--size-threshold", option="size-threshold", kind=Kind.BYTES)
-
-
 LATEST = "latest"
 THRESHOLD_SIZE = Parsed(
     "size", THRESHOLD.read, lambda text, error: f"{with_hint(text, error)}; write bytes, or a number with K, M, G or T"
@@ -211,8 +201,8 @@ async def _status(session: Session, topic: TopicName, *, wait: bool) -> int:
             last = await _of_owner(session, client, topic, last, wait=wait)
         if wait and not last.done:
             last = await _asked(session, client, topic, wait=True)
-    session.tell(progress_json(topic, last), f"{show.fact_lines(facts(last))}\n{sentence(topic, last)}")
-    return code_of(last)
+    session.tell(_progress_json(topic, last), f"{show.fact_lines(_facts(last))}\n{_sentence(topic, last)}")
+    return _code_of(last)
 
 
 async def _of_owner(
@@ -223,7 +213,7 @@ async def _of_owner(
         async with client.at(known.owner_address) as owner:
             return await _asked(session, owner, topic, wait=wait)
     except Unreachable as error:
-        click.echo(f"{error.message}: what follows is all that is stored", err=True)
+        show.note(f"{error.message}: what follows is all that is stored")
         return known
 
 
@@ -232,8 +222,7 @@ async def _asked(session: Session, client: DaemonClient, topic: TopicName, *, wa
     return await followed(reports, hidden=session.json or not wait)
 
 
-def facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
-    """Return the known facts, each a name and a value."""
+def _facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
     asked = f"{show.moment(last.asked_ms)} UTC" if last.asked_ms else ""
     left = f"{show.plural(last.remaining_entries, 'entry', 'entries')}, {show.size(last.remaining_bytes)}"
     segment = f"{last.segment_id}, {show.plural(last.segment_entries, 'entry', 'entries')} so far"
@@ -299,4 +288,4 @@ def change_pause(session: Session, topic: TopicName, *, undo: bool, dry_run: boo
         lines.append(f"{one.topic}: {would if one.changed else 'was already '}{state}")
     session.tell({"dry_run": dry_run, "topics": [as_json(one) for one in found]}, "\n".join(lines))
     if dry_run and not session.json:
-        click.echo("nothing was changed", err=True)
+        show.note("nothing was changed")

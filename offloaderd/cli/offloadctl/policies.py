@@ -6,7 +6,7 @@ unit in the name of the option. All mistakes of a command line are reported at o
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import wraps
@@ -19,6 +19,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.offloadctl.topics import POLICIES, topics
 from offloaderd.cli.options import Session, warn_of_small_segments
 from offloaderd.cli.program import OK, USAGE
+from offloaderd.client import DaemonClient
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod
 from offloaderd.policy import broker_conf
@@ -88,31 +89,25 @@ def given(texts: Mapping[str, tuple[str | None, str | None]]) -> policy_pb2.Offl
     return policy_pb2.OffloadPolicies(**values)
 
 
-def show_policies(found: policy_pb2.GetPoliciesResponse) -> None:
-    """Show each value with its origin."""
+def _show_policies(found: policy_pb2.GetPoliciesResponse) -> None:
+    """Show each value with its origin; below the table damage, and whether and why the topic is offloaded."""
     rows = [
         (one.field, shown(one.field, getattr(found.effective, one.field)), f"{one.origin} {one.name}".strip())
         for one in found.origins
     ]
     show.table(["POLICY", "VALUE", "ORIGIN"], rows)
-    for line in remarks(found):
-        click.echo(line, err=True)
-
-
-def remarks(found: policy_pb2.GetPoliciesResponse) -> list[str]:
-    """Return remarks below the table: damage, and whether and why the topic is offloaded."""
-    lines = [f"what is stored there cannot be read: {found.damage}"] if found.damage else []
+    if found.damage:
+        show.note(f"what is stored there cannot be read: {found.damage}")
     if found.level.WhichOneof("level") != "topic":
-        return lines
-    if not found.HasField("enabled"):
-        return [*lines, "the topic is not offloaded: nobody enabled it"]
+        return
     if not found.enabled:
-        return [*lines, "the topic is not offloaded: it is disabled"]
-    return [*lines, f"the topic is offloaded because of {found.selected_by}"] if found.selected_by else lines
+        reason = "it is disabled" if found.HasField("enabled") else "nobody enabled it"
+        show.note(f"the topic is not offloaded: {reason}")
+    elif found.selected_by:
+        show.note(f"the topic is offloaded because of {found.selected_by}")
 
 
-def policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
-    """Return the policies of a level as JSON shows them."""
+def _policies_json(found: policy_pb2.GetPoliciesResponse) -> dict[str, object]:
     document: dict[str, object] = {
         "level": level_name(found.level),
         "own": {field.name: value for field, value in found.own.ListFields()},
@@ -142,25 +137,24 @@ def set_or_remove(
     session: Session, level: policy_pb2.PolicyLevel, policies: policy_pb2.OffloadPolicies | None, *, dry_run: bool
 ) -> None:
     """Set the policies of a level, or remove them (None), and show what changes for which topics."""
-    done = session.ask(
-        lambda client: (
-            client.remove_policies(level, dry_run=dry_run)
-            if policies is None
-            else client.set_policies(level, policies, dry_run=dry_run)
-        ),
-        timeout_s=options.PATTERN_TIMEOUT_S,
-    )
+
+    def change(client: DaemonClient) -> Awaitable[policy_pb2.ChangePoliciesResponse]:
+        if policies is None:
+            return client.remove_policies(level, dry_run=dry_run)
+        return client.set_policies(level, policies, dry_run=dry_run)
+
+    done = session.ask(change, timeout_s=options.PATTERN_TIMEOUT_S)
     warn_of_small_segments(policies.segment_bytes_max if policies is not None else 0)
-    changed(session, level, done, dry_run=dry_run, verb="remove" if policies is None else "set")
+    changed(session, level, done, "remove" if policies is None else "set", dry_run=dry_run)
 
 
 def changed(
     session: Session,
     level: policy_pb2.PolicyLevel,
     done: policy_pb2.ChangePoliciesResponse,
+    verb: str,
     *,
     dry_run: bool,
-    verb: str,
 ) -> None:
     """Show what was, or would be, changed."""
     if session.json:
@@ -173,14 +167,12 @@ def changed(
             [(one.topic, one.outcome, ", ".join(one.differences) or one.reason) for one in done.topics],
         )
     counts = Counter(one.outcome.replace("-", " ") for one in done.topics)
-    summary = (
-        ", ".join(f"{show.plural(count, 'topic')} {outcome}" for outcome, count in counts.items()) or "no topic changed"
-    )
+    changes = [f"{show.plural(count, 'topic')} {outcome}" for outcome, count in counts.items()]
+    summary = ", ".join(changes) or "no topic changed"
     past = {"set": "set", "remove": "removed"}[verb]
-    words = f"would {verb}" if dry_run else past
-    click.echo(f"{words} the offload policies of {level_name(level)}: {summary}")
+    click.echo(f"{f'would {verb}' if dry_run else past} the offload policies of {level_name(level)}: {summary}")
     for note in done.notes:
-        click.echo(f"note: {note}", err=True)
+        show.note(f"note: {note}")
 
 
 BROKER = policy_pb2.PolicyLevel(broker=True)
@@ -208,7 +200,7 @@ def add_commands(group: click.Group, argument: Callable[[Any], Any], **texts: st
 
     def get_policies(session: Session, level: policy_pb2.PolicyLevel = BROKER) -> None:
         found = session.ask(lambda client: client.policies(level))
-        session.tell(policies_json(found), lambda: show_policies(found))
+        session.tell(_policies_json(found), lambda: _show_policies(found))
 
     for verb, function in (
         ("set", policy_options(options.common(set_policies))),
@@ -361,14 +353,22 @@ def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | 
     if apply and not found.mistakes:
         policies = policy_pb2.OffloadPolicies(**found.policies.set_values())
         done = session.ask(lambda client: client.set_policies(BROKER, policies), timeout_s=options.PATTERN_TIMEOUT_S)
-    show_import(session, found, done)
+    _show_import(session, found, done)
     return USAGE if found.mistakes else OK
 
 
-def show_import(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
+def _show_import(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
     """Show the keys, and what was changed if they were applied."""
     if session.json:
-        show.document({**import_json(found), "applied": done is not None})
+        names = ("line", "key", "value", "used_as", "why_not=why")
+        document = {
+            "keys": [picked(one, *names, kept=("value",)) for one in found.verdicts],
+            "policies": dict(found.policies.set_values()),
+            "settings": found.settings,
+            "notes": found.notes,
+            "mistakes": found.mistakes,
+        }
+        show.document({**document, "applied": done is not None})
         return
     show.table(
         ["LINE", "KEY", "VALUE", "USED AS"],
@@ -383,23 +383,10 @@ def show_import(session: Session, found: Import, done: policy_pb2.ChangePolicies
             click.echo(f"  {line}".rstrip())
     click.echo()
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        show.note(f"note: {note}")
     for mistake in found.mistakes:
-        click.echo(f"mistake: {mistake}", err=True)
+        show.note(f"mistake: {mistake}")
     if done is not None:
-        changed(session, BROKER, done, dry_run=False, verb="set")
+        changed(session, BROKER, done, "set", dry_run=False)
     elif not found.mistakes:
-        click.echo("nothing was changed; --apply sets the policies", err=True)
-
-
-def import_json(found: Import) -> dict[str, Any]:
-    """Return the keys of a broker.conf as JSON shows them."""
-    return {
-        "keys": [
-            picked(one, "line", "key", "value", "used_as", "why_not=why", kept=("value",)) for one in found.verdicts
-        ],
-        "policies": dict(found.policies.set_values()),
-        "settings": found.settings,
-        "notes": found.notes,
-        "mistakes": found.mistakes,
-    }
+        show.note("nothing was changed; --apply sets the policies")

@@ -1,16 +1,14 @@
 """`offloadctl rollback`: show what a stock broker could read, and rewrite the rest for it."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.options import Session
+from offloaderd.cli.options import Session, last_of
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.client import DaemonClient
-from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.message_json import as_json, picked
 from offloaderd.protocol.v1 import rollback_pb2
@@ -59,8 +57,7 @@ def show_plans(session: Session, target: str, to: int | None) -> None:
     """Show the ledgers of each topic, and what follows from them."""
 
     async def asked(client: DaemonClient) -> list[rollback_pb2.PlanRollbackResponse]:
-        async with aclosing(client.plan_rollback(target, to_ledger_id=to)) as plans:
-            return [one async for one in plans]
+        return [one async for one in client.plan_rollback(target, to_ledger_id=to)]
 
     found = session.ask(asked, timeout_s=options.PATTERN_TIMEOUT_S)
     texts = [ledger_table(to).rendered(one.ledgers) if one.ledgers else "" for one in found]
@@ -71,9 +68,9 @@ def show_plans(session: Session, target: str, to: int | None) -> None:
 @rollback.command(short_help="Rewrite a topic's streaming segments as whole ledgers.")
 @click.argument("topic", type=options.TOPIC)
 @TO
-@click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")
+@options.PLAN_ONLY
 @click.option("--wait", is_flag=True, help="Return when it is done, with progress on stderr.")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@options.YES
 @options.common
 def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_run: bool, wait: bool, yes: bool) -> int:
     """Rewrite the closed ledgers of a topic as objects that a stock broker reads, the oldest first.
@@ -93,14 +90,14 @@ def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_ru
         show_plans(session, str(topic), to_ledger_id)
         return OK
     if not yes:
-        confirm(f"Rewrite the segments of {topic}? Those that hold nothing more are deleted")
+        options.confirm(f"Rewrite the segments of {topic}? Those that hold nothing more are deleted")
     found = session.ask(lambda client: client.convert_topic(topic, to_ledger_id=to_ledger_id))
     if not found.HasField("order"):
         nothing = f"nothing of {topic} is to be rewritten; offloadctl rollback plan {topic} says why"
         session.tell({"topic": str(topic), "order": None}, nothing)
         return OK
     if wait:
-        return session.run(_follow(session, topic))
+        return _follow(session, topic)
     session.tell(
         {"topic": str(topic), "order": as_json(found.order)},
         f"ledgers of {topic} up to {found.order.to_ledger_id} are being rewritten; "
@@ -109,29 +106,18 @@ def convert(session: Session, topic: TopicName, to_ledger_id: int | None, dry_ru
     return OK
 
 
-def confirm(question: str) -> None:
-    """Ask for a confirmation. Raises UsageError without a terminal, Abort for a no."""
-    if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask at\nhint: add --yes")
-    click.confirm(question, abort=True, err=True)
-
-
-async def _follow(session: Session, topic: TopicName) -> int:
+def _follow(session: Session, topic: TopicName) -> int:
     """Show progress until the order has ended; returns the exit code."""
-    last: rollback_pb2.RollbackProgress | None = None
     said = ""
-    async with (
-        session.client() as client,
-        aclosing(client.follow_rollback(topic, timeout_s=session.timeout_s)) as reports,
-    ):
-        async for report in reports:
-            last = report
-            line = progress_line(report)
-            if line != said and not session.json:
-                click.echo(line, err=True)
-            said = line
-    if last is None:
-        raise OffloaderError("the daemon ended the call without an answer")
+
+    def tell(report: rollback_pb2.RollbackProgress) -> None:
+        nonlocal said
+        line = progress_line(report)
+        if line != said and not session.json:
+            show.note(line)
+        said = line
+
+    last = session.ask(lambda client: last_of(client.follow_rollback(topic, timeout_s=session.timeout_s), tell))
     session.tell(progress_json(topic, last), "\n".join(result_lines(topic, last)))
     return FAILED if last.order.failures or last.order.stopped else OK
 

@@ -1,13 +1,14 @@
 """`offloadctl segments`, `verify` and `explain`: list segments, compare them with the bucket, locate an entry."""
 
-from contextlib import aclosing
+from collections.abc import Awaitable
 
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.options import Session
+from offloaderd.cli.options import Session, last_of
 from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.client import DaemonClient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.protocol.message_json import as_json, picked
 from offloaderd.protocol.v1 import inspect_pb2
@@ -27,11 +28,8 @@ def segments(session: Session, topic: TopicName) -> None:
       offloadctl segments orders --json | jq -r '.segments[].data_key'
     """
     found = session.ask(lambda client: client.segments(topic))
-    if found or session.json:
-        document = {"topic": str(topic), "segments": [as_json(one, kept=("bucket",)) for one in found]}
-        session.tell(document, lambda: show.SEGMENTS.show(found))
-    else:
-        click.echo(f"{topic} has no segments yet", err=True)
+    document = {"topic": str(topic), "segments": [as_json(one, kept=("bucket",)) for one in found]}
+    session.tell(document, lambda: show.SEGMENTS.show(found) if found else show.note(f"{topic} has no segments yet"))
 
 
 @click.command()
@@ -56,50 +54,37 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
       offloadctl verify orders --level metadata
       offloadctl verify orders --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
-    return session.run(_verify(session, topic, level))
-
-
-async def _verify(session: Session, topic: TopicName, level: str) -> int:
-    problems = segments = read_bytes = 0
+    problems = 0
     with Bars() as bars:
-        async with (
-            session.client() as client,
-            aclosing(client.verify(topic, level=level, timeout_s=session.timeout_s)) as events,
-        ):
-            async for event in events:
-                if event.HasField("segment"):
-                    found = event.segment
-                    flaws = list(found.flaws)
-                    bars.show("verifying", f"{found.number} of {found.of} segments", found.number, found.of)
-                    if session.json or flaws:
-                        bars.clear()
-                    if session.json:
-                        click.echo(show.json_line(segment_json(found)), nl=False)
-                    elif flaws:
-                        begin, end = show.position_of(found, "begin"), show.position_of(found, "end")
-                        click.echo(f"segment {found.segment_id} ({begin} to {end}):")
-                        show.write_flaws(flaws)
-                else:
-                    bars.clear()
-                    flaws = list(event.between.flaws)
-                    segments, read_bytes = event.between.segments, event.between.read_bytes
-                    if flaws and not session.json:
-                        click.echo("between segments:")
-                        show.write_flaws(flaws)
-                    if session.json:
-                        between = [show.flaw_json(flaw) for flaw in flaws]
-                        click.echo(show.json_line({"summary": {"segments": segments, "flaws": between}}), nl=False)
-                problems += sum(flaw.is_problem for flaw in flaws)
+
+        def take(event: inspect_pb2.VerifyEvent) -> None:
+            nonlocal problems
+            if event.HasField("segment"):
+                one, names = event.segment, ("segment_id", "begin", "end", "data_bytes", "read_bytes")
+                bars.show("verifying", f"{one.number} of {one.of} segments", one.number, one.of)
+                flaws, document = one.flaws, picked(one, *names, kept=("segment_id",))
+                head = f"segment {one.segment_id} ({document['begin']} to {document['end']}):"
+            else:
+                flaws, document, head = event.between.flaws, picked(event.between, "segments"), "between segments:"
+            problems += sum(flaw.is_problem for flaw in flaws)
+            if session.json or flaws:
+                bars.clear()
+            if session.json:
+                document["flaws"] = [show.flaw_json(flaw) for flaw in flaws]
+                line = document if event.HasField("segment") else {"summary": document}
+                click.echo(show.json_line(line), nl=False)
+            elif flaws:
+                click.echo(head)
+                show.write_flaws(flaws)
+
+        def verify(client: DaemonClient) -> Awaitable[inspect_pb2.VerifyEvent]:
+            return last_of(client.verify(topic, level=level, timeout_s=session.timeout_s), take)
+
+        last = session.ask(verify).between
     if not session.json:
         verdict = show.plural(problems, "problem") if problems else "no problem"
-        click.echo(f"read {show.size(read_bytes)} of {show.plural(segments, 'segment')}: {verdict}")
+        click.echo(f"read {show.size(last.read_bytes)} of {show.plural(last.segments, 'segment')}: {verdict}")
     return CORRUPT if problems else OK
-
-
-def segment_json(found: inspect_pb2.VerifyEvent.Segment) -> dict[str, object]:
-    """Return a segment as JSON shows it."""
-    facts = picked(found, "segment_id", "begin", "end", "data_bytes", "read_bytes", kept=("segment_id",))
-    return {**facts, "flaws": [show.flaw_json(flaw) for flaw in found.flaws]}
 
 
 THERE = frozenset({"offloaded", "not-offloaded"})
@@ -126,41 +111,36 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
     found = session.ask(lambda client: client.explain(topic, position))
     todo = f"\n-> {found.what_to_do}" if found.what_to_do else ""
     session.tell(
-        {"topic": str(topic), "position": str(position), **explained(found)},
-        f"{position} of {topic}: {found.text}{todo}\n{show.fact_lines(facts(found))}",
+        {"topic": str(topic), "position": str(position), **_explained(found)},
+        f"{position} of {topic}: {found.text}{todo}\n{show.fact_lines(_facts(found))}",
     )
     if found.HasField("place") and found.place.HasField("flaw"):
         return FAILED if found.place.flaw.kind == UNREACHABLE else CORRUPT
     return OK if found.state in THERE else NOT_FOUND
 
 
-def facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:
-    """Return the known facts, each a name and a value."""
-    pairs = [("tiers", tiers(found))]
+def _facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:
+    pairs = [("tiers", _tiers(found))]
     if found.HasField("place"):
-        pairs += place_facts(found.place)
+        pairs += _place_facts(found.place)
     pairs.append(("owner", f"{found.owner} ({found.owner_address}), epoch {found.epoch}" if found.owner else "none"))
-    ledger = []
-    if found.HasField("ledger_entries"):
-        ledger.append(f"closed, offloaded to its end ({show.plural(found.ledger_entries, 'entry', 'entries')})")
-    if found.ledger_deleted_ms:
-        ledger.append(f"marked deleted {show.moment(found.ledger_deleted_ms)}")
-    if ledger:
-        pairs.append(("ledger", "; ".join(ledger)))
-    pairs.append(("grant", grant(found)))
+    entries = show.plural(found.ledger_entries, "entry", "entries")
+    closed = f"closed, offloaded to its end ({entries})" if found.HasField("ledger_entries") else ""
+    deleted = f"marked deleted {show.moment(found.ledger_deleted_ms)}" if found.ledger_deleted_ms else ""
+    if closed or deleted:
+        pairs.append(("ledger", "; ".join(filter(None, (closed, deleted)))))
+    pairs.append(("grant", _grant(found)))
     return pairs
 
 
-def tiers(found: inspect_pb2.ExplainResponse) -> str:
-    """Return the tiers that hold the entry."""
+def _tiers(found: inspect_pb2.ExplainResponse) -> str:
     named = (("buffer", found.in_buffer), ("source", found.in_source), ("bucket", found.in_objects))
     held = [name for name, there in named if there]
     said = ", ".join(held) or "none"
     return said if found.HasField("in_source") else f"{said}; the source cannot be asked: {found.source_trouble}"
 
 
-def place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str]]:
-    """Return the place of the entry in the bucket."""
+def _place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str]]:
     begin, end = show.position_of(place, "begin"), show.position_of(place, "end")
     pairs = [
         ("segment", f"{place.segment_id} ({begin} to {end}), offloaded {show.moment(place.offloaded_ms)}"),
@@ -175,19 +155,18 @@ def place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str
     if place.HasField("entry_offset"):
         payload = f"payload of {show.number(place.payload_bytes)} bytes from byte {place.payload_offset} on"
         pairs.append(("entry", f"head at byte {place.entry_offset}, {payload}"))
-    pairs.append(("verified", verified(place)))
+    pairs.append(("verified", _verified(place)))
     return pairs
 
 
-def verified(place: inspect_pb2.ExplainResponse.Place) -> str:
-    """Return when the scrub verified the segment, and the result."""
+def _verified(place: inspect_pb2.ExplainResponse.Place) -> str:
     if not place.verified_ms:
         return "not yet by the scrub"
     said = f"{show.moment(place.verified_ms)} by the scrub, level {place.verified_level}"
     return f"{said}: DAMAGED, {place.verified_flaw}" if place.verified_flaws else f"{said}: sound"
 
 
-def grant(found: inspect_pb2.ExplainResponse) -> str:
+def _grant(found: inspect_pb2.ExplainResponse) -> str:
     """Return the state of the permission to delete the ledger from its source."""
     if not found.HasField("grant"):
         return "none: the source may not delete the ledger"
@@ -200,22 +179,20 @@ def grant(found: inspect_pb2.ExplainResponse) -> str:
     return f"by {one.daemon_id} {show.moment(one.verified_ms)} ({how}), not before {show.moment(one.not_before_ms)}"
 
 
-def explained(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
-    """Return an explanation as JSON shows it."""
+def _explained(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
     owner = picked(found, "daemon_id=owner", "address=owner_address", "epoch", kept=("owner_address",))
     return {
         **picked(found, "state", "text", "what_to_do", kept=("text",)),
         "tiers": picked(found, "buffer=in_buffer", "source=in_source", "objects=in_objects"),
         "source_trouble": found.source_trouble or None,
-        "place": place_json(found.place) if found.HasField("place") else None,
+        "place": _place_json(found.place) if found.HasField("place") else None,
         "owner": owner if found.owner else None,
         "ledger": picked(found, "entries=ledger_entries", "deleted_ms=ledger_deleted_ms"),
         "grant": as_json(found.grant) if found.HasField("grant") else None,
     }
 
 
-def place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
-    """Return a place as JSON shows it."""
+def _place_json(place: inspect_pb2.ExplainResponse.Place) -> dict[str, object]:
     block = {
         **picked(place, "number=block_number", "count=block_count", "offset=block_offset", "bytes=block_bytes"),
         "crc32c": f"{place.block_crc32c:08x}",

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.offloadctl import offload as topics_offload
-from offloaderd.cli.offloadctl import offload as topics_pause
+from offloaderd.cli.offloadctl import offload
 from offloaderd.cli.options import DURATION, SIZE, Parsed, Session, duration_param, warn_of_small_segments
 from offloaderd.client import DaemonClient
 from offloaderd.core.errors import Transient
@@ -25,18 +24,14 @@ def topics(session: Session) -> None:
     """List topics, and choose which of them are offloaded."""
 
 
-topics.add_command(topics_offload.offload_topic)
-topics.add_command(topics_offload.offload_status)
-topics.add_command(topics_pause.pause)
-topics.add_command(topics_pause.resume)
+for command in (offload.offload_topic, offload.offload_status, offload.pause, offload.resume):
+    topics.add_command(command)
 
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument and option of `enable` and `disable`: a topic or pattern, and --dry-run."""
-    function = click.option("--dry-run", is_flag=True, help="Change nothing; show the new state of each topic.")(
-        function
-    )
-    return click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)(function)
+    pattern = click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)
+    return pattern(offload.DRY_RUN(function))
 
 
 @topics.command("list", short_help="List the topics, and the patterns that enable them.")
@@ -54,8 +49,8 @@ def list_topics(session: Session, prefix: str) -> None:
       offloadctl topics list public/default --json
     """
     found, selections = session.ask(lambda client: listed(client, prefix))
-    document = {"topics": [as_json(one) for one in found], "selections": [selection_json(one) for one in selections]}
-    session.tell(document, lambda: show_topics(prefix, found, selections))
+    document = {"topics": [as_json(one) for one in found], "selections": [_selection_json(one) for one in selections]}
+    session.tell(document, lambda: _show_topics(prefix, found, selections))
 
 
 async def listed(
@@ -66,16 +61,15 @@ async def listed(
     try:
         return found, [one for one in await client.selections() if concerns(one, prefix)]
     except Transient as error:
-        click.echo(f"only topics that this daemon works on are shown, and no patterns: {error.message}", err=True)
+        show.note(f"only topics that this daemon works on are shown, and no patterns: {error.message}")
         return found, []
 
 
-def show_topics(
+def _show_topics(
     prefix: str, found: Sequence[admin_pb2.TopicSummary], selections: Sequence[admin_pb2.Selection]
 ) -> None:
-    """Show topics and patterns."""
     if not found:
-        click.echo("no topics" + (f" below {prefix}" if prefix else ""), err=True)
+        show.note("no topics" + (f" below {prefix}" if prefix else ""))
     else:
         TOPICS.show(found)
     if selections:
@@ -83,7 +77,7 @@ def show_topics(
         SELECTIONS.show(selections)
         for one in selections:
             if one.damage:
-                click.echo(f"{one.pattern}: {one.damage}", err=True)
+                show.note(f"{one.pattern}: {one.damage}")
 
 
 def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
@@ -96,14 +90,13 @@ def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
     return scope.covers(below) or below.covers(scope)
 
 
-def offloaded(one: admin_pb2.TopicSummary) -> str:
-    """Return the offload state of a topic."""
+def _offloaded(one: admin_pb2.TopicSummary) -> str:
     return ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no"
 
 
 TOPICS: show.Table[admin_pb2.TopicSummary] = show.Table(
     ("TOPIC", "topic"),
-    ("OFFLOADED", offloaded),
+    ("OFFLOADED", _offloaded),
     ("SELECTED BY", "selected_by"),
     ("OWNER", lambda one: (one.owner or "-") + (f" ({one.placement})" if one.placement else "")),
     (">LEDGERS", "ledgers"),
@@ -118,7 +111,7 @@ SELECTIONS: show.Table[admin_pb2.Selection] = show.Table(
 )
 
 
-def selection_json(one: admin_pb2.Selection) -> dict[str, object]:
+def _selection_json(one: admin_pb2.Selection) -> dict[str, object]:
     """Return a selection as JSON shows it; values that follow the settings of the daemon are null."""
     policies = {field.name: value for field, value in one.policies.ListFields()}
     return {**as_json(one, leave_out=("policies",)), "policies": policies}
@@ -238,12 +231,7 @@ def timeout_of(pattern: TopicPattern) -> float:
 
 
 def answer(
-    session: Session,
-    pattern: TopicPattern,
-    changes: Sequence[admin_pb2.TopicChange],
-    *,
-    enabled: bool,
-    dry_run: bool,
+    session: Session, pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange], *, enabled: bool, dry_run: bool
 ) -> None:
     """Show what was done, and in a dry run what would be done to each topic."""
     name = str(pattern.topic or pattern)
@@ -257,7 +245,7 @@ def answer(
     click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + counted(pattern, changes))
     for one in changes:
         if one.outcome == "left-alone" and not dry_run:
-            click.echo(f"left alone: {one.topic}: {one.reason}", err=True)
+            show.note(f"left alone: {one.topic}: {one.reason}")
 
 
 CHANGES: show.Table[admin_pb2.TopicChange] = show.Table(

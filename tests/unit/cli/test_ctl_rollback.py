@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.cli.offloadctl import rollback
+from offloaderd.cli import options
 from offloaderd.protocol.v1 import rollback_pb2, rollback_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
@@ -153,7 +153,7 @@ def test_convert_wants_a_confirmation_or_yes(ask: Ctl, fake: FakeRollback, monke
     fake.order = None
     assert "nothing of" in ask("rollback", "convert", "orders", "--yes").out
     assert ask("rollback", "convert", "orders", "--yes", "--json").json["order"] is None
-    monkeypatch.setattr(rollback, "confirm", lambda question: None)
+    monkeypatch.setattr(options, "confirm", lambda question: None)
     assert ask("rollback", "convert", "orders").code == 0
 
 
