@@ -135,24 +135,19 @@ def outcome_of(error: BaseException) -> int:
     if isinstance(error, click.Abort | KeyboardInterrupt | asyncio.CancelledError):
         return INTERRUPTED
     if isinstance(error, ReaderGone | BrokenPipeError):
-        return broken_pipe()
+        return _broken_pipe()
     if isinstance(error, OffloaderError):
         return report(error)
     if isinstance(error, OSError):
-        return report(OffloaderError(os_error_text(error)))
+        reason = error.strerror or str(error)
+        return report(OffloaderError(f"{error.filename}: {reason}" if error.filename else reason))
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
         missing = f"this command needs {error.name}, which is not installed"
         return report(InvalidConfig(missing, hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this"))
     if os.environ.get(DEBUG):
         raise error
-    return report(unexpected(error))
-
-
-def unexpected(error: BaseException) -> OffloaderError:
-    """Return an unforeseen error as one of ours."""
-    return OffloaderError(
-        f"internal error: {type(error).__name__}: {error}", hint=f"{DEBUG}=1 shows where; please report it"
-    )
+    text = f"internal error: {type(error).__name__}: {error}"
+    return report(OffloaderError(text, hint=f"{DEBUG}=1 shows where; please report it"))
 
 
 def extra_of(module: str) -> str | None:
@@ -163,12 +158,6 @@ def extra_of(module: str) -> str | None:
             modules_of[found[2]].add(found[1].replace("-", "_"))
     extras = [extra for extra, modules in modules_of.items() if module.partition(".")[0] in modules]
     return min(extras, key=lambda extra: len(modules_of[extra]), default=None)
-
-
-def os_error_text(error: OSError) -> str:
-    """Return `file: reason` of an operating-system error."""
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def report(error: OffloaderError) -> int:
@@ -190,7 +179,7 @@ def _tell_json(message: str, hint: str | None, code: int) -> int:
     return code
 
 
-def broken_pipe() -> int:
+def _broken_pipe() -> int:
     """Discard the buffered output, so that its flush at exit does not fail; returns the exit code."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 import click
@@ -137,16 +138,18 @@ NOUNS = (("ok", "ok", "ok"), ("warn", "warning", "warnings"), ("fail", "failed",
 async def show_checks(results: AsyncGenerator[Result, None], *, as_json: bool) -> int:
     """Show an examination; returns the exit code: 1 when anything failed."""
     seen: list[Result] = []
-    async for result in results:
-        seen.append(result)
-        if not as_json:
-            click.echo(check_line(result))
+    async with aclosing(results):
+        async for result in results:
+            seen.append(result)
+            if not as_json:
+                click.echo(check_line(result))
     failed = any(result.verdict == "fail" for result in seen)
     if as_json:
         document({"passed": not failed, "checks": [check_json(result) for result in seen]})
     else:
-        click.echo()
-        click.echo(checks_summary(seen))
+        counts = Counter(result.verdict for result in seen)
+        parts = [f"{counts[kind]} {one if counts[kind] == 1 else many}" for kind, one, many in NOUNS if counts[kind]]
+        click.echo(f"\n{', '.join(parts)} in {age(sum(result.seconds for result in seen))}")
     return FAILED if failed else OK
 
 
@@ -157,25 +160,18 @@ def check_line(result: Result) -> str:
     return f"{click.style(verdict, STYLES.get(result.verdict))} {result.name:<{NAME_WIDTH}} {result.found}{todo}"
 
 
-def checks_summary(results: Sequence[Result]) -> str:
-    """Return the number of results of each verdict, in one line."""
-    counts = Counter(result.verdict for result in results)
-    parts = [f"{counts[kind]} {one if counts[kind] == 1 else many}" for kind, one, many in NOUNS if counts[kind]]
-    return f"{', '.join(parts)} in {age(sum(result.seconds for result in results))}"
-
-
 def check_json(result: Result) -> dict[str, object]:
     """Return a result as JSON shows it."""
     return picked(result, "name", "verdict", "found", "what_to_do", "seconds", kept=("found",))
 
 
-def segment_status(segment: admin_pb2.Segment) -> str:
+def _segment_status(segment: admin_pb2.Segment) -> str:
     """Return the status, with the state of an open segment, which older daemons do not send."""
     return f"{segment.status}, {segment.state}" if segment.state and not segment.HasField("end") else segment.status
 
 
 SEGMENTS: Table[admin_pb2.Segment] = Table(
-    ("STATUS", segment_status),
+    ("STATUS", _segment_status),
     ("METHOD", "method"),
     ("WRITER", "writer"),
     ("BEGIN", "begin"),

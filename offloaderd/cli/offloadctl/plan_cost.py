@@ -14,7 +14,6 @@ from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, load
 from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, estimate
-from offloaderd.policy.settings import Prices
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
 WRITER = "offloaderd"
@@ -87,10 +86,13 @@ def plan_cost(
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
     sizes = sizes or tuple(sorted({size for size, _ in held}))
     chosen = {(size, age) for size in sizes for age in ages or (60.0, 600.0, 3600.0)}
-    plans = [
-        Plan(size, age, (size, age) in held, taken(settings, loads, prices, size, age))
-        for size, age in sorted(chosen | held)
-    ]
+    scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
+    cut = {"block_bytes": offload.block_bytes, "part_bytes": offload.part_bytes}
+    plans = []
+    for size, age in sorted(chosen | held):
+        cutting = Cutting(segment_bytes_max=size, segment_age_max_s=age, **cut)
+        takes = estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
+        plans.append(Plan(size, age, (size, age) in held, takes))
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
     measure = {"topics": topic_count, "bytes_per_s": rate_s}
     session.tell(
@@ -99,15 +101,6 @@ def plan_cost(
         f"{TABLE.rendered(plans)}\n"
         "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",
     )
-
-
-def taken(settings: Settings, loads: list[Load], prices: Prices, size: int, age: float) -> Estimate:
-    """Return the requests and costs of segments of this size and age."""
-    offload, scrub = settings.offload, settings.scrub
-    cutting = Cutting(
-        segment_bytes_max=size, segment_age_max_s=age, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes
-    )
-    return estimate(loads, cutting, prices, scrub_interval_s=scrub.interval_s if scrub.enabled else None)
 
 
 async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
@@ -161,18 +154,13 @@ TABLE = show.Table[Plan](
 def as_json(plan: Plan) -> dict[str, object]:
     """Return a plan as JSON shows it; requests are per hour, by price class."""
     takes = plan.takes
+    rates = ("requests_per_gib", "requests_per_topic_hour", "metadata_writes_per_s")
     return {
-        "size_bytes": plan.size_bytes,
-        "age_s": plan.age_s,
-        "present": plan.present,
-        "segments_per_hour": takes.segments_per_hour,
-        "durable_s_max": takes.durable_s_max,
+        **{name: getattr(plan, name) for name in ("size_bytes", "age_s", "present")},
+        **{name: getattr(takes, name) for name in ("segments_per_hour", "durable_s_max")},
         "write_requests": takes.write._asdict(),
         "scrub_requests": takes.scrub._asdict(),
-        "requests_per_gib": takes.requests_per_gib,
-        "requests_per_topic_hour": takes.requests_per_topic_hour,
-        "metadata_writes_per_s": takes.metadata_writes_per_s,
+        **{name: getattr(takes, name) for name in rates},
         "written_gib_month": takes.gib_per_hour * MONTH_S / HOUR_S,
-        "requests_month": takes.requests_month,
-        "stored_month": takes.stored_month,
+        **{name: getattr(takes, name) for name in ("requests_month", "stored_month")},
     }

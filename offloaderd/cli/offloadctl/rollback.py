@@ -1,6 +1,5 @@
 """`offloadctl rollback`: show what a stock broker could read, and rewrite the rest for it."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
 
 import click
@@ -60,9 +59,9 @@ def show_plans(session: Session, target: str, to: int | None) -> None:
         return [one async for one in client.plan_rollback(target, to_ledger_id=to)]
 
     found = session.ask(asked, timeout_s=options.PATTERN_TIMEOUT_S)
-    texts = [ledger_table(to).rendered(one.ledgers) if one.ledgers else "" for one in found]
-    text = "\n\n".join(table + "\n".join(plan_lines(one, to)) for table, one in zip(texts, found, strict=True))
-    session.tell({"topics": [plan_json(one, to) for one in found]}, text)
+    texts = [_ledger_table(to).rendered(one.ledgers) if one.ledgers else "" for one in found]
+    text = "\n\n".join(table + "\n".join(_plan_lines(one, to)) for table, one in zip(texts, found, strict=True))
+    session.tell({"topics": [_plan_json(one, to) for one in found]}, text)
 
 
 @rollback.command(short_help="Rewrite a topic's streaming segments as whole ledgers.")
@@ -112,18 +111,17 @@ def _follow(session: Session, topic: TopicName) -> int:
 
     def tell(report: rollback_pb2.RollbackProgress) -> None:
         nonlocal said
-        line = progress_line(report)
+        line = _progress_line(report)
         if line != said and not session.json:
             show.note(line)
         said = line
 
     last = session.ask(lambda client: last_of(client.follow_rollback(topic, timeout_s=session.timeout_s), tell))
-    session.tell(progress_json(topic, last), "\n".join(result_lines(topic, last)))
+    session.tell(_progress_json(topic, last), "\n".join(_result_lines(topic, last)))
     return FAILED if last.order.failures or last.order.stopped else OK
 
 
-def progress_json(topic: TopicName, one: rollback_pb2.RollbackProgress) -> dict[str, object]:
-    """Return progress as JSON shows it."""
+def _progress_json(topic: TopicName, one: rollback_pb2.RollbackProgress) -> dict[str, object]:
     return {"topic": str(topic), **as_json(one, leave_out=("ledger_bytes",))}
 
 
@@ -148,8 +146,8 @@ def status(session: Session, topic: TopicName) -> None:
     if not found.HasField("order"):
         lines = [f"nothing of {topic} was ordered to be rewritten"]
     else:
-        lines = result_lines(topic, found) if found.order.ended_ms else [progress_line(found)]
-    session.tell(progress_json(topic, found), "\n".join(lines))
+        lines = _result_lines(topic, found) if found.order.ended_ms else [_progress_line(found)]
+    session.tell(_progress_json(topic, found), "\n".join(lines))
 
 
 @rollback.command(short_help="Stop the rewriting.")
@@ -172,12 +170,12 @@ SHOWN = 20
 """Ledgers that are named in one line."""
 
 
-def goes(ledger: rollback_pb2.RollbackLedger, to: int | None) -> bool:
+def _goes(ledger: rollback_pb2.RollbackLedger, to: int | None) -> bool:
     """Whether a ledger would be rewritten."""
     return ledger.standing == "convertible" and (to is None or ledger.ledger_id <= to)
 
 
-def ledger_table(to: int | None) -> show.Table[rollback_pb2.RollbackLedger]:
+def _ledger_table(to: int | None) -> show.Table[rollback_pb2.RollbackLedger]:
     """Return the table of ledgers, of which those up to `to` would be rewritten."""
     return show.Table(
         (">LEDGER", "ledger_id"),
@@ -185,24 +183,24 @@ def ledger_table(to: int | None) -> show.Table[rollback_pb2.RollbackLedger]:
         (">ENTRIES", "entries"),
         (">PAYLOAD", "payload_bytes"),
         (">SEGMENTS", "segments"),
-        (">REQUESTS", lambda one: show.number(one.requests) if goes(one, to) else "-"),
-        (">TIME", lambda one: show.age(one.seconds) if goes(one, to) else "-"),
-        ("NOTE", lambda one: note(one, to)),
+        (">REQUESTS", lambda one: show.number(one.requests) if _goes(one, to) else "-"),
+        (">TIME", lambda one: show.age(one.seconds) if _goes(one, to) else "-"),
+        ("NOTE", lambda one: _note(one, to)),
     )
 
 
-def note(ledger: rollback_pb2.RollbackLedger, to: int | None) -> str:
+def _note(ledger: rollback_pb2.RollbackLedger, to: int | None) -> str:
     """Return the note on a ledger: its object, or why it is not rewritten."""
     if ledger.segment_id:
         return f"{ledger.segment_id} by {ledger.driver}"
-    return "behind --to" if ledger.standing == "convertible" and not goes(ledger, to) else ledger.why
+    return "behind --to" if ledger.standing == "convertible" and not _goes(ledger, to) else ledger.why
 
 
-def plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[str]:
+def _plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[str]:
     """Return what a stock broker could read of a topic, and the remaining steps, as lines of text."""
     wholes = [ledger for ledger in one.ledgers if ledger.standing == "whole"]
-    going = [ledger for ledger in one.ledgers if goes(ledger, to)]
-    staying = [ledger.ledger_id for ledger in one.ledgers if ledger.standing != "whole" and not goes(ledger, to)]
+    going = [ledger for ledger in one.ledgers if _goes(ledger, to)]
+    staying = [ledger.ledger_id for ledger in one.ledgers if ledger.standing != "whole" and not _goes(ledger, to)]
     size = show.size(sum(ledger.payload_bytes for ledger in going))
     lines = [
         f"{one.topic}: a stock broker could read {show.number(len(wholes))} of "
@@ -216,22 +214,13 @@ def plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[s
             f"{show.age(sum(ledger.seconds for ledger in going))} at {show.size(int(one.bytes_per_s))}/s ({how})"
         )
     if staying:
-        lines.append(f"stay in segments, which a stock broker cannot read: ledger {named(staying)}")
+        more = f" and {show.number(len(staying) - SHOWN)} more" if len(staying) > SHOWN else ""
+        first = ", ".join(map(str, staying[:SHOWN]))
+        lines.append(f"stay in segments, which a stock broker cannot read: ledger {first}{more}")
     lines += [f"lost, in no ledger: entries {loss}" for loss in one.losses]
     if one.HasField("order"):
-        lines.append(order_line(one.order))
-    return lines + besides(one)
-
-
-def named(ledger_ids: Sequence[int]) -> str:
-    """Return ledgers in one line."""
-    more = f" and {show.number(len(ledger_ids) - SHOWN)} more" if len(ledger_ids) > SHOWN else ""
-    return ", ".join(map(str, ledger_ids[:SHOWN])) + more
-
-
-def besides(one: rollback_pb2.PlanRollbackResponse) -> list[str]:
-    """Return the steps that a conversion does not do."""
-    lines = []
+        lines.append(_order_line(one.order))
+    # The steps that a conversion does not do.
     if not one.enabled:
         lines.append("the topic is not enabled: offloadctl topics enable it, or nobody can rewrite it")
     elif one.method == "streaming":
@@ -249,8 +238,7 @@ def besides(one: rollback_pb2.PlanRollbackResponse) -> list[str]:
     return lines
 
 
-def order_line(order: rollback_pb2.RollbackOrder) -> str:
-    """Return the state of an order as text."""
+def _order_line(order: rollback_pb2.RollbackOrder) -> str:
     what = f"ordered up to ledger {order.to_ledger_id} at {show.moment(order.ordered_ms)}"
     if not order.ended_ms:
         return f"{what}, and being carried out"
@@ -259,38 +247,36 @@ def order_line(order: rollback_pb2.RollbackOrder) -> str:
     return f"{what}, {end} at {show.moment(order.ended_ms)}{failed}"
 
 
-def plan_json(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> dict[str, object]:
+def _plan_json(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> dict[str, object]:
     """Return a plan as JSON shows it; unknown values, and those that do not apply, are null."""
-
-    def ledger_json(ledger: rollback_pb2.RollbackLedger) -> dict[str, object]:
-        effort = picked(ledger, "requests", "seconds") if goes(ledger, to) else {"requests": None, "seconds": None}
-        return {
+    effort = ("requests", "seconds")
+    ledgers = [
+        {
             **picked(ledger, "ledger_id", "standing"),
-            "converts": goes(ledger, to),
+            "converts": _goes(ledger, to),
             **picked(ledger, "why", "entries", "payload_bytes", "segments"),
-            **effort,
+            **(picked(ledger, *effort) if _goes(ledger, to) else dict.fromkeys(effort)),
             **picked(ledger, "segment_id", "driver"),
         }
-
+        for ledger in one.ledgers
+    ]
     return {
         "topic": one.topic,
-        "ledgers": [ledger_json(ledger) for ledger in one.ledgers],
+        "ledgers": ledgers,
         **picked(one, "losses", "method", "enabled", "prefix", kept=("method", "prefix")),
         "bytes_per_s": round(one.bytes_per_s),
         **picked(one, "measured", "history_unfinished=unfinished", "order"),
     }
 
 
-def progress_line(report: rollback_pb2.RollbackProgress) -> str:
-    """Return progress in one line."""
+def _progress_line(report: rollback_pb2.RollbackProgress) -> str:
     done = f"{show.number(report.done)} of {show.plural(report.done + report.left, 'ledger')} rewritten"
     if report.HasField("ledger_id"):
         done += f"; ledger {report.ledger_id}: {report.phase}, {show.size(report.ledger_bytes)}"
     return f"{done}; it does not move: {report.error}" if report.error else done
 
 
-def result_lines(topic: TopicName, last: rollback_pb2.RollbackProgress) -> list[str]:
-    """Return the result of an order as lines of text."""
+def _result_lines(topic: TopicName, last: rollback_pb2.RollbackProgress) -> list[str]:
     end = "stopped" if last.order.stopped else "done"
     lines = [f"{end}: {show.plural(last.done, 'ledger')} of {topic} rewritten, {show.size(last.done_bytes)}"]
     lines += [f"ledger {one.ledger_id} could not be: {one.reason}" for one in last.order.failures]

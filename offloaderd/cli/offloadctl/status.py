@@ -6,7 +6,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import click
@@ -35,8 +35,6 @@ from offloaderd.protocol.status import (
 )
 from offloaderd.protocol.v1 import admin_pb2, read_pb2
 
-Answers = tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]
-
 
 @click.command()
 @click.argument("topic", type=options.TOPIC, required=False)
@@ -50,22 +48,24 @@ def status(session: Session, topic: TopicName | None) -> None:
       offloadctl status orders
       offloadctl status orders --json | jq '.topics[0].lag_entries'
     """
-    found, positions = session.ask(lambda client: status_and_positions(client, topic))
-    session.tell(status_json(found, positions), lambda: show_status(topic, found, positions))
+
+    async def asked(client: DaemonClient) -> tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]:
+        """Return the status, and the positions of a topic unless ZooKeeper is unreachable."""
+        found = await client.status(topic)
+        if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
+            return found, None
+        return found, await client.last_positions(topic)
+
+    found, positions = session.ask(asked)
+    document = {"daemon": daemon_json(found), "topics": [topic_json(one) for one in found.topics]}
+    if positions is not None:
+        document["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
+    session.tell(document, lambda: _show_status(topic, found, positions))
 
 
-async def status_and_positions(client: DaemonClient, topic: TopicName | None) -> Answers:
-    """Return the status, and the positions of a topic unless ZooKeeper is unreachable."""
-    found = await client.status(topic)
-    if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
-        return found, None
-    return found, await client.last_positions(topic)
-
-
-def show_status(
+def _show_status(
     topic: TopicName | None, found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None
 ) -> None:
-    """Show the daemon and its topics, or one topic."""
     show.facts(daemon_facts(found))
     if topic is not None:
         for one in found.topics:
@@ -94,17 +94,6 @@ TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
 )
 
 
-def status_json(found: admin_pb2.StatusResponse, positions: read_pb2.LastPositionsResponse | None) -> dict[str, object]:
-    """Return the status as JSON shows it, with `positions` for a single topic."""
-    result: dict[str, object] = {
-        "daemon": daemon_json(found),
-        "topics": [topic_json(one) for one in found.topics],
-    }
-    if positions is not None:
-        result["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
-    return result
-
-
 @click.command()
 @options.common
 def doctor(session: Session) -> int:
@@ -118,12 +107,11 @@ def doctor(session: Session) -> int:
       offloadctl doctor
       offloadctl doctor --json | jq -r '.checks[] | select(.verdict == "fail") | .found'
     """
-    return session.run(_doctor(session))
 
+    async def examined(client: DaemonClient) -> int:
+        return await show.show_checks(client.examine(timeout_s=session.timeout_s), as_json=session.json)
 
-async def _doctor(session: Session) -> int:
-    async with session.client() as client, aclosing(client.examine(timeout_s=session.timeout_s)) as results:
-        return await show.show_checks(results, as_json=session.json)
+    return session.ask(examined)
 
 
 SORTS = {"l": "lag", "b": "bytes", "r": "rate", "s": "segment", "t": "topic"}
@@ -204,10 +192,10 @@ def top(session: Session, *, sort: str, search: str, limit: int | None, interval
       offloadctl top --once --json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
     """
     view = View(sort=sort, search=search, limit=limit)
-    session.run(watch(session, view, SystemClock(), interval, once=once))
+    session.run(_watch(session, view, SystemClock(), interval, once=once))
 
 
-async def watch(session: Session, view: View, clock: Clock, interval_s: float, *, once: bool) -> None:
+async def _watch(session: Session, view: View, clock: Clock, interval_s: float, *, once: bool) -> None:
     """Refresh the status until interrupted. Raises what the first call raises; failures of later calls are shown."""
     async with session.client() as client:
 
@@ -218,24 +206,20 @@ async def watch(session: Session, view: View, clock: Clock, interval_s: float, *
         if once or not (session.json or sys.stdout.isatty()):
             await clock.sleep(interval_s)
             await look()
-            print_once(session, view)
+            session.tell(_view_json(view), lambda: _print_once(view))
         elif session.json:
             while True:
-                click.echo(show.json_line(view_json(view)), nl=False)
+                click.echo(show.json_line(_view_json(view)), nl=False)
                 await clock.sleep(interval_s)
                 await look()
         else:
             await Screen(view, clock, interval_s).run(look)
 
 
-def print_once(session: Session, view: View) -> None:
-    """Print the answer once, as a table or as JSON."""
-    if session.json:
-        show.document(view_json(view))
-        return
-    click.echo(headline(view))
-    show.table(COLUMNS, [row(view, one) for one in view.topics()[: view.limit]])
-    for line in failure_lines(view, None):
+def _print_once(view: View) -> None:
+    click.echo(_headline(view))
+    show.table(COLUMNS, [_row(view, one) for one in view.topics()[: view.limit]])
+    for line in _failure_lines(view):
         click.echo(line)
 
 
@@ -252,7 +236,7 @@ class Screen:
 
     async def run(self, look: Callable[[], Coroutine[None, None, None]]) -> None:
         """Show the table until `q`. A failed call is shown; a refused one ends the table."""
-        with Live(console=self._console, screen=True, auto_refresh=False) as live, keys(self._press):
+        with Live(console=self._console, screen=True, auto_refresh=False) as live, _keys(self._press):
             while not self._ended.is_set():
                 live.update(self._table(), refresh=True)
                 self._pressed.clear()
@@ -277,26 +261,27 @@ class Screen:
 
     def _table(self) -> Group:
         view, size = self._view, self._console.size
-        named, topics = failure_lines(view, FAILURES_MAX), view.topics()
+        named, topics = _failure_lines(view)[:FAILURES_MAX], view.topics()
         room = max(1, size.height - FRAME_ROWS - len(named))
         here = topics[: min(room, view.limit or room)]
-        rows = [row(view, one) for one in here]
+        rows = [_row(view, one) for one in here]
         kept = [at for at, name in enumerate(COLUMNS) if at and (size.width >= WIDE or name not in FOR_WIDE)]
         others = sum(max(len(cells[at].removeprefix(">")) for cells in (COLUMNS, *rows)) + GAP for at in kept)
         width = max(NAME_MIN, size.width - others)
         head, *lines = show.rendered(
             (COLUMNS[0].ljust(width), *(COLUMNS[at] for at in kept)),
-            [(ended(cells[0], width), *(cells[at] for at in kept)) for cells in rows],
+            [(_shortened(cells[0], width), *(cells[at] for at in kept)) for cells in rows],
         ).splitlines()
         more = f"{len(topics):,} topics" + (f' with "{view.search}"' if view.search else "")
         told = (view.failure, "bold red") if view.failure else (f"{more}, by {view.sort}", "dim")
         styled = [(line, "red" if one.stalled_reason else "") for line, one in zip(lines, here, strict=True)]
-        all_lines = [(headline(view), ""), told, (head, ""), *styled, *((line, "red") for line in named), (KEYS, "dim")]
+        first, last = (_headline(view), ""), (KEYS, "dim")
+        all_lines = [first, told, (head, ""), *styled, *((line, "red") for line in named), last]
         return Group(*(Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in all_lines))
 
 
 @contextmanager
-def keys(pressed: Callable[[str], None]) -> Iterator[None]:
+def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
     """Call `pressed` for every key, if standard input is a terminal; its mode is restored afterwards."""
     if not sys.stdin.isatty():
         yield
@@ -322,7 +307,7 @@ FOR_WIDE = ("OWNER", ">ENTRIES/S", ">AGE")
 """Columns that a narrow terminal does not show."""
 
 
-def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
+def _row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
     """Return the line of a topic; unknown values are a dash."""
     rate = view.rates.get(one.topic)
     return (
@@ -337,21 +322,20 @@ def row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
     )
 
 
-def ended(name: str, width: int) -> str:
+def _shortened(name: str, width: int) -> str:
     """Return a topic's name shortened to so many columns: its end is shown, since names often begin alike."""
     return name if len(name) <= width else f"…{name[len(name) - max(width - 1, NAME_MIN) :]}"
 
 
-def headline(view: View) -> str:
-    """Return the state of the daemon in one line."""
+def _headline(view: View) -> str:
     found = view.found
     if found is None:
         return ""
     used, budget = show.size(found.memory_used_bytes), show.size(found.memory_budget_bytes)
     down = "".join(f"; {one.name} DOWN: {show.visible(one.message)}" for one in found.dependencies if not one.up)
     lag = max((one.lag_seconds for one in found.topics), default=0.0)
-    unknown = sum(1 for one in found.topics if one.lag_age_unknown)
-    stalled = sum(1 for one in found.topics if one.stalled_reason)
+    unknown = sum(one.lag_age_unknown for one in found.topics)
+    stalled = sum(bool(one.stalled_reason) for one in found.topics)
     return (
         f"{show.visible(found.daemon_id)} {found.version}, {found.state}{down}; memory {used} of {budget}; "
         f"{show.plural(len(found.topics), 'topic')}, {stalled:,} stalled; oldest lag {show.age(lag)}"
@@ -359,15 +343,13 @@ def headline(view: View) -> str:
     )
 
 
-def failure_lines(view: View, most: int | None) -> list[str]:
-    """Return a line for each stalled topic, at most `most`, in the order of the list."""
-    stalled = [
-        f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in view.topics() if one.stalled_reason
-    ]
-    return stalled[:most]
+def _failure_lines(view: View) -> list[str]:
+    """Return a line for each stalled topic, in the order of the list."""
+    stalled = [one for one in view.topics() if one.stalled_reason]
+    return [f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in stalled]
 
 
-def view_json(view: View) -> dict[str, object]:
+def _view_json(view: View) -> dict[str, object]:
     """Return the answer as JSON shows it; rates are null until they are known."""
     assert view.found is not None  # noqa: S101 - nothing is shown before the first answer
     return {

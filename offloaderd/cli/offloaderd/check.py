@@ -16,8 +16,6 @@ from offloaderd.cli.program import FAILED, OK, USAGE
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import log
-from offloaderd.daemon.doctor.examination import examine, invalid
-from offloaderd.daemon.doctor.finding import CheckResult
 from offloaderd.daemon.settings import Report, check
 from offloaderd.daemon.settings.rules import doubtful
 
@@ -46,40 +44,28 @@ def check_config(*, config: Path | None, connect: bool, as_json: bool) -> int:
         from offloaderd.daemon.doctor.examination import connections  # noqa: PLC0415 - loads every adapter
 
         tried = asyncio.run(connections(report.settings, SystemClock()))
+    doubts = list(doubtful(report.settings)) if report.settings is not None else []
+    messages = [f"{one.found} ({one.what_to_do})" if one.what_to_do else one.found for one in tried]
+    stores = [(one.name, not one.failed, text) for one, text in zip(tried, messages, strict=True)]
     if as_json:
-        show.document(as_document(report, tried if connect else None))
+        document: dict[str, object] = {
+            "valid": report.settings is not None,
+            "mistakes": list(report.mistakes),
+            "warnings": [f"{found}: {advice}" for found, advice in doubts],
+            "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
+        }
+        if connect:
+            document["connections"] = [{"name": name, "up": up, "message": text} for name, up, text in stores]
+        show.document(document)
     else:
-        for_people(report, tried)
+        _for_people(report, doubts, stores)
     if report.settings is None:
         return USAGE
     return OK if not any(one.failed for one in tried) else FAILED
 
 
-def as_document(report: Report, tried: Sequence[CheckResult] | None) -> dict[str, object]:
-    """Return the report as JSON shows it, with `connections` if they were `tried`."""
-    found: dict[str, object] = {
-        "valid": report.settings is not None,
-        "mistakes": list(report.mistakes),
-        "warnings": [f"{found}: {advice}" for found, advice in doubts(report)],
-        "settings": [{"key": row.key, "value": row.value, "source": row.source} for row in report.rows],
-    }
-    if tried is not None:
-        found["connections"] = [{"name": one.name, "up": not one.failed, "message": message(one)} for one in tried]
-    return found
-
-
-def doubts(report: Report) -> list[tuple[str, str]]:
-    """Return valid settings that may be a mistake, each with advice."""
-    return list(doubtful(report.settings)) if report.settings is not None else []
-
-
-def message(one: CheckResult) -> str:
-    """Return the problem of a connection, with its hint."""
-    return f"{one.found} ({one.what_to_do})" if one.what_to_do else one.found
-
-
-def for_people(report: Report, tried: Sequence[CheckResult]) -> None:
-    """Show the settings, or the mistakes."""
+def _for_people(report: Report, doubts: Sequence[tuple[str, str]], stores: Sequence[tuple[str, bool, str]]) -> None:
+    """Show the settings, doubtful ones with advice, and connections; or the mistakes."""
     if report.settings is None:
         count = show.plural(len(report.mistakes), "mistake")
         click.echo(f"error: {count} in the settings", err=True)
@@ -88,14 +74,12 @@ def for_people(report: Report, tried: Sequence[CheckResult]) -> None:
         click.echo("hint: docs/settings.md describes each setting", err=True)
         return
     show.table(["SETTING", "VALUE", "SOURCE"], [(row.key, row.value, row.source) for row in report.rows])
-    for found, advice in doubts(report):
+    for found, advice in doubts:
         click.echo(f"warning: {found}\nhint: {advice}", err=True)
-    if tried:
+    if stores:
         click.echo()
-        show.table(
-            ["CONNECTION", "STATE", "MESSAGE"],
-            [(one.name, "DOWN" if one.failed else "up", message(one)) for one in tried],
-        )
+        rows = [(name, "up" if up else "DOWN", text) for name, up, text in stores]
+        show.table(["CONNECTION", "STATE", "MESSAGE"], rows)
 
 
 @click.command()
@@ -114,15 +98,12 @@ def doctor(*, config: Path | None, as_json: bool) -> int:
       offloaderd doctor --config offloaderd.toml --json | jq -r '.checks[] | select(.verdict != "ok")'
     """
     log.configure("critical")  # the checks report what the libraries would log
-    return asyncio.run(_doctor(config, as_json=as_json))
-
-
-async def _doctor(config: Path | None, *, as_json: bool) -> int:
-    async with aclosing(_examination(config)) as results:
-        return await show.show_checks(results, as_json=as_json)
+    return asyncio.run(show.show_checks(_examination(config), as_json=as_json))
 
 
 async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:
+    from offloaderd.daemon.doctor.examination import examine, invalid  # noqa: PLC0415 - loads every adapter
+
     report = check(config, os.environ)
     if report.settings is None:
         for result in invalid(report.mistakes):

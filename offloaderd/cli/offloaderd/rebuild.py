@@ -17,7 +17,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import log
-from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.message_json import picked
@@ -80,60 +79,42 @@ def rebuild(
       offloaderd rebuild --config offloaderd.toml --json | jq -r '.topics[].problems[].text'
     """
     log.configure("critical")
-    decided = Decided(topics=topics, prefer=prefer, without=without)
-
-    async def work() -> int:
-        async with served(config, standalone) as settings:
-            return await _rebuild(settings, decided, apply=apply_, enable=enable, as_json=as_json)
-
-    return asyncio.run(work())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The decisions of the user on the command line."""
-
-    topics: Sequence[TopicName]
-    prefer: Sequence[UUID]
-    without: Sequence[UUID]
-
-
-async def _rebuild(settings: Settings, decided: Decided, *, apply: bool, enable: bool, as_json: bool) -> int:
     clock = SystemClock()
     started = clock.monotonic()
-    async with bucket_store(settings.objects, clock) as objects:
-        places = sites(settings)
-        with Bars() as bars:
-            found = await work.read_buckets(objects, places, bars.counter("segments read"))
-            await work.read_brokers(objects, places, found)
-    plan = work.make_plan(found, prefer=decided.prefer, without=decided.without, topics=decided.topics)
-    written: Sequence[TopicName] = ()
-    target = ""
-    try:
-        async with metadata_store(settings) as metadata:
-            if apply:
+
+    async def rebuilt() -> Shown:
+        async with served(config, standalone) as settings:
+            async with bucket_store(settings.objects, clock) as objects:
+                places = sites(settings)
                 with Bars() as bars:
-                    written = await work.write(
-                        metadata,
-                        plan,
-                        topics=decided.topics,
-                        enable=enable,
-                        now_ms=clock.wall_ms(),
-                        progress=bars.counter("topics written"),
-                    )
-            else:
-                await work.check_target(metadata, decided.topics)
-    except (Conflict, Transient) as error:
-        if apply:
-            raise
-        target = str(error)
-    seconds = clock.monotonic() - started
-    shown = Shown(found=found, plan=plan, written=set(written), target=target, applied=apply, seconds=seconds)
+                    found = await work.read_buckets(objects, places, bars.counter("segments read"))
+                    await work.read_brokers(objects, places, found)
+            plan = work.make_plan(found, prefer=prefer, without=without, topics=topics)
+            written: Sequence[TopicName] = ()
+            target = ""
+            try:
+                async with metadata_store(settings) as metadata:
+                    if apply_:
+                        with Bars() as bars:
+                            progress, now_ms = bars.counter("topics written"), clock.wall_ms()
+                            written = await work.write(
+                                metadata, plan, topics=topics, enable=enable, now_ms=now_ms, progress=progress
+                            )
+                    else:
+                        await work.check_target(metadata, topics)
+            except (Conflict, Transient) as error:
+                if apply_:
+                    raise
+                target = str(error)
+            seconds = clock.monotonic() - started
+        return Shown(found=found, plan=plan, written=set(written), target=target, applied=apply_, seconds=seconds)
+
+    shown = asyncio.run(rebuilt())
     if as_json:
         show.document(shown.document())
     else:
         shown.write()
-    return FAILED if shown.left_out or target else OK
+    return FAILED if shown.left_out or shown.target else OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +147,10 @@ class Shown:
             click.echo()
         problems = [*self.plan.problems, *(problem for plan in plans for problem in plan.problems)]
         for problem in problems:
-            click.echo(line(problem))
+            kind = problem.kind.upper() if problem.blocks else problem.kind.value
+            where = f"{problem.topic}: " if problem.topic is not None else ""
+            todo = f" -> {problem.what_to_do}" if problem.what_to_do else ""
+            click.echo(f"{kind:<13} {where}{problem.text}{todo}")
         if problems:
             click.echo()
         counts = self.found.counts
@@ -206,14 +190,10 @@ class Shown:
             **picked(self.found.counts, "segments", "object_bytes"),
             **picked(self, "seconds", "target"),
             "topics": [
-                {
-                    **self._topic(plan),
-                    "epoch": plan.epoch,
-                    "problems": [as_json(problem) for problem in plan.problems],
-                }
+                {**self._topic(plan), "epoch": plan.epoch, "problems": list(map(_problem_json, plan.problems))}
                 for plan in self.plan.topics
             ],
-            "problems": [as_json(problem) for problem in self.plan.problems],
+            "problems": list(map(_problem_json, self.plan.problems)),
         }
 
 
@@ -229,14 +209,5 @@ TABLE = show.Table[dict[str, object]](
 )
 
 
-def line(problem: Problem) -> str:
-    """Return a problem in one line that ends with its hint."""
-    kind = problem.kind.upper() if problem.blocks else problem.kind.value
-    where = f"{problem.topic}: " if problem.topic is not None else ""
-    todo = f" -> {problem.what_to_do}" if problem.what_to_do else ""
-    return f"{kind:<13} {where}{problem.text}{todo}"
-
-
-def as_json(problem: Problem) -> dict[str, object]:
-    """Return a problem as JSON shows it."""
+def _problem_json(problem: Problem) -> dict[str, object]:
     return picked(problem, "kind", "blocks", "topic", "segments", "text", "what_to_do", kept=("text",))

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,20 +75,18 @@ class TerminalScreen:
             ("credentials", f"{running.directory / state.FILE_NAME} (only you may read it)"),
         ):
             self.say(f"  {name:<16} {value}")
-        self.say()
-        self.say(f"offloadctl --standalone {shlex.quote(str(self._directory))} status    Ctrl-C drains and stops")
+        self.say(f"\noffloadctl --standalone {shlex.quote(str(self._directory))} status    Ctrl-C drains and stops")
 
     def appending(self, title: str, topic: TopicName) -> None:
         """See Screen."""
-        self.say()
-        self.say(f"appending {title}")
+        self.say(f"\nappending {title}")
         self.say(f"to {topic}, over gRPC, in segments of 16 MiB")
 
     def progress(self, now: Progress) -> None:
         """Show the progress: a live table on a terminal, else a line every few seconds."""
         self._last = now
         if self._console.is_terminal:
-            self._draw(flow_table(now))
+            self._draw(_flow_table(now))
         elif self._due():
             self.say(flow_line(now))
 
@@ -101,14 +100,12 @@ class TerminalScreen:
         """See Screen."""
         if self._last is not None and not self._console.is_terminal:
             self.say(flow_line(self._last))
-        self.say()
-        self.say("stored in S3 and committed in ZooKeeper:")
+        self.say("\nstored in S3 and committed in ZooKeeper:")
         self.close()
         self._console.file.write(show.SEGMENTS.rendered(segments))
         index, manifest = "<data object>-index", "<data object>-manifest"
         self.say(f"each with {index} (PIP-76) and {manifest} (checksums)")
-        self.say()
-        self.say("reading it back over gRPC")
+        self.say("\nreading it back over gRPC")
 
     def reading(self, entries: int, total: int) -> None:
         """See Screen."""
@@ -138,8 +135,7 @@ class TerminalScreen:
         where = "" if str(self._directory) == state.DEFAULT_DIRECTORY else f" --standalone {self._quoted()}"
         data = "" if not where else f" --data {self._quoted()}"
         start = f"offloaderd standalone{data}" if data else "make standalone"
-        self.say()
-        self.say(f"The data stays in {self._directory}. To go on, leave it running in one terminal:")
+        self.say(f"\nThe data stays in {self._directory}. To go on, leave it running in one terminal:")
         for line in (start, f"offloadctl{where} status", f"offloadctl{where} segments {topic}"):
             self.say(f"  {line}")
         self.say(f"  offloadctl{where} read {topic} --max 3")
@@ -162,8 +158,7 @@ class TerminalScreen:
         self._live.update(what, refresh=True)
 
 
-def flow_table(now: Progress) -> Text:
-    """Return the progress as a table."""
+def _flow_table(now: Progress) -> Text:
     share = f" of {show.number(now.total_entries)}" if now.total_entries else ""
     rate = show.rate(now.appended_bytes, now.seconds)
     committed = show.plural(now.segments, "segment")
@@ -172,13 +167,13 @@ def flow_table(now: Progress) -> Text:
         ("in the buffer", "", show.size(now.buffered_bytes), ""),
         ("being uploaded", show.number(now.open_entries), show.size(now.open_bytes), "the open segment"),
         ("committed", show.number(now.committed_entries), show.size(now.committed_bytes), committed),
-        ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), lag_age(now)),
+        ("lag", show.number(now.lag_entries), show.size(now.lag_bytes), _lag_age(now)),
         *([("trouble", "", "", now.failure)] if now.failure else []),
     ]
     return Text(show.rendered(("", ">ENTRIES", ">BYTES", ""), rows).rstrip("\n"))
 
 
-def lag_age(now: Progress) -> str:
+def _lag_age(now: Progress) -> str:
     """Return the age of the oldest entry that is not committed, a question mark if it is unknown."""
     return "?" if now.lag_seconds is None else show.age(now.lag_seconds)
 
@@ -191,7 +186,7 @@ def flow_line(now: Progress) -> str:
         f"buffer {show.size(now.buffered_bytes)}",
         f"uploading {show.number(now.open_entries)}",
         f"committed {show.number(now.committed_entries)} in {show.plural(now.segments, 'segment')}",
-        f"lag {show.number(now.lag_entries)} ({lag_age(now)})",
+        f"lag {show.number(now.lag_entries)} ({_lag_age(now)})",
     ]
     return " | ".join(parts + ([f"trouble: {now.failure}"] if now.failure else []))
 
@@ -239,36 +234,20 @@ def standalone(
         raise click.UsageError("--input and --keep belong to --walkthrough")
     limit_arenas()
     relax_gc()
-    from offloaderd.standalone import (  # noqa: PLC0415 - --help need not wait for the daemon's libraries
-        dataset,
-        runner,
-    )
+    from offloaderd.standalone import dataset, runner  # noqa: PLC0415 - --help need not wait for the daemon's libraries
     from offloaderd.standalone.stack import StackOptions  # noqa: PLC0415
 
     screen = TerminalScreen(data)
-    work = None
-    if walkthrough:
-        chosen = dataset.choose(source)
-
-        async def walkthrough_of(running: Stack) -> None:
-            await walk(running, chosen, screen)
-
-        work = walkthrough_of
+    work = partial(_walk, dataset.choose(source), screen) if walkthrough else None
     with ExitStack() as exits:
         options = StackOptions(directory=data, config=config, new_ports=new_ports)
         screen.starting()
         try:
-            return asyncio.run(
-                runner.run(
-                    options,
-                    os.environ,
-                    SystemClock(),
-                    starting=lambda running: start_log(running, exits, to_file=walkthrough),
-                    ready=screen.ready,
-                    work=work,
-                    keep=keep,
-                )
+            starting = partial(_start_log, exits, to_file=walkthrough)
+            run = runner.run(
+                options, os.environ, SystemClock(), starting=starting, ready=screen.ready, work=work, keep=keep
             )
+            return asyncio.run(run)
         except runner.Interrupted as stopped:
             click.echo(stopped.message, err=True)
             return INTERRUPTED
@@ -276,7 +255,7 @@ def standalone(
             screen.close()
 
 
-async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) -> None:
+async def _walk(chosen: dataset.Dataset, screen: TerminalScreen, running: Stack) -> None:
     """Run the walkthrough against the daemon."""
     from offloaderd.client import DaemonClient  # noqa: PLC0415
     from offloaderd.standalone.walkthrough import Walkthrough  # noqa: PLC0415
@@ -286,7 +265,7 @@ async def walk(running: Stack, chosen: dataset.Dataset, screen: TerminalScreen) 
     screen.how_to_resume(topic)
 
 
-def start_log(running: Stack, exits: ExitStack, *, to_file: bool) -> None:
+def _start_log(exits: ExitStack, running: Stack, *, to_file: bool) -> None:
     """Write the log of the daemon to a file, if a live table is shown, else to stderr."""
     from offloaderd.daemon import log  # noqa: PLC0415
 

@@ -113,10 +113,10 @@ def verify(
             settings = await stack.enter_async_context(served(config, standalone))
             metadata = await stack.enter_async_context(metadata_store(settings)) if against["against_map"] else None
             keeper = JobKeeper(metadata, SystemClock(), job="offloaderd verify", dry_run=against["dry_run"])
-            verifier = await opened(stack, settings, rate, metadata=metadata, progress=view.progress)
+            verifier = await _opened(stack, settings, rate, metadata=metadata, progress=view.progress)
             async with aclosing(verifier.run(wish)) as reports:
                 async for one in reports:
-                    view.show(one, await kept(one, metadata, keeper))
+                    view.show(one, await _kept(one, metadata, keeper))
 
     try:
         asyncio.run(look())
@@ -130,7 +130,7 @@ def verify(
     return view.end()
 
 
-async def opened(
+async def _opened(
     stack: AsyncExitStack,
     settings: Settings,
     rate: int | None,
@@ -146,7 +146,7 @@ async def opened(
     return Verifier(objects, sites(settings), retrying_reader, clock=clock, metadata=metadata, progress=progress)
 
 
-async def kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
+async def _kept(report: Report, metadata: MetadataStore | None, keeper: JobKeeper) -> list[DamagedLedger]:
     """Revoke the grants of ledgers with damaged committed segments. Raises what reading the map raises."""
     damage = damage_by_segment(report.flaws)
     if metadata is None or report.topic is None or not damage:
@@ -185,7 +185,12 @@ class View:
             setattr(self, name, getattr(self, name) + getattr(one, name))
         self.notes += len(one.flaws) - one.problems - one.unreachable
         if self.as_json:
-            click.echo(show.json_line(as_document(one, ledgers)), nl=False)
+            document = {
+                **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
+                "flaws": [show.flaw_json(flaw) for flaw in one.flaws],
+                "ledgers": [show.damaged_ledger_json(ledger) for ledger in ledgers],
+            }
+            click.echo(show.json_line(document), nl=False)
             return
         name = "of no topic" if one.topic is None else str(one.topic)
         state = show.plural(one.problems, "PROBLEM") if one.problems else "not all seen" if one.unreachable else "sound"
@@ -219,12 +224,3 @@ class View:
         if self.unreachable:
             click.echo("not everything could be looked at")
         return code
-
-
-def as_document(one: Report, ledgers: Sequence[DamagedLedger] = ()) -> dict[str, object]:
-    """Return a topic as JSON shows it; `topic` is null for objects of no topic."""
-    return {
-        **picked(one, "topic", "segments", "entries", "object_bytes", "read_bytes", "problems"),
-        "flaws": [show.flaw_json(flaw) for flaw in one.flaws],
-        "ledgers": [show.damaged_ledger_json(ledger) for ledger in ledgers],
-    }
