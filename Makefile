@@ -11,6 +11,7 @@ VERSIONS ?= 4.0.7 4.2.4 5.0.0-M1
 ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,servers/test_s3_faults.py kills commands/test_doctor.py servers/test_upkeep.py)
 SEED ?=
 PARTS ?=
+RUN ?=
 FRESH ?=
 FIRST ?= 0
 
@@ -27,7 +28,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick prove record check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,10 @@ test-quick: $(DEPENDENCIES)dev ## Run those tests that need no bookies, no Pulsa
 
 prove: $(DEPENDENCIES)dev ## Prove everything, and report it; again after an interruption: the rest (PARTS="guards seeds", FRESH=1)
 	$(BIN)/python -m tools.prove $(PARTS) --workers $(WORKERS) $(if $(FRESH),--fresh)
+
+record: $(DEPENDENCIES)dev ## Run a long check and note in docs/proof/runs.md when (RUN=soak, with MINUTES=n and the like behind it)
+	$(BIN)/python -m tools.runs $(RUN) $(filter-out RUN=%,$(MAKEOVERRIDES))
+	@$(BIN)/python tools/docs.py
 
 check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated files, tidy tests; known flaws of dependencies, or NOT AUDITED
 	$(BIN)/ruff check

@@ -23,6 +23,7 @@ from tools.failures import failures_page
 from tools.invariants import page as invariants_page
 from tools.notebook import spark_page
 from tools.pips import page as pips_page
+from tools.runs import runs_page
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 110
@@ -104,6 +105,7 @@ GENERATED = {
     "docs/proof/invariants.md": invariants_page,
     "docs/spark.md": spark_page,
     "docs/proof/pips.md": pips_page,
+    "docs/proof/runs.md": runs_page,
 }
 
 
