@@ -19,8 +19,7 @@ from bench.load import DEADLINE_S, MIB, OFFLOAD_METHOD, Entries
 from bench.machine import cpu_s, memory_bytes
 from bench.site import CLOCK
 from offloaderd.api.server import FRAME_BYTES
-from offloaderd.core.entries import frame
-from offloaderd.core.frames import FramedEntries
+from offloaderd.core.entries import FramedEntries, frame
 from offloaderd.core.read_options import Tier
 from offloaderd.protocol.conversion import decoded_read_response, encoded_read_response
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2

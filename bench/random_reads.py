@@ -21,7 +21,7 @@ from offloaderd.client import Goal, SeekKind
 from offloaderd.core.entries import framed_bytes
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES
 from offloaderd.objects.s3.store import S3Store
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from obstore.store import S3Store as RustStore
 from bench.child import Took, in_child, peak_bytes, used_s
 from bench.site import secret_of
 from offloaderd.core.clock import SystemClock
-from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, decode_header
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, decode_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from offloaderd.api.calls import Context, away, metadata_error
 from offloaderd.api.manual_offload import ManualCalls
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import Loss, TopicName

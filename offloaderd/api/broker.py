@@ -22,6 +22,7 @@ from offloaderd.api.gate import check_source
 from offloaderd.api.manual_offload import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.api.read import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.retention import checked_ledger
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import (
     BucketMissing,
     Conflict,
@@ -36,7 +37,6 @@ from offloaderd.core.errors import (
     Transient,
     Unsound,
 )
-from offloaderd.core.frames import Entries
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic

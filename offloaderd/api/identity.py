@@ -7,8 +7,7 @@ import structlog
 
 from offloaderd.api.calls import Context
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OffloaderError
-from offloaderd.core.model import TopicName
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind, TopicName
 from offloaderd.format.head import PlaceMarker
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import identity, paths

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from offloaderd.api.calls import Context
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.errors import InvalidInput, NotFound, Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.fleet.engine import Engine

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from offloaderd.api.calls import Context
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics

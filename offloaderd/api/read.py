@@ -14,8 +14,8 @@ from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import share_of_caller
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import InvalidInput, Throttled
-from offloaderd.core.frames import Entries
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName

@@ -23,8 +23,7 @@ from offloaderd.bookkeeper.replicas import BookieOrder, checker_for, first_of
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
 from offloaderd.bookkeeper.wire.protocol import Reaction, reaction_to
-from offloaderd.core.aio.signal import Event
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Event, Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics

@@ -31,7 +31,7 @@ import structlog
 from offloaderd.bookkeeper.metadata import LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError
 

@@ -37,7 +37,7 @@ from offloaderd.bookkeeper.rate_limits import Limits
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
 from offloaderd.bookkeeper.wire.protocol import BadAnswer, NotHere, Reaction, Unsupported, reaction_to
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, OffloaderError, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics

@@ -19,7 +19,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.client import DaemonClient, Trust, Unreachable
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.core.model import Position, TopicName

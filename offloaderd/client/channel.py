@@ -19,7 +19,7 @@ import grpc
 from grpc import aio
 
 from offloaderd.client.trust import Trust
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import (
     Closed,

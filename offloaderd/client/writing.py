@@ -21,7 +21,7 @@ from grpc import aio
 
 from offloaderd.client.calls import Calls
 from offloaderd.client.channel import RESUME_S, NotConsecutive, Resume, Unreachable
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidInput, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName

@@ -1,4 +1,4 @@
-"""Value types shared by every layer: topics, positions, ledgers, batches of entries, segment ranges.
+"""Value types shared by every layer: topics, positions, ledgers, batches of entries, segment ranges, policy values.
 
 All are immutable. Ledger and entry ids are BookKeeper's: signed 64-bit numbers >= 0.
 """
@@ -11,8 +11,7 @@ from typing import NamedTuple, Self
 from urllib.parse import quote_plus, unquote_plus
 from uuid import UUID
 
-from offloaderd.core import domains
-from offloaderd.core.errors import InvalidInput
+from offloaderd.core.errors import DomainNotCovered, InvalidInput
 
 LEDGER_ID_MAX = ENTRY_ID_MAX = 2**63 - 1
 ENTRY_BYTES_MAX = 5 * 1024 * 1024
@@ -66,6 +65,14 @@ def decode_local(encoded: str) -> str:
         raise InvalidInput(f"{encoded!r} is no encoded topic name: its bytes are not UTF-8") from None
 
 
+DOMAIN = "persistent"
+DOMAINS_NOT_COVERED = ("segment",)
+"""Domains with ledgers that are not offloaded (PIP-460), reported by name, so that their topics are not believed to be
+safe. Other names in the place of a domain are no domains: in Pulsar's first version tenants contained clusters."""
+DOMAINS_HINT = (
+    "its entries stay with its broker and BookKeeper, and nothing here deletes them; offload it with Pulsar's own "
+    "driver, or let its namespace go without"
+)
 TOPIC_CHARS_MAX = 4096
 """Longest topic name; brokers take far less. It becomes a path, and ZooKeeper disconnects on requests of 1 MiB."""
 
@@ -77,7 +84,7 @@ class TopicName:
     tenant: str
     namespace: str
     local: str
-    domain: str = "persistent"
+    domain: str = DOMAIN
 
     @classmethod
     def parse(cls, text: str) -> "TopicName":
@@ -86,8 +93,11 @@ class TopicName:
         if len(text) > TOPIC_CHARS_MAX:
             raise InvalidInput(f"a topic name of {len(text)} characters is too long: {TOPIC_CHARS_MAX} is the most")
         scheme, marker, rest = text.partition("://")
-        if marker and scheme != "persistent":
-            raise domains.refused(text, scheme, hint)
+        if marker and scheme != DOMAIN:
+            what = f"topic {text!r}: only persistent topics are stored, not {scheme!r}"
+            if scheme in DOMAINS_NOT_COVERED:
+                raise DomainNotCovered(what, hint=DOMAINS_HINT)
+            raise InvalidInput(what, hint=hint)
         path = rest if marker else text
         if not marker and "/" not in path:
             path = f"public/default/{path}"
@@ -106,7 +116,7 @@ class TopicName:
     def from_managed_ledger(cls, name: str) -> "TopicName":
         """Read `tenant/namespace/persistent/encoded-local-name`; raises InvalidInput."""
         parts = name.split("/")
-        if len(parts) != 4 or not all(parts) or parts[2] != "persistent":
+        if len(parts) != 4 or not all(parts) or parts[2] != DOMAIN:
             raise InvalidInput(f"malformed managed-ledger name {name!r}")
         return cls(parts[0], parts[1], decode_local(parts[3]))
 
@@ -369,3 +379,24 @@ class OffloadMethod(PolicyValue):
     def parse(cls, text: str) -> Self:
         """Read a value, also `streaming-based` from Pulsar's unmerged setting. Raises InvalidInput."""
         return super().parse("streaming" if text == "streaming-based" else text)
+
+
+class RefusalKind(StrEnum):
+    """A mismatch for which a topic is refused."""
+
+    METADATA_WENT_BACK = "metadata-went-back"
+    """The bucket has segments of this topic that are newer than the metadata."""
+    OTHER_DEPLOYMENT = "other-deployment"
+    """Another deployment writes this topic under the same prefix."""
+    HEAD_UNREADABLE = "head-unreadable"
+    """The topic's head in the bucket is damaged, so either of the two above is possible."""
+    OTHER_SOURCE = "other-source"
+    """The ledger source differs from the one that the ledgers were offloaded from."""
+    UNKNOWN_SOURCE = "unknown-source"
+    """No source is on record, and the list of this one has no offloaded ledger."""
+    LIST_BEHIND = "list-behind"
+    """The newest ledger of the source's list is older than the committed ones."""
+    LEDGER_REPLACED = "ledger-replaced"
+    """A ledger with a known id was created at another time."""
+    LEDGER_SHORTER = "ledger-shorter"
+    """A closed ledger has fewer entries than are committed."""

@@ -47,7 +47,7 @@ class SeekKind(StrEnum):
     """The property by which a seek finds entries."""
 
     TIME = "time"
-    """Milliseconds since 1970, see `format.entry_time`."""
+    """Milliseconds since 1970, see `format.pulsar.entry_time`."""
     INDEX = "index"
     """Number of a message in the topic (PIP-70)."""
     SEQUENCE = "sequence"

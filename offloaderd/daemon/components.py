@@ -24,9 +24,8 @@ from offloaderd.api.read import ReadService
 from offloaderd.api.retention import RetentionService
 from offloaderd.api.server import Services
 from offloaderd.core.clock import Clock
-from offloaderd.core.limits import ByteBudget
+from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.pace import Pace
 from offloaderd.core.retry import until_answered
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.daemon.doctor.examination import examine

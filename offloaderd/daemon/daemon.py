@@ -20,8 +20,7 @@ from offloaderd import __version__
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.server import RpcServer, Services
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import finished, race
+from offloaderd.core.aio import Group, finished, race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
 from offloaderd.core.health import Health

@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.metrics import Metrics

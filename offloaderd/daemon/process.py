@@ -24,7 +24,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.health import Health, HealthState, HealthView
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.rate_limits import Limits
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.health import Health

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from offloaderd import __version__
 from offloaderd.client import DaemonClient, Trust
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient, first_of
 from offloaderd.daemon.daemon import Addresses, Daemon

@@ -14,11 +14,9 @@ from itertools import islice
 
 import structlog
 
-from offloaderd.core.aio.each import each
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import Group, Signal, each, race
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.metrics.placement import STANDINGS
+from offloaderd.core.metrics.service import STANDINGS
 from offloaderd.core.model import TopicName
 from offloaderd.fleet import ownership
 from offloaderd.fleet.placement import Placement, standing

@@ -11,8 +11,7 @@ from functools import partial
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Event, race
+from offloaderd.core.aio import Event, Group, race
 from offloaderd.core.errors import (
     Closed,
     Conflict,
@@ -23,10 +22,10 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.core.humanize import plural
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.core.retry import Backoff, until_answered
+from offloaderd.core.units import plural
 from offloaderd.fleet import ownership
 from offloaderd.fleet.assignment import Assignment
 from offloaderd.fleet.placement import NOBODY, Placement

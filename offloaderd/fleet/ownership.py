@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import TopicName

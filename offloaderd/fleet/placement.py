@@ -11,9 +11,7 @@ from hashlib import blake2b
 
 import structlog
 
-from offloaderd.core.aio.each import each
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Group, Signal, each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.core.retry import until_answered

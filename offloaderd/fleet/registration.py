@@ -17,8 +17,7 @@ from pathlib import Path
 import structlog
 
 from offloaderd import __version__
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import Group, Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OutcomeUnknown, Transient
 from offloaderd.core.retry import Backoff

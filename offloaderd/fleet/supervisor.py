@@ -12,8 +12,7 @@ from typing import Any
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Event, Signal, race
+from offloaderd.core.aio import Event, Group, Signal, race
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff, until_answered

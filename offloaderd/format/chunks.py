@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, framed_bytes
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, FramedEntries, decode_entries, framed_bytes
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.frames import FramedEntries
-from offloaderd.format.values import BlockInfo
+from offloaderd.format.manifest import BlockInfo
 
 CHUNK_BYTES = 64 * 1024
 """Length of new chunks."""

@@ -14,7 +14,7 @@ import google_crc32c
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
-from offloaderd.format.parsing import filled, halves, parse_message, value_of
+from offloaderd.format.parsing import filled, halves, header_fields, parse_message, value_of
 from offloaderd.format.pb.storage import head_pb2 as pb
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ def _encoded(magic: int, message: Message) -> bytes:
 
 def _decoded(magic: int, kind: type[M], data: bytes, *, key: str) -> M:
     """Read an object; `key` names it in errors. Raises CorruptData."""
-    if len(data) < HEADER.size:
-        raise CorruptData(key=key, offset=0, expected=f"a header of {HEADER.size} bytes", found=f"{len(data)} bytes")
-    found, version, crc32c = HEADER.unpack_from(data)
-    if found != magic:
-        raise CorruptData(key=key, offset=0, expected=f"magic {magic:08x}", found=f"{found:08x}")
+    version, crc32c = header_fields(HEADER, magic, data, key=key)
     if version != VERSION:
         hint = "a newer offloaderd may have written it" if version > VERSION else ""
         raise CorruptData(key=key, offset=4, expected=f"version {VERSION}", found=version, hint=hint)

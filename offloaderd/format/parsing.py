@@ -1,4 +1,4 @@
-"""Strict parsing of protobuf messages in stored objects and records, and their conversion from and to values.
+"""Strict parsing of headers and of protobuf messages in stored objects and records; messages from and to values.
 
 The library alone accepts messages without required fields, and returns `bytes` for a proto2 string that is not UTF-8.
 """
@@ -6,6 +6,7 @@ The library alone accepts messages without required fields, and returns `bytes` 
 from collections.abc import Callable, Iterable
 from functools import partial
 from inspect import signature
+from struct import Struct
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -17,6 +18,22 @@ from offloaderd.core.model import Position, TopicName
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
+
+
+def header_fields(
+    form: Struct, magic: int, data: bytes | memoryview, *, header: str = "header", of: str = "", key: str, at: int = 0
+) -> list[Any]:
+    """Return the fields behind the magic in the header at the begin of `data`, at byte `at` of the object `key`.
+
+    `of` names what has the header. Raises CorruptData.
+    """
+    if len(data) < form.size:
+        expected = f"a {header} of {form.size} bytes"
+        raise CorruptData(key=key, offset=at, expected=expected, found=f"{len(data)} bytes")
+    found, *fields = form.unpack_from(data)
+    if found != magic:
+        raise CorruptData(key=key, offset=at, expected=f"magic {magic:08x}{of}", found=f"{found:08x}")
+    return fields
 
 
 def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool = True) -> M:

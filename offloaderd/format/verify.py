@@ -9,16 +9,13 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from offloaderd.core.entries import ENTRY_HEAD, PAD, framed_bytes, padding
+from offloaderd.core.entries import ENTRY_HEAD, PAD, FramedEntries, framed_bytes, padding
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import EntryBatch, OffloadMethod
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v1 import index as v1_index
-from offloaderd.format.v1.blocks import LedgerObjectIndex
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.v2.blocks import SegmentIndex
-from offloaderd.format.values import BlockInfo, SegmentManifest
+from offloaderd.format import v1, v2
+from offloaderd.format.manifest import BlockInfo, SegmentManifest
+from offloaderd.format.v1 import LedgerObjectIndex
+from offloaderd.format.v2 import SegmentIndex
 
 CHANGED = "the object is not what was committed; restore it, or read from the ledger source"
 
@@ -156,7 +153,7 @@ def _check_ledger_index(index: LedgerObjectIndex, manifest: SegmentManifest, key
         raise differs(key, 8, f"a data object of {manifest.data_bytes} bytes", index.data_bytes)
     last = manifest.ledgers[0].last_entry_id
     if index.ledger().lastEntryId != last:
-        raise differs(key, v1_index.INDEX_HEADER.size, f"a ledger up to entry {last}", index.ledger().lastEntryId)
+        raise differs(key, v1.INDEX_HEADER.size, f"a ledger up to entry {last}", index.ledger().lastEntryId)
     runs = manifest.blocks
     if list(index.entries) not in (v1.index_entries(runs, dense=False), v1.index_entries(runs, dense=True)):
         raise differs(key, 24, "the blocks of the manifest, or all its runs", "others")

@@ -28,8 +28,7 @@ from offloaderd.core.model import (
     TopicName,
 )
 from offloaderd.core.retry import Backoff, until_answered
-from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
-from offloaderd.format.v1.scan import BlockScan, block_spans
+from offloaderd.format.v1 import BlockScan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap

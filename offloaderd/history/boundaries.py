@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics

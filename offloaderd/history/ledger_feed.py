@@ -15,7 +15,7 @@ from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.core.retry import Backoff, Turn
-from offloaderd.format.layout import SegmentLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.attempt import Attempt

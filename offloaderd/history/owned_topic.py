@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.model import TopicName
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map.map import TopicMap

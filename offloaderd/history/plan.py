@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.errors import Closed, Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position
 from offloaderd.core.retry import Backoff, until_answered

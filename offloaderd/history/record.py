@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, OffloadMethod, Position, TopicName
-from offloaderd.format.values import LedgerPart
+from offloaderd.format.manifest import LedgerPart
 from offloaderd.history.boundaries import Split
 from offloaderd.ledgers.chain import LedgerChain, Run
 from offloaderd.metadata import history, paths

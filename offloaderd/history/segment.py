@@ -8,8 +8,9 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, Position, TopicName
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.format.manifest import LedgerPart, SegmentManifest
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.record import HistoryRecord
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.records.history import HistoryPlan

@@ -12,7 +12,8 @@ import structlog
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.model import LedgerInfo, Loss, OffloadMethod, Position
 from offloaderd.core.retry import Backoff, Turn, until_answered
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.owned_topic import OwnedTopic

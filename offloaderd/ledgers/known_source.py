@@ -12,8 +12,7 @@ import structlog
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.core.model import LedgerInfo, TopicName
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import LedgerInfo, RefusalKind, TopicName
 from offloaderd.ledgers.port import LedgerOrigin, LedgerRegister
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore

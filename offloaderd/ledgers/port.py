@@ -7,7 +7,7 @@ writer confirmed.
 from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event
 from offloaderd.core.errors import Closed
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Position, TopicName
 
@@ -62,7 +62,7 @@ class LedgerSource(Protocol):
 
 @runtime_checkable
 class OtherDomains(Protocol):
-    """A source with topics of other domains, which are not offloaded: see offloaderd.core.domains."""
+    """A source with topics of other domains, which are not offloaded: see offloaderd.core.model."""
 
     async def not_covered(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[str]:
         """Return the full names of these topics; arguments as in `topics`. Raises Transient, Denied."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import DRIVER, OffloadMethod, Position, SegmentRange
-from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.format.manifest import LedgerPart, SegmentManifest
 from offloaderd.format.verify import differs
 from offloaderd.objects.keys import SegmentKeys
 

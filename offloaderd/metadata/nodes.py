@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.metadata import paths

@@ -2,8 +2,7 @@
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import LedgerInfo
-from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
-from offloaderd.format.v1.scan import BlockScan, block_spans
+from offloaderd.format.v1 import BlockScan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.objects import keys
 from offloaderd.objects.port import ObjectInfo, ObjectReader
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import CorruptData, InvalidInput, Transient, first_of
 
 Get = Callable[[int | None], Awaitable[bytes]]

@@ -13,12 +13,10 @@ from contextlib import aclosing
 
 import structlog
 
-from offloaderd.core import domains
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import Group, race
 from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import TopicName
+from offloaderd.core.model import DOMAINS_HINT, DOMAINS_NOT_COVERED, TopicName
 from offloaderd.core.names.patterns import Scope
 from offloaderd.metadata import paths
 from offloaderd.policy import selection
@@ -149,10 +147,10 @@ class Discovery:
         self._not_covered = found
         counts = Counter(name.partition("://")[0] for name in found)
         if self._metrics is not None:
-            for domain in domains.NOT_COVERED:
+            for domain in DOMAINS_NOT_COVERED:
                 self._metrics.topics_not_covered.labels(domain=domain).set(counts[domain])
         if new:
-            log.warning("topics.not_covered", topics=len(new), first=new[:FIRST_NAMED], hint=domains.HINT_NOT_COVERED)
+            log.warning("topics.not_covered", topics=len(new), first=new[:FIRST_NAMED], hint=DOMAINS_HINT)
 
     def _log(self, changes: Sequence[Change]) -> None:
         counts = Counter(change.outcome.value for change in changes)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern

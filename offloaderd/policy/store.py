@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound, Transient
 from offloaderd.core.model import TopicName

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import TopicName

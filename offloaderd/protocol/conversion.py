@@ -5,9 +5,8 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
-from offloaderd.core.entries import decode_entries
+from offloaderd.core.entries import Entries, FramedEntries, decode_entries
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.frames import Entries, FramedEntries
 from offloaderd.core.model import ENTRY_BYTES_MAX, EntryBatch, Position
 from offloaderd.core.read_options import Tier
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2

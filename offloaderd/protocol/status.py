@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 from offloaderd.protocol.message_json import as_json, picked, position_of
 from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
 

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Generic, TypeVar
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Closed
 from offloaderd.core.metrics.metrics import Metrics
 

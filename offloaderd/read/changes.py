@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName

@@ -12,8 +12,8 @@ from typing import Self
 
 import structlog
 
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import CorruptData, NotFound, OutOfRange
-from offloaderd.core.frames import Entries
 from offloaderd.core.model import START, Position, TopicName
 from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId, TransactionState
 from offloaderd.metadata.committed import LedgerSlice

@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import Throttled
-from offloaderd.core.frames import Entries
 from offloaderd.core.model import Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionLog, mention_of
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar, cast
 
 from offloaderd.core.clock import Clock
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
-from offloaderd.core.frames import Entries
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import START, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier

@@ -11,6 +11,7 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import structlog
 
+from offloaderd.core.entries import Entries, FramedEntries
 from offloaderd.core.errors import (
     BucketMissing,
     CorruptData,
@@ -22,7 +23,6 @@ from offloaderd.core.errors import (
     OffloaderError,
     Transient,
 )
-from offloaderd.core.frames import Entries, FramedEntries
 from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import doubled

@@ -8,7 +8,7 @@ from uuid import UUID
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.core.traces import SegmentTrace
-from offloaderd.format.values import LedgerPart, Past, SegmentManifest
+from offloaderd.format.manifest import LedgerPart, Past, SegmentManifest
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt

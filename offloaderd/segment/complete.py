@@ -14,12 +14,11 @@ import structlog
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.traces import SegmentTrace
-from offloaderd.format.layout import LedgerLayout
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes, v1, v2
+from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo as LedgerInfoMessage
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.format.verify import check_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt
@@ -138,7 +137,7 @@ async def put_manifest(
     upload: SegmentUpload, attempt: Attempt, described: SegmentManifest, kind: ObjectKind = ObjectKind.MANIFEST
 ) -> None:
     """Put a segment's manifest, or its draft, and read it back. Raises SegmentFailed."""
-    key, encoded = attempt.keys.of(kind), manifest.encode(described)
+    key, encoded = attempt.keys.of(kind), manifest_bytes.encode(described)
     await upload.put(kind, encoded, lambda data: same_manifest(key, data, encoded))
 
 
@@ -155,9 +154,9 @@ def same_manifest(key: str, found: bytes, sent: bytes) -> None:
     """
     if found == sent:
         return
-    expected = manifest.decode(sent, key=key)
+    expected = manifest_bytes.decode(sent, key=key)
     try:
-        held = manifest.decode(found, key=key, data_bytes=expected.data_bytes)
+        held = manifest_bytes.decode(found, key=key, data_bytes=expected.data_bytes)
     except CorruptData as error:
         raise SegmentFailed(f"the manifest that was stored reads back differently: {error}") from error
     if without_chunks(held) != without_chunks(expected):
@@ -192,9 +191,9 @@ def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> b
 
 def index_groups(ledgers: tuple[LedgerPart, ...], blocks: tuple[BlockInfo, ...]) -> list[v2.LedgerIndex]:
     """Group the blocks by ledger as PIP-76's index has them; `part_id` counts blocks of the object from 1."""
-    entries: dict[int, list[v2.IndexEntry]] = {part.ledger_id: [] for part in ledgers}
+    entries: dict[int, list[IndexEntry]] = {part.ledger_id: [] for part in ledgers}
     for number, block in enumerate(blocks, start=1):
-        entries[block.ledger_id].append(v2.IndexEntry(block.first_entry_id, number, block.offset))
+        entries[block.ledger_id].append(IndexEntry(block.first_entry_id, number, block.offset))
     return [v2.LedgerIndex(part.ledger_id, ledger_message(part), tuple(entries[part.ledger_id])) for part in ledgers]
 
 

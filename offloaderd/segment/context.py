@@ -7,7 +7,8 @@ from functools import partial
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import DRIVER, Position, TopicName
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
 from offloaderd.metadata.port import MetadataStore

@@ -14,8 +14,8 @@ import structlog
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import LedgerInfo, Position
-from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.values import BlockInfo, Past, SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import BlockInfo, Past, SegmentManifest
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.whole import apart
 
@@ -123,7 +123,7 @@ class Pasts:
             key = before.keys.manifest
             data = await fetch(before.bucket, key)
             try:
-                decode = partial(manifest_format.decode, key=key, data_bytes=before.object_bytes)
+                decode = partial(manifest_bytes.decode, key=key, data_bytes=before.object_bytes)
                 described = None if data is None else await apart(decode, data)
             except CorruptData:
                 described = None

@@ -19,12 +19,11 @@ import structlog
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import Loss, OffloadMethod, Position, RefusalKind, TopicName
 from offloaderd.core.retry import until_answered
-from offloaderd.format.layout import LedgerLayout
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import SegmentManifest
+from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import check_block, check_index
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -157,7 +156,7 @@ async def _proven(
     data = await upload.find(found.bucket, manifest_key)
     if data is None:
         return None
-    described = await apart(partial(manifest.decode, key=manifest_key), data)
+    described = await apart(partial(manifest_bytes.decode, key=manifest_key), data)
     whole = described.method is OffloadMethod.LEDGER_BASED
     ours = (
         found.segment_id,

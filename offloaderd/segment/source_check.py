@@ -19,8 +19,7 @@ import structlog
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import IdentityRefused, NotFound
-from offloaderd.core.model import START, LedgerInfo, Position, TopicName
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import START, LedgerInfo, Position, RefusalKind, TopicName
 from offloaderd.ledgers.known_source import Finding, KnownSource
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import identity as stored_identity

@@ -26,9 +26,8 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
     Transient,
 )
-from offloaderd.core.limits import ByteBudget
+from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.pace import Pace
 from offloaderd.core.retry import Backoff
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.metadata.records.attempt import Attempt
@@ -350,7 +349,7 @@ class SegmentUpload:
                 mark = pace.mark()
                 try:
                     if paced:
-                        async with pace.one_part():
+                        async with pace.held():
                             mark = pace.mark()
                             result = await request()
                         pace.worked(mark)

@@ -13,12 +13,11 @@ from dataclasses import replace
 import structlog
 
 from offloaderd import __version__
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import Group, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, first_of
 from offloaderd.core.model import Position
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart, stored_part
 from offloaderd.objects.keys import ObjectKind

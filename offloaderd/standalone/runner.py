@@ -9,8 +9,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import finished, race
+from offloaderd.core.aio import Group, finished, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, first_of
 from offloaderd.daemon.daemon import Addresses, Daemon

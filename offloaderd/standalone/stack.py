@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NotFound, Transient, first_of
 from offloaderd.core.metrics.metrics import Metrics

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from offloaderd.client import DaemonClient
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
-from offloaderd.format.index_entries import IndexEntry
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import v1
+from offloaderd.format.v1_and_v2 import IndexEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ committed. Nothing here awaits: offers are answered at once.
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple, Protocol
 
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import Signal, race
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 from offloaderd.topic.mailbox import Requests
 

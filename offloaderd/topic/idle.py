@@ -30,8 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event, Group
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.port import LedgerSource

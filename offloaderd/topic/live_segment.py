@@ -8,7 +8,8 @@ from offloaderd.core.errors import NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position, RollReason
 from offloaderd.core.retry import until_answered
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.segment import MapCommitter, MapFacts
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.places import Place

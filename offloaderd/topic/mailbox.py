@@ -3,7 +3,7 @@
 A request is a state, not a message, so a repeated one counts once. Each wakes the loop.
 """
 
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.model import Position
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.view import Requested

@@ -4,8 +4,7 @@ A segment begins once the one before is committed, or given up: then its entries
 owner's attempt is resumed at the end of its record.
 """
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Event, Signal
+from offloaderd.core.aio import Event, Group, Signal
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.core.model import START, EntryBatch, LedgerInfo, Loss, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.retry import Backoff

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
 from offloaderd.segment.failures import FailureTracker, error_class
 from offloaderd.topic.buffer import TailingBuffer

@@ -32,8 +32,8 @@ from typing import BinaryIO, NamedTuple, Self
 import google_crc32c
 import structlog
 
-from offloaderd.core import humanize as words
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core import units as words
+from offloaderd.core.aio import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics

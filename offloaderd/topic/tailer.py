@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import Group, Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths

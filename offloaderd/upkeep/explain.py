@@ -14,7 +14,7 @@ from functools import partial
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Transient
 from offloaderd.core.model import START, LedgerEnd, Position, TopicName
-from offloaderd.format.values import BlockInfo
+from offloaderd.format.manifest import BlockInfo
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment

@@ -30,8 +30,8 @@ from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.format import chunks
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import chunks, manifest_bytes, v1, v2
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.pb.bookkeeper import data_formats_pb2, protocol_pb2, registration_pb2
 from offloaderd.format.pb.pulsar import messages_pb2, ml_data_formats_pb2
 from offloaderd.format.pb.storage import (
@@ -44,11 +44,6 @@ from offloaderd.format.pb.storage import (
 )
 from offloaderd.format.pulsar import broker_entry, transactions
 from offloaderd.format.pulsar import messages as pulsar_message
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v1 import index as v1_index
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.v2 import index as v2_index
-from offloaderd.format.values import SegmentManifest
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
 from tests.authority import token
 from tests.golden import bookkeeper
@@ -134,9 +129,9 @@ def frames(decoder: Callable[[], Any]) -> Callable[[bytes], object]:
 
 def checked_manifest(body: bytes) -> object:
     """Decode a body behind a header that is right: a checksum would stop every mutation."""
-    head = manifest.HEADER.pack(manifest.MAGIC, manifest.VERSION, len(body), bytes(4), 0)[:20]
+    head = manifest_bytes.HEADER.pack(manifest_bytes.MAGIC, manifest_bytes.VERSION, len(body), bytes(4), 0)[:20]
     checksum = google_crc32c.extend(google_crc32c.value(head), body)
-    return manifest.decode(head + checksum.to_bytes(4, "big") + body, key="k")
+    return manifest_bytes.decode(head + checksum.to_bytes(4, "big") + body, key="k")
 
 
 def chunked_entries(body: bytes) -> object:
@@ -241,21 +236,21 @@ def targets() -> dict[str, Target]:
         ),
         "topic-path": Target(text_of(pulsar_names.parse_topic_path), (b"/managed-ledgers/a/b/persistent/c%2F..",)),
         "v1-block": Target(lambda data: v1.decode_header(data, key="k", at=0), (golden("v1-data.hex"),)),
-        "v1-index": Target(lambda data: v1_index.decode_index(data, key="k"), (golden("v1-index.hex"),)),
+        "v1-index": Target(lambda data: v1.decode_index(data, key="k"), (golden("v1-index.hex"),)),
         "v2-block": Target(lambda data: v2.decode_block(data, key="k", at=0), (golden("v2-data.hex"),)),
-        "v2-index": Target(lambda data: v2_index.decode_index(data, key="k"), (golden("v2-index.hex"),)),
+        "v2-index": Target(lambda data: v2.decode_index(data, key="k"), (golden("v2-index.hex"),)),
         "manifest": Target(
-            lambda data: manifest.decode(data, key="k"), (golden("manifest-1.hex"), golden("manifest-chunks.hex"))
+            lambda data: manifest_bytes.decode(data, key="k"), (golden("manifest-1.hex"), golden("manifest-chunks.hex"))
         ),
         "manifest-body": Target(
             checked_manifest,
             (
-                golden("manifest-1.hex")[manifest.HEADER.size :],
-                golden("manifest-chunks.hex")[manifest.HEADER.size :],
+                golden("manifest-1.hex")[manifest_bytes.HEADER.size :],
+                golden("manifest-chunks.hex")[manifest_bytes.HEADER.size :],
                 *seed(manifest_pb2.SegmentManifest),
             ),
         ),
-        "chunks": Target(chunked_entries, (golden("manifest-chunks.hex")[manifest.HEADER.size :],)),
+        "chunks": Target(chunked_entries, (golden("manifest-chunks.hex")[manifest_bytes.HEADER.size :],)),
         "broker-entry": Target(broker_entry.read_head, (broker_entry.encode_head(broker_timestamp=1, index=2),)),
         "messages": Target(
             lambda data: (

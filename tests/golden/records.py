@@ -23,8 +23,9 @@ from offloaderd.core.model import (
 )
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.values import BlockInfo, LedgerPart, Past
+from offloaderd.format.manifest import BlockInfo, LedgerPart, Past
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import (
     attempt,
     context,

@@ -13,14 +13,12 @@ import pytest
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.format import head
+from offloaderd.format import head, manifest_bytes, v1, v2
 from offloaderd.format.head import HeadSegment, PlaceMarker, TopicHead
-from offloaderd.format.manifest import document as manifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar import broker_entry
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.testing import ledger_blocks
 from tests.unit.format import builders
 
@@ -55,7 +53,7 @@ def test_v1_data_is_written_as_by_pulsar() -> None:
 def test_v1_index_is_written_as_by_pulsar() -> None:
     """The index with BookKeeper's metadata has Pulsar's bytes."""
     metadata = builders.ledger_metadata(5, 36)
-    entries = [v1.IndexEntry(0, 1, 0), v1.IndexEntry(3, 2, 180)]
+    entries = [IndexEntry(0, 1, 0), IndexEntry(3, 2, 180)]
     assert v1.encode_index(353, metadata, entries) == golden("v1-index")
 
 
@@ -85,8 +83,8 @@ def test_v2_index_is_written_as_by_pulsar() -> None:
     closed = LedgerInfo(ledgerId=7, entries=2, size=5, timestamp=1_700_000_000_000).SerializeToString()
     still_open = LedgerInfo(ledgerId=9, entries=1, timestamp=0).SerializeToString()
     groups = [
-        v2.LedgerIndex(9, still_open, (v2.IndexEntry(0, 2, 192),)),
-        v2.LedgerIndex(7, closed, (v2.IndexEntry(0, 1, 0),)),
+        v2.LedgerIndex(9, still_open, (IndexEntry(0, 2, 192),)),
+        v2.LedgerIndex(7, closed, (IndexEntry(0, 1, 0),)),
     ]
     assert v2.encode_index(384, groups) == golden("v2-index")
 
@@ -95,7 +93,7 @@ def test_v2_objects_of_pulsar_are_read() -> None:
     """Pulsar's V2 index leads to Pulsar's V2 blocks and their entries."""
     index, data = v2.decode_index(golden("v2-index"), key="i"), golden("v2-data")
     assert index.extents() == [(7, 0, 0, 192), (9, 0, 192, 192)]
-    assert index.floor(Position(9, 0)) == v2.IndexEntry(0, 2, 192)
+    assert index.floor(Position(9, 0)) == IndexEntry(0, 2, 192)
     assert [group.info().entries for group in index.groups] == [2, 1]
     assert v2.decode_block(data[:192], key="d", at=0) == EntryBatch(7, 0, [b"abc", b"de"])
     assert v2.decode_block(data[192:], key="d", at=192) == EntryBatch(9, 0, [b"xyz!"])
@@ -110,15 +108,15 @@ def test_broker_entry_metadata_example() -> None:
 def test_first_version_of_the_manifest_stays_readable() -> None:
     """The manifest as version 1 wrote it is still written and read the same."""
     described = builders.small_segment(preamble=True).manifest
-    assert manifest.decode(golden("manifest-1"), key="m") == described
-    assert manifest.encode(described) == golden("manifest-1")
+    assert manifest_bytes.decode(golden("manifest-1"), key="m") == described
+    assert manifest_bytes.encode(described) == golden("manifest-1")
 
 
 def test_first_manifest_with_chunks_stays_readable() -> None:
     """The first manifest with checksums of chunks is still written and read the same."""
     described = builders.chunked_segment().manifest
-    assert manifest.decode(golden("manifest-chunks"), key="m") == described
-    assert manifest.encode(described) == golden("manifest-chunks")
+    assert manifest_bytes.decode(golden("manifest-chunks"), key="m") == described
+    assert manifest_bytes.encode(described) == golden("manifest-chunks")
 
 
 def test_preamble_shifts_every_offset() -> None:

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from collections import Counter
 import structlog
 
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.placement import WAKE_CAUSES
+from offloaderd.core.metrics.service import WAKE_CAUSES
 from tests.simulation.run import simulate
 
 

@@ -8,10 +8,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.errors import Conflict, IdentityRefused, OffloaderError, first_of
-from offloaderd.core.limits import ByteBudget
-from offloaderd.core.pace import Pace
+from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.retry import until_answered
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance

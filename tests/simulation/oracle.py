@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position
+from offloaderd.format import manifest_bytes
 from offloaderd.format.chunks import checksums
-from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.pieces import StoredContext
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from offloaderd.core.frames import Entries
+    from offloaderd.core.entries import Entries
     from offloaderd.core.model import Loss, TopicName
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.topic_map.map import TopicMap
@@ -211,7 +211,7 @@ class Oracle:
             self.fail("P1", f"segment {segment.range} of {topic} is committed and {missing} are not there")
             return
         try:
-            described = manifest.decode(manifest_data, key=names[2])
+            described = manifest_bytes.decode(manifest_data, key=names[2])
             check_index(index_data, described, key=names[1])
             if not described.data_bytes == len(data) == segment.object_bytes:
                 self.fail("P1", f"{names[0]} has {len(data)} bytes, its manifest says {described.data_bytes}")

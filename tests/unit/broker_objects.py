@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.model import LedgerInfo, LedgerOffload, OffloadMethod
-from offloaderd.format.index_entries import IndexEntry
+from offloaderd.format import v1
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
 from offloaderd.testing import ledger_blocks

@@ -40,8 +40,8 @@ from offloaderd.bookkeeper.wire import v2, v3
 from offloaderd.bookkeeper.wire.protocol import LAST_ENTRY, BadAnswer, Status, Unsupported, failure
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.metrics.families import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, BOOKIE_TIMED
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.values import BOOKIE_OPERATIONS, BOOKIE_OUTCOMES, BOOKIE_TIMED
 from offloaderd.core.retry import doubled
 
 log = structlog.get_logger(__name__)

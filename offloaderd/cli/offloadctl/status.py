@@ -17,7 +17,7 @@ from rich.text import Text
 from offloaderd.cli import options, show
 from offloaderd.cli.options import Session, duration_param
 from offloaderd.client import DaemonClient
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import Denied, OffloaderError
 from offloaderd.core.model import TopicName

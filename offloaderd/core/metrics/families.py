@@ -1,18 +1,171 @@
-"""Declaration of metrics as attributes of a class, and their registration with their descriptions."""
+"""Declaration of metrics as attributes of a class, their buckets and labels, and what a scrape collects.
 
-from __future__ import annotations
+A gauge with a series per topic is a number in a dictionary for each, not prometheus_client's five objects and a lock: a
+daemon with ten thousand topics has two hundred thousand series.
+"""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from offloaderd.core.metrics.topics import TOPIC, TopicGauge
-from offloaderd.core.metrics.values import OPEN, SECONDS_BUCKETS, Documented, View
+from offloaderd.core.renamed import METRICS
 
-if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""5 ms to 60 s, the same for all requests and the like, so that panels and alerts are comparable."""
+
+LONG_SECONDS_BUCKETS = (*SECONDS_BUCKETS, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 21_600.0)
+"""The same and up to 6 h, for waits for a segment's end (ten minutes by default), a client or an outage."""
+
+BYTES_BUCKETS = tuple(float(4**power) for power in range(6, 17))
+"""4 KiB to 4 GiB, each four times the last."""
+
+ENTRIES_BUCKETS = tuple(float(10**power) for power in range(9))
+"""One entry to a hundred million."""
+
+TIERS = ("buffer", "source", "objects")
+DEPENDENCIES = ("metadata", "objects", "ledgers")
+ERROR_CLASSES = (
+    "throttled",
+    "transient",
+    "expired",
+    "denied",
+    "no_space",
+    "bucket_missing",
+    "not_found",
+    "identity",
+    "other",
+)
+CACHES = ("blocks", "segments")
+BOOKIE_OPERATIONS = ("read", "batch", "last", "wait", "probe")
+BOOKIE_TIMED = ("read", "batch", "last")
+"""Without long polls (`wait`), which last until an entry arrives, and probes, which only test the connection."""
+BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
+OPEN: tuple[str, ...] = ()
+"""A label with values that are not known in advance."""
+
+S3_CODES = frozenset({
+    "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
+    "AccessDenied", "EntityTooSmall", "ExpiredToken", "ExpiredTokenException", "InternalError", "InvalidAccessKeyId",
+    "InvalidPart", "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
+    "ServiceUnavailable",
+    "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
+})  # fmt: skip
+"""Codes that `s3_requests` counts by name. Any other is `other`, so that no server can grow the label."""
+
+S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
+
+
+_TOTAL = "_total"
+OLD_METRICS = {new.removesuffix(_TOTAL): old.removesuffix(_TOTAL) for old, new in METRICS.items()}
+"""Old names of families by the new ones; without `_total`, which only a counter's samples have."""
+
+
+class Documented(NamedTuple):
+    """The documentation of a metric; a label without values takes any."""
+
+    name: str
+    kind: str
+    text: str
+    labels: Mapping[str, tuple[str, ...]]
+
+
+class View(Collector):
+    """A registry reduced to some families; renamed ones appear under both names."""
+
+    def __init__(self, registry: CollectorRegistry, by_topic: Collection[str], topics: bool | None) -> None:
+        self._registry = registry
+        self._by_topic = by_topic
+        self._topics = topics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the chosen families."""
+        for family in self._registry.collect():
+            if self._topics is None or self._topics == (family.name in self._by_topic):
+                yield family
+                if (old := OLD_METRICS.get(family.name)) is not None:
+                    yield _under(old, family)
+
+
+def _under(old: str, family: Metric) -> Metric:
+    """Return a family with the same samples under its old name."""
+    ending = _TOTAL if family.type == "counter" else ""
+    copy = Metric(old, f"Deprecated: now {family.name}{ending}.", family.type)
+    copy.samples = [sample._replace(name=old + sample.name.removeprefix(family.name)) for sample in family.samples]
+    return copy
+
+
+TOPIC = "topic"
+
+
+class TopicGauge(Collector):
+    """A gauge by `topic`, with the methods of prometheus_client's. One thread sets it, any thread may collect it."""
+
+    def __init__(self, name: str, text: str, more_labels: Sequence[str]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = (TOPIC, *more_labels)
+        self._values: dict[str | tuple[str, ...], float] = {}
+        """By topic, or by topic and further labels."""
+
+    def labels(self, topic: str, **more: str) -> "TopicSeries":
+        """Return one series; a new one is 0. Raises KeyError for a missing label."""
+        key = self._key(topic, *(more[name] for name in self._labels[1:]))
+        self._values.setdefault(key, 0.0)
+        return TopicSeries(self._values, key)
+
+    def remove(self, topic: str, *more: str) -> None:
+        """Remove one series; a missing one is no error."""
+        self._values.pop(self._key(topic, *more), None)
+
+    def remove_topic(self, topic: str) -> None:
+        """Remove all series of a topic."""
+        self._values.pop(topic, None)
+        if len(self._labels) > 1:
+            for key in [key for key in self._values if key[0] == topic]:
+                del self._values[key]
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family without its series."""
+        yield self._family()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the family."""
+        family = self._family()
+        for key, value in list(self._values.items()):
+            family.add_metric([key] if isinstance(key, str) else list(key), value)
+        yield family
+
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self._name, self._text, labels=self._labels)
+
+    def _key(self, topic: str, *more: str) -> str | tuple[str, ...]:
+        topic = sys.intern(topic)  # all families share the name
+        return (topic, *more) if more else topic
+
+
+class TopicSeries:
+    """One series of a TopicGauge."""
+
+    __slots__ = ("_key", "_values")
+
+    def __init__(self, values: dict[str | tuple[str, ...], float], key: str | tuple[str, ...]) -> None:
+        self._values = values
+        self._key = key
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        self._values[self._key] = float(value) or 0.0  # most values are 0, and share one object
+
+    def dec(self) -> None:
+        """Subtract one, unless the series was removed."""
+        if self._key in self._values:
+            self._values[self._key] -= 1
+
 
 Labels = tuple[str, ...]
 _Family = TypeVar("_Family", bound=Counter | Gauge | Histogram | TopicGauge)
@@ -39,12 +192,12 @@ class Declared(Generic[_Family]):
         self.attribute = attribute
         self.name = self.name or f"offloaderd_{attribute}{'_total' if self.kind == 'counter' else ''}"
 
-    def named(self, name: str) -> Declared[_Family]:
+    def named(self, name: str) -> "Declared[_Family]":
         """Set a name that differs from the attribute's."""
         self.name = name
         return self
 
-    def __get__(self, families: Families, owner: type | None = None) -> _Family:
+    def __get__(self, families: "Families", owner: type | None = None) -> _Family:
         """Called for classes alone: an instance has the metric among its own attributes, which come first."""
         raise AttributeError(f"{self.attribute} is a metric of an instance")
 

@@ -12,20 +12,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, 
 from offloaderd import __version__
 from offloaderd.core.clock import Clock
 from offloaderd.core.health import HealthView
-from offloaderd.core.metrics.access import AccessMetrics
-from offloaderd.core.metrics.control import ControlMetrics
-from offloaderd.core.metrics.families import counter, gauge, histogram, topic_gauge
-from offloaderd.core.metrics.gc import GcMetrics
-from offloaderd.core.metrics.history import HistoryMetrics
-from offloaderd.core.metrics.outage import OutageMetrics
-from offloaderd.core.metrics.placement import PlacementMetrics
-from offloaderd.core.metrics.reads import ReadMetrics
-from offloaderd.core.metrics.resume import ContinueMetrics
-from offloaderd.core.metrics.retention import RetentionMetrics
-from offloaderd.core.metrics.rollback import RollbackMetrics
-from offloaderd.core.metrics.s3 import S3Metrics
-from offloaderd.core.metrics.scrub import ScrubMetrics
-from offloaderd.core.metrics.values import (
+from offloaderd.core.metrics.families import (
     BOOKIE_OPERATIONS,
     BOOKIE_OUTCOMES,
     BOOKIE_TIMED,
@@ -36,26 +23,21 @@ from offloaderd.core.metrics.values import (
     ERROR_CLASSES,
     LONG_SECONDS_BUCKETS,
     OPEN,
+    S3_CODES,
+    S3_THROTTLES,
+    counter,
+    gauge,
+    histogram,
+    topic_gauge,
 )
+from offloaderd.core.metrics.service import ServiceMetrics
+from offloaderd.core.metrics.upkeep import UpkeepMetrics
 from offloaderd.core.model import RollReason
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series and no panel reads it
 
 
-class Metrics(
-    S3Metrics,
-    PlacementMetrics,
-    ReadMetrics,
-    AccessMetrics,
-    ContinueMetrics,
-    ControlMetrics,
-    OutageMetrics,
-    GcMetrics,
-    RetentionMetrics,
-    ScrubMetrics,
-    HistoryMetrics,
-    RollbackMetrics,
-):
+class Metrics(ServiceMetrics, UpkeepMetrics):
     """The daemon's metrics; each daemon (and each test) has an instance with a registry of its own."""
 
     build_info = gauge(
@@ -231,6 +213,89 @@ class Metrics(
     )
     verified_bytes = counter("Bytes of objects that were checked before their commit.")
 
+    s3_requests = counter(
+        "Answers of the object store by operation and code. More than 5 % of 5xx: ask its operator.",
+        operation=OPEN,
+        code=OPEN,
+    )
+    s3_request_duration_seconds = histogram("Time of one request to its last byte.", operation=OPEN)
+    s3_throttles = counter(
+        "Answers that asked for fewer requests (503 SlowDown, 429). Lasting: lower offload.parts_in_flight_max."
+    )
+    s3_bytes = counter(
+        "Body bytes received (in) and sent (out), which may be charged as traffic.", direction=("in", "out")
+    )
+    s3_requests_in_flight = gauge(
+        "Requests to the object store that are not answered, with those that wait for a connection. At "
+        "objects.connections_max for long: raise that setting, or the store is slow."
+    )
+    bucket_accessible = gauge(
+        "1 while the bucket exists and can be used with our credentials. Page when 0 for two minutes."
+    )
+
+    segments_resumed = counter(
+        "Open segments of an earlier owner that were resumed. Compare with offloaderd_ownership_changes_total."
+    )
+    recovery_seconds = histogram(
+        "From the claim of a topic with an open segment to its first progress, in buckets to 6 h. Above 5 s: the "
+        "source or store is slow, or away.",
+        LONG_SECONDS_BUCKETS,
+    )
+    buffer_overdrawn_bytes = gauge(
+        "Bytes in use beyond memory.buffer_bytes. They are for one sealed segment at a time that lacks entries while "
+        "other such segments hold all memory. Above 0 for long: raise memory.buffer_bytes."
+    )
+
+    upload_concurrency = gauge(
+        "Parts of all topics that may be uploaded at the same time: halved when the store asks for fewer requests, "
+        "raised again as parts succeed. Low for long: the store cannot take what is written."
+    )
+    stalled_seconds = topic_gauge(
+        "How long a topic has been stalled; 0 while it makes progress. Page above a few minutes."
+    )
+    unprotected_entries = topic_gauge(
+        "Entries that an outage of the store keeps from being durable; 0 in normal running. Page on any for long."
+    )
+    unprotected_bytes = topic_gauge(
+        "Payload bytes of these. Compare with the source's room, or spill.bytes_max, to see when it overruns."
+    )
+    unprotected_seconds = topic_gauge(
+        "How long ago that outage began; 0 once everything that it delayed is stored. Compare with the source's "
+        "retention."
+    )
+    spill_bytes = gauge("Bytes of spill files on this daemon's disk, of all topics.")
+    spill_limit_bytes = gauge("Bytes that spill files may take (spill.bytes_max); 0: topics cannot spill.")
+    spilled_entries = counter(
+        "Pushed entries that found no room in memory and went to disk. Rising without an outage: uploads lag."
+    )
+
+    history_remaining_entries = topic_gauge(
+        "Entries of the topic's history that are not offloaded yet, by its plan; they count as lag as well. Not 0 and "
+        "not falling: offloadctl history status TOPIC shows who is to offload them, and the error."
+    )
+    history_remaining_bytes = topic_gauge(
+        "Payload bytes of the topic's history that are not offloaded yet, by its plan."
+    )
+    history_waiting = topic_gauge(
+        "1 while the topic's new entries wait until its history is offloaded (order history-first, history left to a "
+        "job). The source alone has them: run the job, or set the order to alongside."
+    )
+    history_ranges = gauge(
+        "Ranges in the unfinished histories of this daemon's topics, by state. claimed for hours: offloadctl history "
+        "status TOPIC shows by whom.",
+        state=("planned", "claimed", "done"),
+    )
+    history_probes = counter(
+        "Requests to the source for the length of a ledger up to an entry, to find the boundaries of segments; about "
+        "log2 of a ledger's entries for each boundary."
+    )
+    history_boundaries = counter("Boundaries of segments that were searched for by such requests.")
+    history_probe_duration_seconds = histogram("Time of one such request.")
+    history_doubtful_ledgers = counter(
+        "Ledgers whose lengths were missing or contradicted each other, so that they were split by number of entries. "
+        "Their segments may have another size than requested."
+    )
+
     event_loop_lag_seconds = histogram("How late timers fire. p99 above 250 ms: the loop is blocked.")
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -254,6 +319,21 @@ class Metrics(
                 self.dependency_up.labels(dependency=name).set(known[name])
             elif health.ready:
                 self.dependency_up.remove(name)
+
+    def request_begun(self) -> None:
+        """Count the begin of a request to the object store; `request` follows for each."""
+        self.s3_requests_in_flight.inc()
+
+    def request(self, operation: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
+        """Count one request to the object store: the hook of `objects/s3/store.py`."""
+        self.s3_requests_in_flight.dec()
+        known = code if code in S3_CODES else "other"
+        self.s3_requests.labels(operation=operation, code=known).inc()
+        self.s3_request_duration_seconds.labels(operation=operation).observe(seconds)
+        self.s3_bytes.labels(direction="in").inc(bytes_in)
+        self.s3_bytes.labels(direction="out").inc(bytes_out)
+        if code in S3_THROTTLES:
+            self.s3_throttles.inc()
 
 
 async def watch_loop(clock: Clock, metrics: Metrics, *, interval_s: float = 0.25) -> None:

@@ -25,11 +25,10 @@ from offloaderd.bookkeeper.metadata import (
     resolve_address,
 )
 from offloaderd.bookkeeper.wire.protocol import NotHere, Unsupported
-from offloaderd.core import domains
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import CorruptData, Denied, InvalidInput, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import LEDGER_ID_MAX, TopicName, decode_local
+from offloaderd.core.model import DOMAINS_HINT, DOMAINS_NOT_COVERED, LEDGER_ID_MAX, TopicName, decode_local
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
@@ -99,7 +98,7 @@ async def other_domains(case: Case, store: MetadataStore) -> Finding:
         for tenant in await store.children(root):
             for namespace in (await store.children(f"{root}/{tenant}"))[: NAMESPACES_MAX - looked]:
                 looked += 1
-                for domain in domains.NOT_COVERED:
+                for domain in DOMAINS_NOT_COVERED:
                     folder = f"{tenant}/{namespace}/{domain}"
                     names = await store.children(f"{root}/{folder}")
                     found += [pulsar_names.full_name(f"{folder}/{name}") for name in names]
@@ -112,7 +111,7 @@ async def other_domains(case: Case, store: MetadataStore) -> Finding:
     more = f" and {len(found) - TOLD_MAX} more" if len(found) > TOLD_MAX else ""
     return warn(
         f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {first}{more}",
-        domains.HINT_NOT_COVERED,
+        DOMAINS_HINT,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.doctor.finding import Case, Finding, fail, ok, warn

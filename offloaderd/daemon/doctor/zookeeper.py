@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, suppress
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import Conflict, Denied, NotFound
 from offloaderd.daemon.doctor.cluster import bookie_checks, cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn

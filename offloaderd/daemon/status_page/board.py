@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 from offloaderd.api.admin import AdminService
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.values import TIERS
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured
 from offloaderd.protocol.message_json import picked

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 from prometheus_client import Counter
 
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.values import TIERS
 from offloaderd.protocol.status import Rate, Rates
 from offloaderd.topic.status import TopicStatus
 

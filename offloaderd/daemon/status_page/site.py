@@ -20,7 +20,7 @@ from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from offloaderd.api.gate import Caller, Gate
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
 from offloaderd.daemon.status_page import last_hour as plots

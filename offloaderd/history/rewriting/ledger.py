@@ -5,7 +5,7 @@ It is written and compared by `rewrite.py`, and replaces the slices in one trans
 
 from collections.abc import Callable
 
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, exchange, look_up
 from offloaderd.metadata.committed import CommittedSegment

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths

@@ -14,8 +14,8 @@ from uuid import UUID
 from offloaderd.core.errors import Conflict, Fenced, InvalidInput, NotFound
 from offloaderd.core.model import LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
-from offloaderd.format.layout import LedgerLayout
-from offloaderd.format.values import LedgerPart, Past, SegmentManifest
+from offloaderd.format.manifest import LedgerPart, Past, SegmentManifest
+from offloaderd.format.v1 import LedgerLayout
 from offloaderd.history.rewriting.stored_feed import BucketReader, Unreadable, Volume
 from offloaderd.ledgers.book import plain_metadata
 from offloaderd.metadata.records.attempt import Attempt

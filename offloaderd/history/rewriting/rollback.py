@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from offloaderd.core.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound
 from offloaderd.core.model import EntryBatch, Position, TopicName
-from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.verify import BlockRun, check_index, runs
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects.keys import SegmentKeys
@@ -68,7 +68,7 @@ class BucketReader:
         key = segment.keys.manifest
 
         async def fetch() -> SegmentManifest:
-            decode = partial(manifest_format.decode, key=key, data_bytes=segment.object_bytes)
+            decode = partial(manifest_bytes.decode, key=key, data_bytes=segment.object_bytes)
             described = await read_apart(decode, partial(self._objects.at(segment.bucket).get, key, 0))
             segment.check_manifest(described, managed_ledger=self._topic.managed_ledger, cluster=self._cluster)
             return described

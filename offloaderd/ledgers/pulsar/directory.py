@@ -20,13 +20,11 @@ import structlog
 from offloaderd.bookkeeper.metadata import LedgerMetadata, decode_layout, decode_ledger, instance_path, layout_path
 from offloaderd.bookkeeper.ports import Znodes
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core import domains
-from offloaderd.core.aio.each import each
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks, each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
-from offloaderd.core.model import TopicName
+from offloaderd.core.model import DOMAIN, DOMAINS_NOT_COVERED, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
 from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
@@ -259,12 +257,12 @@ class Directory:
 
     async def topics(self, tenant: str | None, namespace: str | None) -> list[TopicName]:
         """Return all topics, in name order, or those of a tenant or of its namespace."""
-        names = await self._managed_ledgers(tenant, namespace, [domains.TAKEN])
+        names = await self._managed_ledgers(tenant, namespace, [DOMAIN])
         return sorted((topic for topic in map(self._named, names) if topic is not None), key=str)
 
     async def not_covered(self, tenant: str | None, namespace: str | None) -> list[str]:
         """Return the full names of topics of other domains, in order: all, or those of a tenant or namespace."""
-        names = await self._managed_ledgers(tenant, namespace, domains.NOT_COVERED)
+        names = await self._managed_ledgers(tenant, namespace, DOMAINS_NOT_COVERED)
         return sorted(map(pulsar_names.full_name, names))
 
     async def _managed_ledgers(self, tenant: str | None, namespace: str | None, of_domains: Sequence[str]) -> list[str]:

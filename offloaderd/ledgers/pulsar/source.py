@@ -17,7 +17,7 @@ from offloaderd.bookkeeper.range_read import Lengths, RangeRead
 from offloaderd.bookkeeper.rate_limits import Limits
 from offloaderd.bookkeeper.replicas import BookieOrder, LedgerAt, ReplicaReader, checker_for
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
 from offloaderd.core.metrics.metrics import Metrics

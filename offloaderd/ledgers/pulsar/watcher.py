@@ -19,7 +19,7 @@ from math import ceil
 
 from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
 from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, LongPolls, Silence
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, NotFound, OffloaderError
 from offloaderd.core.model import Confirmed

@@ -11,12 +11,13 @@ from enum import StrEnum
 from uuid import UUID
 
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.manifest import parts as manifest_parts
-from offloaderd.format.manifest.rules import canonical_uuid
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import BlockInfo, Broken, LedgerPart, Past
+from offloaderd.format.manifest_rules import canonical_uuid
 from offloaderd.format.parsing import filled, halves
 from offloaderd.format.pb.storage import records_pb2
-from offloaderd.format.values import BlockInfo, Broken, LedgerPart, Past
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
 
@@ -148,7 +149,7 @@ def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> St
     """Return a stored part. Checksums of chunks are left out, because they are too many for the record."""
     blocks = tuple(replace(block, chunks=b"") for block in blocks)
     message = records_pb2.AttemptPart(
-        etag=etag, size_bytes=size_bytes, blocks=map(manifest_parts.block_to_message, blocks)
+        etag=etag, size_bytes=size_bytes, blocks=map(manifest_bytes.block_to_message, blocks)
     )
     return StoredPart(etag, size_bytes, blocks, message.SerializeToString(deterministic=True))
 
@@ -206,7 +207,7 @@ def _layout(record: records_pb2.AttemptRecord) -> SegmentLayout | LedgerLayout |
 def _part_from_message(message: records_pb2.AttemptPart) -> StoredPart:
     if not message.blocks:
         raise Broken("parts with at least one block", "one without")
-    blocks = tuple(map(manifest_parts.block_from_message, message.blocks))
+    blocks = tuple(map(manifest_bytes.block_from_message, message.blocks))
     return StoredPart(message.etag, message.size_bytes, blocks, message.SerializeToString(deterministic=True))
 
 
@@ -214,9 +215,9 @@ def _seal_to_message(seal: Seal) -> records_pb2.AttemptSeal:
     return filled(
         records_pb2.AttemptSeal,
         seal,
-        losses=map(manifest_parts.loss_to_message, seal.losses),
-        ends=[manifest_parts.end_to_message(*pair) for pair in seal.ends],
-        past=manifest_parts.past_to_message(seal.past) if seal.past else None,
+        losses=map(manifest_bytes.loss_to_message, seal.losses),
+        ends=[manifest_bytes.end_to_message(*pair) for pair in seal.ends],
+        past=manifest_bytes.past_to_message(seal.past) if seal.past else None,
     )
 
 
@@ -227,8 +228,8 @@ def _seal_from_message(message: records_pb2.AttemptSeal) -> Seal:
         Seal,
         message,
         ledgers=tuple(codec.read(LedgerPart, one) for one in message.ledgers),
-        losses=tuple(map(manifest_parts.loss_from_message, message.losses)),
-        ends=tuple(map(manifest_parts.end_from_message, message.ends)),
-        past=manifest_parts.past_from_message(message.past) if message.HasField("past") else None,
+        losses=tuple(map(manifest_bytes.loss_from_message, message.losses)),
+        ends=tuple(map(manifest_bytes.end_from_message, message.ends)),
+        past=manifest_bytes.past_from_message(message.past) if message.HasField("past") else None,
         replaces=tuple(map(canonical_uuid, message.replaces)),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.format.parsing import filled
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import codec

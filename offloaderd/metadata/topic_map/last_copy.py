@@ -10,8 +10,8 @@ from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import LedgerPart, SegmentManifest
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.port import ObjectReader, find, present
@@ -46,7 +46,7 @@ async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:
 
     One read alone may have been damaged in transit. Raises NotFound, Transient, Denied.
     """
-    decode = partial(manifest.decode, key=key)  # without the data's length: truncated data may hold last copies
+    decode = partial(manifest_bytes.decode, key=key)  # without the data's length: truncated data may hold last copies
     try:
         return await read_sure(partial(read_apart, decode), partial(store.get, key, 0))
     except CorruptData:

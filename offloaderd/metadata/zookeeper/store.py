@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from kazoo import exceptions as zk
 
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event
 from offloaderd.core.errors import (
     Conflict,
     Denied,

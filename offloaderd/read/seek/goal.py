@@ -6,8 +6,8 @@ from enum import StrEnum
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, SeekKind, Tier
+from offloaderd.format.manifest import BlockInfo, Past
 from offloaderd.format.pulsar.entry_time import EntryTime, Survey, time_of
-from offloaderd.format.values import BlockInfo, Past
 from offloaderd.metadata.committed import CommittedSegment
 
 

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from itertools import accumulate
 from operator import attrgetter
 
-from offloaderd.core.frames import FramedEntries
+from offloaderd.core.entries import FramedEntries
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Goal, SeekKind, Tier
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
-from offloaderd.format.values import SegmentManifest
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.seek.goal import Cost, Hit, first_of, greatest_before, greatest_of, key_of, value_of
 from offloaderd.read.seek.source import EntrySeek

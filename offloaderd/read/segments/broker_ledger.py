@@ -1,7 +1,7 @@
 """Reading a whole ledger that a broker has offloaded itself (PIP-17), by its index alone.
 
 Rules:
-- There is no manifest and no checksum: entries are checked by their framing (`format/v1/scan.py`).
+- There is no manifest and no checksum: entries are checked by their framing (`format/v1.py`).
 - The broker's settings decide the size of blocks, 64 MiB by default, so they are read in pieces that all readers share.
   The place of one entry is remembered for each piece, so a later read begins near its entry.
 - Pieces are in the same cache as blocks of other segments, under one budget; only the next piece of a reader may exceed
@@ -17,12 +17,11 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
+from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import CorruptData, reported
-from offloaderd.core.frames import FramedEntries
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
-from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
-from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
+from offloaderd.format.v1 import BlockScan, BlockSpan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.format.verify import differs
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.retrying import RetryingReader

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import CorruptData, reported
-from offloaderd.core.frames import FramedEntries
 from offloaderd.format.chunks import Piece, checked_chunk, chunk_count, decode_piece, extent, piece_of
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.cache import Cache, Slot

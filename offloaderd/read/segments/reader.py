@@ -25,14 +25,14 @@ from typing import Self, cast
 
 import structlog
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
+from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
-from offloaderd.core.frames import FramedEntries
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.format.values import BlockInfo
+from offloaderd.format.manifest import BlockInfo
 from offloaderd.format.verify import framed_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader

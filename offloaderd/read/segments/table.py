@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloaderd.core.model import Position, TopicName
-from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.manifest.wire import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
-from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import LedgerPart, SegmentManifest
+from offloaderd.format.manifest_bytes import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
 from offloaderd.format.verify import check_index, differs
 from offloaderd.metadata.committed import CommittedSegment
 
@@ -47,7 +47,7 @@ class SegmentTable:
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
     """Decode and compare a segment's index and manifest. Raises CorruptData with the object and the difference."""
     data_key, index_key, manifest_key = segment.keys.all
-    manifest = manifest_format.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
+    manifest = manifest_bytes.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]

@@ -14,11 +14,12 @@ from uuid import UUID
 from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, LedgerInfo, Position, SegmentRange
+from offloaderd.format import v2
 from offloaderd.format.chunks import CHUNK_BYTES, checksums, sparse_positions
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
+from offloaderd.format.manifest import BlockInfo, LedgerPart
 from offloaderd.format.pulsar.entry_time import block_times
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo, LedgerPart
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records.attempt import StoredPart
 
 __all__ = ["CutPart", "SegmentBuilder", "SegmentLayout"]

@@ -15,10 +15,11 @@ from uuid import UUID
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, frame, framed_bytes, padding
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, LedgerInfo, TopicName
+from offloaderd.format import v1
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.values import BlockInfo, LedgerPart
+from offloaderd.format.manifest import BlockInfo, LedgerPart
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.ledgers.port import LedgerDescriber, LedgerSource
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.segment.builders.builder import PART_COUNT_MAX, OpenBlock, SegmentBuilder

@@ -22,8 +22,7 @@ import google_crc32c
 import structlog
 
 from offloaderd.core.errors import BucketMissing, Conflict, CorruptData, Denied, NoSpace, NotFound, Transient
-from offloaderd.core.model import OffloadMethod, Position
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import OffloadMethod, Position, RefusalKind
 from offloaderd.core.retry import Backoff
 from offloaderd.format import head as head_format
 from offloaderd.format.head import HeadSegment, TopicHead

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import structlog
 
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Create, Replace

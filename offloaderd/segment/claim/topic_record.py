@@ -16,7 +16,7 @@ from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, Position, SegmentRange
 from offloaderd.core.retry import until_answered
-from offloaderd.format.values import LedgerPart
+from offloaderd.format.manifest import LedgerPart
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment

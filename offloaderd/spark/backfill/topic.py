@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.history.plan import left_of

@@ -16,14 +16,14 @@ from typing import ClassVar, Generic, TypeVar
 
 import structlog
 
-from offloaderd.core.aio.each import each
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import each
+from offloaderd.core.aio import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format import manifest_bytes as manifest
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus

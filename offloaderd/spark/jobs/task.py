@@ -16,12 +16,12 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
-from offloaderd.format.values import LedgerPart, SegmentManifest
+from offloaderd.format.manifest import LedgerPart, SegmentManifest
 from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import edge_at, ledgers_of
 from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, look_up

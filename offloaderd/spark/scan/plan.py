@@ -9,7 +9,7 @@ do that themselves.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import BucketMissing, CorruptData, EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import LEDGER_ID_MAX, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment

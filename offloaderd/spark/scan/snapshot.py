@@ -7,7 +7,7 @@ ZooKeeper, contradictions between manifests.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import START, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import START, EntryBatch, Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionId, TransactionLog, TransactionState, mention_of

@@ -22,7 +22,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Conflict, IdentityRefused, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics

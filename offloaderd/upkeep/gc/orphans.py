@@ -12,8 +12,8 @@ from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import TopicName
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
@@ -88,7 +88,7 @@ class OrphanClassifier:
     async def _classify_readable(self, stored: StoredSegment, info: ObjectInfo) -> Classification:
         store, data = self._objects.at(stored.bucket), stored.objects[ObjectKind.DATA]
         try:
-            decode = partial(manifest.decode, key=info.key, data_bytes=data.size_bytes)
+            decode = partial(manifest_bytes.decode, key=info.key, data_bytes=data.size_bytes)
             described = await read_apart(decode, lambda length: store.get(info.key, 0, length))
         except CorruptData as error:
             return Classification(
@@ -130,7 +130,7 @@ class OrphanClassifier:
             if apart or holder.foreign:
                 continue
             get = partial(self._objects.at(holder.bucket).get, holder.keys.manifest, 0)
-            decode = partial(manifest.decode, key=holder.keys.manifest, data_bytes=holder.object_bytes)
+            decode = partial(manifest_bytes.decode, key=holder.keys.manifest, data_bytes=holder.object_bytes)
             theirs = await read_apart(decode, get)
             if not same_content(described, theirs):
                 return holder.segment_id

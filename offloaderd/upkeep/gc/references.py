@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths, pieces

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import google_crc32c
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Unsound, first_of
 from offloaderd.core.model import lost_up_to
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.values import SegmentManifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.verify import BlockRun, check_index, runs
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
@@ -150,7 +150,7 @@ class CopyChecker:
     ) -> tuple[SegmentManifest, list[tuple[int, int]]]:
         """Return a segment's manifest, and size and checksum of index and manifest. Raises CorruptData."""
         _, index_key, manifest_key = segment.keys.all
-        described = manifest.decode(encoded, key=manifest_key, data_bytes=segment.object_bytes)
+        described = manifest_bytes.decode(encoded, key=manifest_key, data_bytes=segment.object_bytes)
         segment.check_manifest(described, managed_ledger=topic_map.topic.managed_ledger, cluster=self._context.cluster)
         check_index(index, described, key=index_key)
         return described, [(len(one), google_crc32c.value(one)) for one in (index, encoded)]

@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from offloaderd.core.aio.each import each
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import each, race
 from offloaderd.core.errors import (
     BucketMissing,
     Conflict,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths

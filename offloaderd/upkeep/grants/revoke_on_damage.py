@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import structlog
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import BucketMissing, CorruptData, InvalidInput, NotFound
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice

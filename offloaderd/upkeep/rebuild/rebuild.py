@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.errors import (
     BucketMissing,
     Conflict,
@@ -28,11 +28,10 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
 )
 from offloaderd.core.model import TopicName
-from offloaderd.format import head
+from offloaderd.format import head, manifest_bytes
 from offloaderd.format.head import TopicHead
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.manifest.wire import managed_ledger
-from offloaderd.format.values import Broken, SegmentManifest
+from offloaderd.format.manifest import Broken, SegmentManifest
+from offloaderd.format.manifest_bytes import managed_ledger
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import ensure_deployment
@@ -152,7 +151,7 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
     try:
         async with whole(lambda length: store.get(key, 0, length)) as (data,):
             data_bytes = stored.size_bytes if stored is not None else None
-            described = await apart(partial(manifest.decode, key=key, data_bytes=data_bytes), data)
+            described = await apart(partial(manifest_bytes.decode, key=key, data_bytes=data_bytes), data)
     except CorruptData as error:
         return _unreadable(one, str(error), _suspected_topic(data))
     topic = TopicName.from_managed_ledger(described.managed_ledger)
@@ -384,6 +383,6 @@ def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Proble
 def _suspected_topic(data: bytes) -> TopicName | None:
     """Guess the topic of a damaged manifest; used only to block one topic instead of all."""
     try:
-        return TopicName.from_managed_ledger(managed_ledger(memoryview(data)[manifest.HEADER.size :]))
+        return TopicName.from_managed_ledger(managed_ledger(memoryview(data)[manifest_bytes.HEADER.size :]))
     except (Broken, InvalidInput):
         return None

@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 import structlog
 
-from offloaderd.core.aio.signal import Signal, race
+from offloaderd.core.aio import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TierRetention, TopicName

@@ -5,11 +5,9 @@ Index and data must agree with each other and with what was adopted; entries are
 
 from functools import partial
 
-from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, FramedEntries
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.frames import FramedEntries
-from offloaderd.format.v1.index import LedgerObjectIndex, decode_index
-from offloaderd.format.v1.scan import BlockScan, BlockSpan, block_spans
+from offloaderd.format.v1 import BlockScan, BlockSpan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.verify.flaws import Flaw, Kind, corrupt, noted

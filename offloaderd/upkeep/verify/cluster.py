@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, OffloaderError, Transient
 from offloaderd.core.model import Position, TopicName

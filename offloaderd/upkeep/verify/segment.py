@@ -12,16 +12,14 @@ from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.entries import ENTRY_HEAD
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Loss, OffloadMethod, TopicName
+from offloaderd.format import manifest_bytes, v1, v2
 from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pulsar.entry_time import block_times
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.verify import BlockRun, check_index, decode_verified_block, runs
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
@@ -97,7 +95,7 @@ async def load_manifest(reader: RetryingReader, target: Target, found: Tables) -
     key, manifest = target.keys.manifest, None
     with noted(found.flaws, key, Kind.MANIFEST):
         data_bytes = target.committed.object_bytes if target.committed is not None else None
-        decode = partial(manifest_format.decode, key=key, data_bytes=data_bytes)
+        decode = partial(manifest_bytes.decode, key=key, data_bytes=data_bytes)
         manifest = await reader.at(target.bucket).table(decode, key)
     if manifest is None:
         return None

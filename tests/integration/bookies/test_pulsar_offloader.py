@@ -16,8 +16,8 @@ from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.drill.s3_proxy import S3Proxy
-from offloaderd.format.index_entries import IndexEntry
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import v1
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.objects import keys
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings

@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.api import admin as admin_service
 from offloaderd.api.admin import AdminService, DaemonSnapshot
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import (
@@ -24,7 +24,7 @@ from offloaderd.core.model import (
 )
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.format.layout import LedgerLayout
+from offloaderd.format.v1 import LedgerLayout
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records import attempt as attempt_record

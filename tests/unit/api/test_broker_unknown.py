@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 
 from offloaderd.core.errors import EntriesDeleted, EntriesMissing, MapUnknown, OffloaderError, TopicUnknown
-from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position, RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create, Replace

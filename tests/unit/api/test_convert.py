@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.entries import frame
+from offloaderd.core.entries import FramedEntries, frame
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Loss, Position, TopicName
 from offloaderd.core.read_options import Tier
 from offloaderd.format.parsing import filled

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from offloaderd.api.identity import BELIEFS, IdentityService
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import identity
 from offloaderd.metadata.identity import ensure_deployment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from offloaderd.api.daemon import PlacementService
-from offloaderd.core.aio.signal import Signal
+from offloaderd.core.aio import Signal
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.placement import ranked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Denied, NotFound, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo, ManagedLedgerInfo

@@ -11,7 +11,7 @@ from offloaderd.bookkeeper.metadata import Ensemble, LedgerMetadata, LedgerState
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.format.v1.index import decode_index
+from offloaderd.format.v1 import decode_index
 from tests.golden.test_worked_examples import golden
 
 CLOSED = LedgerMetadata(

@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
 from offloaderd.ledgers.pulsar.watcher import HEARTBEAT_S

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event
 from tests.patience import PATIENCE_S
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from offloaderd.core.aio.groups import Group
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import Transient, first_of
 from tests.patience import PATIENCE_S
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from offloaderd.core.metrics.topics import TopicGauge
+from offloaderd.core.metrics.families import TopicGauge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,14 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from offloaderd.core.health import Health
-from offloaderd.core.metrics.metrics import Metrics, watch_loop
-from offloaderd.core.metrics.values import (
+from offloaderd.core.metrics.families import (
     BYTES_BUCKETS,
     ENTRIES_BUCKETS,
     LONG_SECONDS_BUCKETS,
     SECONDS_BUCKETS,
     Documented,
 )
+from offloaderd.core.metrics.metrics import Metrics, watch_loop
 from offloaderd.segment.settings import OffloadSettings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from offloaderd.core.errors import Denied, NoSpace, OutcomeUnknown, Throttled, Transient
-from offloaderd.core.pace import Pace
+from offloaderd.core.limits import Pace
 from tests.unit.rigs.rig import turn
 
 
@@ -71,9 +71,9 @@ async def test_places_are_given_in_the_order_of_asking_and_never_more_than_the_l
 
     async def part(number: int) -> None:
         nonlocal most
-        async with pace.one_part():
+        async with pace.held():
             order.append(number)
-            most = max(most, pace.in_flight)
+            most = max(most, pace.used)
             await over.wait()
 
     async with asyncio.TaskGroup() as group:
@@ -86,7 +86,7 @@ async def test_places_are_given_in_the_order_of_asking_and_never_more_than_the_l
         most = 0
     assert order == list(range(10))
     assert most == 2
-    assert pace.in_flight == 0
+    assert pace.used == 0
 
 
 @pytest.mark.parametrize("granted_first", [False, True])
@@ -95,11 +95,11 @@ async def test_a_cancelled_part_keeps_no_place(granted_first: bool) -> None:
     pace, entered = Pace(1), list[str]()
 
     async def part(name: str) -> None:
-        async with pace.one_part():
+        async with pace.held():
             entered.append(name)
 
     async with asyncio.TaskGroup() as group:
-        async with pace.one_part():
+        async with pace.held():
             cancelled = group.create_task(part("cancelled"))
             behind = group.create_task(part("behind"))
             await turn()
@@ -110,4 +110,4 @@ async def test_a_cancelled_part_keeps_no_place(granted_first: bool) -> None:
             cancelled.cancel()
         await behind
     assert entered == ["behind"]
-    assert pace.in_flight == 0
+    assert pace.used == 0

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.status_page.last_hour import SAMPLE_S, TOPIC_SAMPLE_S, Sampler
 from offloaderd.protocol.status import Rate

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from offloaderd.core.metrics.families import S3_CODES
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.values import S3_CODES
 from offloaderd.core.model import TopicName
 from offloaderd.core.renamed import METRICS
 from tests.unit.deploy.expressions import PROMETHEUS, ROOT, asked_by, drawn, expressions, panels, plain, rules

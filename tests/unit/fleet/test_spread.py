@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.aio.signal import race
+from offloaderd.core.aio import race
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.fleet import ownership

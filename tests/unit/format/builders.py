@@ -11,12 +11,12 @@ from uuid import UUID
 import google_crc32c
 from hypothesis import strategies as st
 
+from offloaderd.format import v1, v2
+from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar.entry_time import block_times
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def index_groups(blocks: Sequence[BlockInfo]) -> list[v2.LedgerIndex]:
     groups = []
     for ledger_id in dict.fromkeys(block.ledger_id for block in blocks):
         entries = tuple(
-            v2.IndexEntry(block.first_entry_id, number, block.offset)
+            IndexEntry(block.first_entry_id, number, block.offset)
             for number, block in enumerate(blocks, start=1)
             if block.ledger_id == ledger_id
         )

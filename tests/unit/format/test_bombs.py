@@ -12,13 +12,10 @@ import pytest
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData
-from offloaderd.format.index_entries import INDEX_BYTES_MAX
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.manifest import wire as manifest_wire
+from offloaderd.format import manifest_bytes, v1, v2
+from offloaderd.format.manifest import Broken
 from offloaderd.format.pb.storage import manifest_pb2 as pb
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import Broken
+from offloaderd.format.v1_and_v2 import INDEX_BYTES_MAX
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
@@ -27,7 +24,7 @@ ROOM_BYTES = 400 << 20
 """For the process, with its libraries; the parser took 1.7 GiB for the first of these."""
 
 BLOCKS, LEDGERS, LOSSES = "62", "5a", "72"
-TOO_LARGE = f"a manifest that takes at most {manifest_wire.PARSED_BYTES_MAX} bytes of memory"
+TOO_LARGE = f"a manifest that takes at most {manifest_bytes.PARSED_BYTES_MAX} bytes of memory"
 BOMBS = {
     "empty-blocks": (f"bytes.fromhex('{BLOCKS}00') * {BOMB_BYTES // 2}", "at least one entry in block 0"),
     "small-blocks": (f"bytes.fromhex('{BLOCKS}05180128 9001') * {BOMB_BYTES // 7}", TOO_LARGE),
@@ -39,12 +36,12 @@ BOMBS = {
 READ = """
 import resource, sys
 from offloaderd.core.errors import CorruptData
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from tests.unit.format.builders import sealed
 data = sealed({body})
 resource.setrlimit(resource.RLIMIT_DATA, ({room}, {room}))
 try:
-    manifest.decode(data, key="k")
+    manifest_bytes.decode(data, key="k")
 except CorruptData as error:
     print(error)
 """
@@ -62,22 +59,22 @@ def test_a_bomb_is_refused_in_little_memory(body: str, expected: str) -> None:
 
 def test_no_more_blocks_are_looked_at_than_the_data_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However well they follow each other: the store says how long the data object is."""
-    monkeypatch.setattr(manifest_wire, "BLOCKS_SPARE", 0)
+    monkeypatch.setattr(manifest_bytes, "BLOCKS_SPARE", 0)
     segment = builders.small_segment(preamble=True)
-    data = manifest.encode(segment.manifest)
-    assert manifest.decode(data, key=KEY, data_bytes=segment.manifest.data_bytes) == segment.manifest
+    data = manifest_bytes.encode(segment.manifest)
+    assert manifest_bytes.decode(data, key=KEY, data_bytes=segment.manifest.data_bytes) == segment.manifest
     few = ENTRY_OVERHEAD_BYTES * (len(segment.manifest.blocks) - 1)
     with pytest.raises(CorruptData, match=f"blocks in {few} bytes of data"):
-        manifest.decode(data, key=KEY, data_bytes=few)
+        manifest_bytes.decode(data, key=KEY, data_bytes=few)
 
 
 def test_what_a_sound_manifest_takes_is_bounded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what its blocks, positions and chunks take, not by its length."""
     segment = builders.small_segment(preamble=True)
-    data = manifest.encode(segment.manifest)
-    monkeypatch.setattr(manifest_wire, "PARSED_BYTES_MAX", 2000)
+    data = manifest_bytes.encode(segment.manifest)
+    monkeypatch.setattr(manifest_bytes, "PARSED_BYTES_MAX", 2000)
     with pytest.raises(CorruptData, match="at most 2000 bytes of memory"):
-        manifest.decode(data, key=KEY)
+        manifest_bytes.decode(data, key=KEY)
 
 
 def test_the_chunks_of_a_block_are_counted_before_they_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +82,11 @@ def test_the_chunks_of_a_block_are_counted_before_they_are_taken_apart(monkeypat
     chunks = 1000
     block = pb.SegmentBlock(entry_count=1, chunk_crc32c=range(chunks))
     encoded = pb.SegmentManifest(blocks=[block]).SerializeToString()
-    read = manifest_wire.BLOCK_BYTES + manifest_wire.CHUNK_BYTES * chunks
-    monkeypatch.setattr(manifest_wire, "PARSED_BYTES_MAX", len(encoded) + read - 1)
+    read = manifest_bytes.BLOCK_BYTES + manifest_bytes.CHUNK_BYTES * chunks
+    monkeypatch.setattr(manifest_bytes, "PARSED_BYTES_MAX", len(encoded) + read - 1)
     with pytest.raises(Broken, match="at most"):
-        manifest_wire.taken_apart(memoryview(encoded), data_bytes=None)
-    assert sys.getsizeof(1 << 31) + 8 <= manifest_wire.CHUNK_BYTES  # an integer, and its place in a list
+        manifest_bytes.taken_apart(memoryview(encoded), data_bytes=None)
+    assert sys.getsizeof(1 << 31) + 8 <= manifest_bytes.CHUNK_BYTES  # an integer, and its place in a list
 
 
 @pytest.mark.parametrize("decode", [v1.decode_index, v2.decode_index])
@@ -102,6 +99,6 @@ def test_an_index_that_is_too_long_is_not_taken_apart(decode: type) -> None:
 def test_a_name_is_found_without_the_rest() -> None:
     """Of a manifest that is damaged elsewhere; far behind everything else nobody looks for it."""
     body = pb.SegmentManifest(managed_ledger="a/b/persistent/c").SerializeToString()
-    assert manifest_wire.managed_ledger(memoryview(body + bytes.fromhex("6200") * 100)) == "a/b/persistent/c"
-    assert manifest_wire.managed_ledger(memoryview(bytes.fromhex("6200") * 100 + body)) == ""
+    assert manifest_bytes.managed_ledger(memoryview(body + bytes.fromhex("6200") * 100)) == "a/b/persistent/c"
+    assert manifest_bytes.managed_ledger(memoryview(bytes.fromhex("6200") * 100 + body)) == ""
     assert sealed(body)

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
-from offloaderd.format import chunks
+from offloaderd.format import chunks, manifest_bytes
 from offloaderd.format.chunks import CHUNK_BYTES
-from offloaderd.format.manifest import document as manifest
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, Run, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.values import BlockInfo, SegmentManifest
+    from offloaderd.format.manifest import BlockInfo, SegmentManifest
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -195,10 +194,10 @@ def test_each_rule_is_kept_by_writer_and_reader(
     """Chunks that contradict their block are neither written nor read."""
     wrong = spoil(SMALL.manifest)
     with pytest.raises(InvalidInput) as refused:
-        manifest.encode(wrong)
+        manifest_bytes.encode(wrong)
     assert f"expected {expected}, found " in str(refused.value)
     with pytest.raises(CorruptData) as caught:
-        manifest.decode(sealed(manifest._to_message(wrong).SerializeToString()), key=KEY)
+        manifest_bytes.decode(sealed(manifest_bytes._to_message(wrong).SerializeToString()), key=KEY)
     assert (caught.value.key, caught.value.expected) == (KEY, expected)
 
 
@@ -207,4 +206,4 @@ def test_a_manifest_with_chunks_is_read_back() -> None:
     assert SMALL.manifest.chunk_bytes == 64
     assert len(BLOCK.chunks) == 4 * 6
     assert BLOCK.sparse == ((3, 284),)
-    assert manifest.decode(manifest.encode(SMALL.manifest), key=KEY) == SMALL.manifest
+    assert manifest_bytes.decode(manifest_bytes.encode(SMALL.manifest), key=KEY) == SMALL.manifest

@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 import offloaderd.format
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes, v1, v2
 from offloaderd.format.pb.storage import head_pb2, manifest_pb2
 from offloaderd.format.pulsar import broker_entry
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
 from tests.unit.format import builders
 from tests.unit.messages import fields_of
 
@@ -76,11 +74,11 @@ def test_table_is_the_struct(name: str) -> None:
 
 
 SAMPLES = {
-    "offloaderd.format.v1.blocks.BLOCK_HEADER": v1.encode_header(v1.BlockHeader(180, 3)),
-    "offloaderd.format.v1.index.INDEX_HEADER": builders.build_ledger([b"abc"], block_bytes_max=180)[2],
-    "offloaderd.format.v2.blocks.BLOCK_HEADER": v2.encode_header(v2.BlockHeader(192, 0, 7)),
-    "offloaderd.format.v2.index.INDEX_HEADER": builders.small_segment().index,
-    "offloaderd.format.manifest.document.HEADER": manifest.encode(builders.small_segment().manifest),
+    "offloaderd.format.v1.BLOCK_HEADER": v1.encode_header(v1.BlockHeader(180, 3)),
+    "offloaderd.format.v1.INDEX_HEADER": builders.build_ledger([b"abc"], block_bytes_max=180)[2],
+    "offloaderd.format.v2.BLOCK_HEADER": v2.encode_header(v2.BlockHeader(192, 0, 7)),
+    "offloaderd.format.v2.INDEX_HEADER": builders.small_segment().index,
+    "offloaderd.format.manifest_bytes.HEADER": manifest_bytes.encode(builders.small_segment().manifest),
     "offloaderd.format.pulsar.broker_entry.HEAD": broker_entry.encode_head(index=1),
 }
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.entries import frame, framed_bytes
+from offloaderd.core.entries import FramedEntries, frame, framed_bytes
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.frames import FramedEntries
 from offloaderd.core.model import EntryBatch, Position
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 
 from offloaderd.core import entries
 from offloaderd.core.errors import CorruptData
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.v2.index import GROUP_HEAD
+from offloaderd.format import manifest_bytes, v1, v2
+from offloaderd.format.v2 import GROUP_HEAD
 from offloaderd.testing import ledger_blocks
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
@@ -74,7 +72,7 @@ def again_v2_index(data: bytes) -> bytes:
 
 def again_manifest(data: bytes) -> bytes:
     """Read a manifest and write it again."""
-    return manifest.encode(manifest.decode(data, key=KEY))
+    return manifest_bytes.encode(manifest_bytes.decode(data, key=KEY))
 
 
 OBJECTS = {
@@ -83,8 +81,8 @@ OBJECTS = {
     "v2-block": (again_v2_block, V2_BLOCK),
     "v1-index": (again_v1_index, LEDGER_INDEX),
     "v2-index": (again_v2_index, SEGMENT.index),
-    "manifest": (again_manifest, manifest.encode(SEGMENT.manifest)),
-    "manifest-chunks": (again_manifest, manifest.encode(builders.chunked_segment().manifest)),
+    "manifest": (again_manifest, manifest_bytes.encode(SEGMENT.manifest)),
+    "manifest-chunks": (again_manifest, manifest_bytes.encode(builders.chunked_segment().manifest)),
 }
 each_object = pytest.mark.parametrize(("again", "valid"), OBJECTS.values(), ids=OBJECTS)
 

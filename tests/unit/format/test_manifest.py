@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import LedgerEnd, Loss, Position, SegmentRange
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import Past
 from offloaderd.format.pb.storage import manifest_pb2 as pb
 from offloaderd.format.pulsar.entry_time import Survey
-from offloaderd.format.values import Past
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
 
 VALID = builders.small_segment().manifest
 """Blocks: ledger 7 entries 41 to 43, ledger 7 entry 44, ledger 9 entries 0 and 1."""
@@ -32,7 +32,7 @@ VALID = builders.small_segment().manifest
 def corrupt(data: bytes) -> CorruptData:
     """Return the error that decoding raises."""
     with pytest.raises(CorruptData) as caught:
-        manifest.decode(data, key=KEY)
+        manifest_bytes.decode(data, key=KEY)
     assert caught.value.key == KEY
     return caught.value
 
@@ -43,10 +43,10 @@ def test_round_trip(segment: builders.Segment, number: int, text: str) -> None:
     described = replace(segment.manifest, epoch=number, assigned_ms=number, cluster=text, software_version=text)
     last = replace(described.blocks[-1], last_index=number, survey=None, first_publish_time=None)
     described = replace(described, blocks=(*described.blocks[:-1], last))
-    encoded = manifest.encode(described)
-    assert manifest.decode(encoded, key=KEY) == described
-    assert manifest.decode(memoryview(encoded), key=KEY) == described
-    assert manifest.encode(manifest.decode(encoded, key=KEY)) == encoded
+    encoded = manifest_bytes.encode(described)
+    assert manifest_bytes.decode(encoded, key=KEY) == described
+    assert manifest_bytes.decode(memoryview(encoded), key=KEY) == described
+    assert manifest_bytes.encode(manifest_bytes.decode(encoded, key=KEY)) == encoded
 
 
 @given(builders.segments)
@@ -84,7 +84,7 @@ def test_block_after_a_ledgers_end() -> None:
 )
 def test_header_is_checked_in_order(offset: int, kind: str, value: int, expected: str) -> None:
     """A wrong field is named with its place; bytes that the checksum covers show in the checksum."""
-    data = bytearray(manifest.encode(VALID))
+    data = bytearray(manifest_bytes.encode(VALID))
     struct.pack_into(kind, data, offset, value)
     error = corrupt(bytes(data))
     assert error.offset == (offset if offset < 16 else 20)
@@ -93,7 +93,7 @@ def test_header_is_checked_in_order(offset: int, kind: str, value: int, expected
 
 def test_newer_version_is_named() -> None:
     """An operator whose daemon is too old is told so."""
-    data = bytearray(manifest.encode(VALID))
+    data = bytearray(manifest_bytes.encode(VALID))
     data[7] = 2
     assert corrupt(bytes(data)).hint
     data[7] = 0
@@ -102,7 +102,7 @@ def test_newer_version_is_named() -> None:
 
 def test_reserved_bytes_are_zero() -> None:
     """A right checksum does not excuse reserved bytes in use."""
-    body = manifest.encode(VALID)[24:]
+    body = manifest_bytes.encode(VALID)[24:]
     head = struct.pack(">IIQI", 0x8F4F464D, 1, len(body), 5)
     error = corrupt(head + struct.pack(">I", google_crc32c.value(head + body)) + body)
     assert (error.offset, error.expected, error.found) == (16, "4 reserved zeros", "00 00 00 05")
@@ -117,8 +117,8 @@ def test_body_that_is_no_message(body: bytes) -> None:
 
 def test_unknown_fields_are_ignored() -> None:
     """A field that a later version adds does not hide the rest."""
-    body = manifest.encode(VALID)[24:] + b"\xfa\x7f\x01?"
-    assert manifest.decode(sealed(body), key=KEY) == VALID
+    body = manifest_bytes.encode(VALID)[24:] + b"\xfa\x7f\x01?"
+    assert manifest_bytes.decode(sealed(body), key=KEY) == VALID
 
 
 def block(number: int, **changes: object) -> Callable[[SegmentManifest], SegmentManifest]:
@@ -247,9 +247,9 @@ def test_each_rule_is_kept_by_writer_and_reader(
     """A manifest that breaks a rule is not written; one that was written all the same is not read."""
     spoilt = spoil(VALID)
     with pytest.raises(InvalidInput) as refused:
-        manifest.encode(spoilt)
+        manifest_bytes.encode(spoilt)
     assert f"expected {expected}, found " in str(refused.value)
-    error = corrupt(sealed(manifest._to_message(spoilt).SerializeToString()))
+    error = corrupt(sealed(manifest_bytes._to_message(spoilt).SerializeToString()))
     assert (error.offset, error.expected) == (24, expected)
 
 
@@ -268,12 +268,12 @@ def test_each_rule_is_kept_by_writer_and_reader(
 def test_what_the_message_cannot_hold_is_refused(spoil: Callable[[SegmentManifest], SegmentManifest]) -> None:
     """Numbers outside their fields and text that is no Unicode raise InvalidInput."""
     with pytest.raises(InvalidInput):
-        manifest.encode(spoil(VALID))
+        manifest_bytes.encode(spoil(VALID))
 
 
 def respell(text: str) -> bytes:
     """Return a manifest object with another segment id."""
-    message = manifest._to_message(VALID)
+    message = manifest_bytes._to_message(VALID)
     message.segment_id = text
     return sealed(message.SerializeToString())
 
@@ -302,20 +302,20 @@ ENDS = ((5, LedgerEnd(0, None)), (7, LedgerEnd(45, 8)), (9, LedgerEnd(7, None)))
 def test_losses_and_ends_are_kept() -> None:
     """What was lost and how ledgers ended is read back, at the front of a topic and with or without a next ledger."""
     described = replace(VALID, losses=LOSSES, ends=ENDS)
-    assert manifest.decode(manifest.encode(described), key=KEY) == described
+    assert manifest_bytes.decode(manifest_bytes.encode(described), key=KEY) == described
 
 
 def test_the_end_of_history_and_the_begin_of_what_is_live_may_both_be_lost() -> None:
     """Up to ledger 5, and behind entry 11 of ledger 4: no entry is in both; two losses that share one are refused."""
     history, live = Loss(Position(-1, -1), Position(5, 0), 0), Loss(Position(4, 11), Position(7, 0), 0)
     described = replace(VALID, losses=(history, live))
-    assert manifest.decode(manifest.encode(described), key=KEY) == described
+    assert manifest_bytes.decode(manifest_bytes.encode(described), key=KEY) == described
     for wrong in (
         (history._replace(before=Position(5, 1)), live),
         (live._replace(before=Position(5, 0)), history._replace(before=Position(6, 0))),
     ):
         with pytest.raises(InvalidInput, match="losses that ascend"):
-            manifest.encode(replace(VALID, losses=wrong))
+            manifest_bytes.encode(replace(VALID, losses=wrong))
 
 
 SURVEYS = [
@@ -333,35 +333,35 @@ SURVEYS = [
 def test_times_and_the_past_are_kept(survey: Survey | None, past: Past | None) -> None:
     """What a block says of its times, and the segment of what lay before: also that there is none, or none known."""
     described = block(0, survey=survey, first_broker_timestamp=None, first_index=None)(replace(VALID, past=past))
-    assert manifest.decode(manifest.encode(described), key=KEY) == described
+    assert manifest_bytes.decode(manifest_bytes.encode(described), key=KEY) == described
 
 
 def test_the_time_of_the_first_entry_is_the_brokers_or_the_producers() -> None:
     """Either is recorded, not both; a block may have none."""
     published = block(0, first_publish_time=5, survey=Survey(5, 5), first_broker_timestamp=None, first_index=None)
     assert VALID.blocks[0].first_time == VALID.blocks[0].first_broker_timestamp
-    assert manifest.decode(manifest.encode(published(VALID)), key=KEY).blocks[0].first_time == 5
+    assert manifest_bytes.decode(manifest_bytes.encode(published(VALID)), key=KEY).blocks[0].first_time == 5
     assert block(0, first_broker_timestamp=None)(VALID).blocks[0].first_time is None
 
 
 def test_without_losses_and_ends_the_bytes_are_those_of_before() -> None:
     """Writers that knew neither, and segments that have neither, give the same manifest."""
-    message = manifest._to_message(replace(VALID, losses=LOSSES, ends=ENDS))
+    message = manifest_bytes._to_message(replace(VALID, losses=LOSSES, ends=ENDS))
     message.ClearField("losses")
     message.ClearField("ends")
-    assert sealed(message.SerializeToString(deterministic=True)) == manifest.encode(VALID)
+    assert sealed(message.SerializeToString(deterministic=True)) == manifest_bytes.encode(VALID)
 
 
 def test_a_loss_may_end_at_the_last_entry_of_the_segment() -> None:
     """A loss between two ledgers of a segment, of which the second has only its last entry in it, is a sound one."""
     runs = [builders.Run(7, 0, [b"a"]), builders.Run(9, 4, [b"b"])]
     described = replace(builders.build_segment(runs).manifest, losses=(Loss(Position(7, 0), Position(9, 4), 4),))
-    assert manifest.decode(manifest.encode(described), key=KEY) == described
+    assert manifest_bytes.decode(manifest_bytes.encode(described), key=KEY) == described
 
 
 def test_sparse_entries_need_their_positions() -> None:
     """Lists of unequal length are corrupt."""
-    message = manifest._to_message(VALID)
+    message = manifest_bytes._to_message(VALID)
     message.blocks[0].sparse_at.append(150)
     assert corrupt(sealed(message.SerializeToString())).expected == "as many sparse positions as sparse entries"
 
@@ -369,8 +369,8 @@ def test_sparse_entries_need_their_positions() -> None:
 def test_absent_and_zero_broker_metadata_differ() -> None:
     """Index 0 is an index; no index is none."""
     zero, none = block(0, first_index=0)(VALID), block(0, first_index=None)(VALID)
-    assert manifest.decode(manifest.encode(zero), key=KEY).blocks[0].first_index == 0
-    assert manifest.decode(manifest.encode(none), key=KEY).blocks[0].first_index is None
+    assert manifest_bytes.decode(manifest_bytes.encode(zero), key=KEY).blocks[0].first_index == 0
+    assert manifest_bytes.decode(manifest_bytes.encode(none), key=KEY).blocks[0].first_index is None
 
 
 def test_empty_body_is_corrupt() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offloaderd.core.entries import PAD
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import v1
 from offloaderd.testing import ledger_blocks
 from tests.unit.format.builders import KEY, build_ledger
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from offloaderd.core.entries import decode_entries
 from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.format import v1
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.testing import ledger_blocks
 from tests.unit.format.builders import KEY, build_ledger, ledger_metadata
 
@@ -29,7 +30,7 @@ def corrupt(data: bytes) -> CorruptData:
 
 def patched(offset: int, kind: str, value: int) -> bytes:
     """Return an index of two entries with one field overwritten."""
-    data = bytearray(v1.encode_index(10_000, METADATA, [v1.IndexEntry(0, 1, 0), v1.IndexEntry(4, 2, 500)]))
+    data = bytearray(v1.encode_index(10_000, METADATA, [IndexEntry(0, 1, 0), IndexEntry(4, 2, 500)]))
     struct.pack_into(kind, data, offset, value)
     return bytes(data)
 
@@ -49,13 +50,13 @@ def test_round_trip(payloads: list[bytes], block_bytes_max: int) -> None:
 def test_denser_index_leads_to_every_entry(payloads: list[bytes], every: int) -> None:
     """Index entries in the middle of blocks are read, and offset plus 128 is where their entry begins."""
     blocks, data, _ = build_ledger(payloads, block_bytes_max=300)
-    entries: list[v1.IndexEntry] = []
+    entries: list[IndexEntry] = []
     for block in blocks:
         position = block.index_entry.offset
         batch = ledger_blocks.decode_block(data[position : position + block.length], ledger_id=1, key=KEY, at=position)
         for number, payload in enumerate(batch.payloads):
             if number % every == 0:
-                entries.append(v1.IndexEntry(batch.first_entry_id + number, block.index_entry.part_id, position))
+                entries.append(IndexEntry(batch.first_entry_id + number, block.index_entry.part_id, position))
             position += 12 + len(payload)
     encoded = v1.encode_index(len(data), ledger_metadata(len(payloads), sum(map(len, payloads))), entries)
     index = v1.decode_index(memoryview(encoded), key=KEY)
@@ -134,13 +135,13 @@ def test_last_entry_before_an_index_entry() -> None:
     with pytest.raises(
         InvalidInput, match="expected a last entry id of at least 10 in the LedgerMetadataFormat, found 9"
     ):
-        v1.encode_index(10_000, METADATA, [v1.IndexEntry(0, 1, 0), v1.IndexEntry(10, 2, 500)])
+        v1.encode_index(10_000, METADATA, [IndexEntry(0, 1, 0), IndexEntry(10, 2, 500)])
 
 
 @pytest.mark.parametrize(
-    ("data_bytes", "entries"), [(2**63, [v1.IndexEntry(0, 1, 0)]), (1000, [v1.IndexEntry(0, 1, 2**63)]), (1000, [])]
+    ("data_bytes", "entries"), [(2**63, [IndexEntry(0, 1, 0)]), (1000, [IndexEntry(0, 1, 2**63)]), (1000, [])]
 )
-def test_what_would_not_be_read_is_not_written(data_bytes: int, entries: list[v1.IndexEntry]) -> None:
+def test_what_would_not_be_read_is_not_written(data_bytes: int, entries: list[IndexEntry]) -> None:
     """An index that contradicts itself raises InvalidInput."""
     with pytest.raises(InvalidInput):
         v1.encode_index(data_bytes, METADATA, entries)
@@ -149,4 +150,4 @@ def test_what_would_not_be_read_is_not_written(data_bytes: int, entries: list[v1
 def test_members_that_are_not_text() -> None:
     """A bookie's name that is no UTF-8 is corrupt, not a surprise for who reads it later."""
     with pytest.raises(InvalidInput, match="expected UTF-8 text in the LedgerMetadataFormat message"):
-        v1.encode_index(1000, METADATA.replace(b"127.0.0.1", b"127.0.0.\xff"), [v1.IndexEntry(0, 1, 0)])
+        v1.encode_index(1000, METADATA.replace(b"127.0.0.1", b"127.0.0.\xff"), [IndexEntry(0, 1, 0)])

@@ -11,7 +11,7 @@ import pytest
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
-from offloaderd.format.v1.blocks import decode_index
+from offloaderd.format.v1 import decode_index
 from offloaderd.testing.ledger_blocks import decode_block
 
 DATA = (

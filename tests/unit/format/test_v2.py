@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offloaderd.core.entries import PAD
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
-from offloaderd.format.v2 import blocks as v2
+from offloaderd.format import v2
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, payload_lists
 

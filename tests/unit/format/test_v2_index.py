@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import Position
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.v2.index import GROUP_HEAD, INDEX_HEADER
+from offloaderd.format import v2
+from offloaderd.format.v1_and_v2 import IndexEntry
+from offloaderd.format.v2 import GROUP_HEAD, INDEX_HEADER
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, ledger_info
 
 INT63 = st.integers(0, 2**63 - 1)
-ONE_ENTRY = (v2.IndexEntry(0, 1, 0),)
+ONE_ENTRY = (IndexEntry(0, 1, 0),)
 
 
 def raw_index(
@@ -82,7 +83,7 @@ def test_extents_are_the_blocks(segment: builders.Segment) -> None:
 
 def test_groups_are_written_by_ledger() -> None:
     """Groups are sorted, whatever order they come in."""
-    groups = [v2.LedgerIndex(n, ledger_info(n), (v2.IndexEntry(0, n, n * 200),)) for n in (1, 2, 3)]
+    groups = [v2.LedgerIndex(n, ledger_info(n), (IndexEntry(0, n, n * 200),)) for n in (1, 2, 3)]
     assert v2.encode_index(1000, reversed(groups)) == v2.encode_index(1000, groups)
 
 
@@ -107,9 +108,9 @@ def test_groups_in_the_order_of_a_hash_map_are_read() -> None:
         (1000, [v2.LedgerIndex(1, ledger_info(1), ONE_ENTRY)] * 2),
         (2**63, [v2.LedgerIndex(1, ledger_info(1), ONE_ENTRY)]),
         (139, [v2.LedgerIndex(1, ledger_info(1), ONE_ENTRY)]),
-        (1000, [v2.LedgerIndex(1, ledger_info(1), (v2.IndexEntry(0, 1, 861),))]),
-        (1000, [v2.LedgerIndex(1, ledger_info(1), (v2.IndexEntry(0, 1, 0), v2.IndexEntry(0, 2, 200)))]),
-        (1000, [v2.LedgerIndex(1, ledger_info(1), (v2.IndexEntry(0, 2**31, 0),))]),
+        (1000, [v2.LedgerIndex(1, ledger_info(1), (IndexEntry(0, 1, 861),))]),
+        (1000, [v2.LedgerIndex(1, ledger_info(1), (IndexEntry(0, 1, 0), IndexEntry(0, 2, 200)))]),
+        (1000, [v2.LedgerIndex(1, ledger_info(1), (IndexEntry(0, 2**31, 0),))]),
     ],
 )
 def test_what_would_not_be_read_is_not_written(data_bytes: int, groups: list[v2.LedgerIndex]) -> None:

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from offloaderd.core.entries import PAD, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import EntryBatch, OffloadMethod
-from offloaderd.format import verify
-from offloaderd.format.v1 import blocks as v1
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo
+from offloaderd.format import v1, v2, verify
+from offloaderd.format.manifest import BlockInfo
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY
 

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.core.errors import CorruptData, NotFound, Unsound
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
-from offloaderd.format.v1.index import decode_index, encode_index
+from offloaderd.format.v1 import decode_index, encode_index
 from offloaderd.history.plan import left_of
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.core.model import LedgerInfo, TopicName
-    from offloaderd.format.v1.index import LedgerObjectIndex
+    from offloaderd.format.v1 import LedgerObjectIndex
     from offloaderd.metadata.topic_map.map import TopicMap
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import Denied, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import OffloadMethod, Position
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import manifest_bytes, v1
 from offloaderd.history.rewriting.stored_feed import BucketReader
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
@@ -86,7 +85,7 @@ async def test_a_ledger_is_byte_for_byte_what_the_ledger_based_method_writes() -
         assert await rig.store.get(ours.keys.data) == await other.store.get(theirs.keys.data)
         assert await rig.store.get(ours.keys.index) == await other.store.get(theirs.keys.index)
         described = [
-            manifest.decode(await one.store.get(keys.manifest), key="m")
+            manifest_bytes.decode(await one.store.get(keys.manifest), key="m")
             for one, keys in ((rig, ours.keys), (other, theirs.keys))
         ]
         assert described[0].blocks == described[1].blocks

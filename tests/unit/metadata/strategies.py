@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from offloaderd.core.model import LedgerEnd, Loss, OutagePolicy, Position, TierRetention, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.format.layout import SegmentLayout
-from offloaderd.format.values import Past
+from offloaderd.format.manifest import Past
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.floor import Floor

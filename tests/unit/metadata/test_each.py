@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from offloaderd.core.aio.each import IN_FLIGHT_MAX, each
+from offloaderd.core.aio import IN_FLIGHT_MAX, each
 from offloaderd.core.errors import NotFound
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.format.pb.storage import identity_pb2
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records.identity import Acceptance, Deployment, Refusal, SourceIdentity, TopicIdentityRecord

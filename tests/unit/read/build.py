@@ -13,12 +13,12 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
+from offloaderd.format import manifest_bytes, v2
 from offloaderd.format.chunks import checksums, sparse_positions
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format.manifest import BlockInfo, LedgerPart, Past, SegmentManifest
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar.entry_time import block_times
-from offloaderd.format.v2 import blocks as v2
-from offloaderd.format.values import BlockInfo, LedgerPart, Past, SegmentManifest
+from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
@@ -30,7 +30,7 @@ from offloaderd.testing.memory.objects import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from offloaderd.core.frames import Entries
+    from offloaderd.core.entries import Entries
     from offloaderd.core.read_options import ReadPriority
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.history import HistoryPlan
@@ -85,12 +85,12 @@ def encode_pieces(
     blocks: list[BlockInfo] = []
     groups: list[v2.LedgerIndex] = []
     for piece in pieces:
-        entries: list[v2.IndexEntry] = []
+        entries: list[IndexEntry] = []
         for at in range(0, len(piece.payloads), block_entries):
             payloads = piece.payloads[at : at + block_entries]
             first = piece.first_entry_id + at
             encoded = b"".join(v2.encode_block(piece.ledger_id, first, payloads).chunks)
-            entries.append(v2.IndexEntry(first, len(blocks) + 1, len(data)))
+            entries.append(IndexEntry(first, len(blocks) + 1, len(data)))
             crc32c, chunks = checksums(encoded, 0, len(encoded), chunk_bytes or len(encoded))
             blocks.append(
                 BlockInfo(
@@ -163,7 +163,7 @@ async def put_segment(
     )
     await store.put(keys.SegmentKeys(PREFIX, segment_id).data, bytes(data))
     await store.put(keys.SegmentKeys(PREFIX, segment_id).index, index)
-    await store.put(keys.SegmentKeys(PREFIX, segment_id).manifest, manifest_format.encode(manifest))
+    await store.put(keys.SegmentKeys(PREFIX, segment_id).manifest, manifest_bytes.encode(manifest))
     slices = tuple(
         LedgerSlice(part.ledger_id, part.first_entry_id, part.last_entry_id, part.payload_bytes) for part in parts
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.model import EntryBatch, LedgerInfo, Position
 from offloaderd.core.read_options import DISORDER_MS, Goal, SeekKind
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format import manifest_bytes
 from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
@@ -26,7 +26,7 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.format.values import Past, SegmentManifest
+    from offloaderd.format.manifest import Past, SegmentManifest
     from offloaderd.metadata.committed import CommittedSegment
     from tests.unit.read.build import ReadRig
 
@@ -170,7 +170,7 @@ async def furnish(topic: Topic) -> ReadRig:
 async def manifest_of(rig: ReadRig, segment_id: uuid.UUID) -> SegmentManifest:
     """Read a manifest back."""
     key = keys.SegmentKeys(PREFIX, segment_id).manifest
-    return manifest_format.decode(await rig.store.get(key), key=key)
+    return manifest_bytes.decode(await rig.store.get(key), key=key)
 
 
 def pieces_of(entries: Sequence[Entry]) -> list[Piece]:

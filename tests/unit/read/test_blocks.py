@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.aio.tasks import Tasks
+from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Closed, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.read.cache import Cache

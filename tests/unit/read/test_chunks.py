@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
-from offloaderd.format.manifest.wire import CHUNKS_BYTES
+from offloaderd.format.manifest_bytes import CHUNKS_BYTES
 from offloaderd.read.seek.seek import seek
 from offloaderd.read.segments.table import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, put_segment, sample

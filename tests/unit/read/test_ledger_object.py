@@ -15,8 +15,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.format.v1.index import decode_index
-from offloaderd.format.v1.scan import BlockScan, block_spans
+from offloaderd.format.v1 import BlockScan, block_spans, decode_index
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import broker_ledger as ledger_object
 from offloaderd.read.segments.reader import SegmentOptions, SegmentReader

@@ -20,7 +20,7 @@ from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_read_rig, pay
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
-    from offloaderd.core.frames import Entries
+    from offloaderd.core.entries import Entries
 
 FAULTS = ("none", "none", "data gone", "data cut", "block flipped", "index flipped", "index gone", "manifest flipped")
 

@@ -43,7 +43,7 @@ from tests.unit.read.build import (
 from tests.unit.read.shelf import Broken, Shelf
 
 if TYPE_CHECKING:
-    from offloaderd.core.frames import Entries
+    from offloaderd.core.entries import Entries
     from tests.unit.read.build import ReadRig
 
 IDS = [uuid.UUID(int=number) for number in range(1, 9)]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import CorruptData, IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.core.read_options import Goal, SeekKind, Tier
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import Past
 from offloaderd.format.pulsar.entry_time import EntryTime
-from offloaderd.format.values import Past
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
@@ -348,7 +348,7 @@ async def test_without_the_source_what_is_offloaded_is_found() -> None:
             data = await rig.store.get(getattr(whole.keys, kind))
             await rig.store.put(getattr(keys.SegmentKeys(PREFIX, later.segment_id), kind), data)
         key = keys.SegmentKeys(PREFIX, later.segment_id).manifest
-        await rig.store.put(key, manifest_format.encode(later))
+        await rig.store.put(key, manifest_bytes.encode(later))
         rig.map.segments = [replace(whole, segment_id=later.segment_id)]
         with pytest.raises(Transient, match="cannot be asked"):
             await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
 from offloaderd.core.model import Position, TopicName
-from offloaderd.format.manifest import document as manifest_format
-from offloaderd.format.v2 import blocks as v2
+from offloaderd.format import manifest_bytes, v2
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
 from offloaderd.read import cache
@@ -349,7 +348,7 @@ async def test_an_index_that_lists_other_blocks_is_refused() -> None:
     """Index and manifest may each be sound and still not belong together: then neither is believed."""
     rig = make_read_rig()
     segment = await put_segment(rig.store, PIECES, segment_id=ID)
-    manifest = manifest_format.decode(await rig.store.get(KEYS["manifest"]), key="")
+    manifest = manifest_bytes.decode(await rig.store.get(KEYS["manifest"]), key="")
     index = v2.decode_index(await rig.store.get(KEYS["index"]), key="")
     group = index.groups[0]
     moved = group.entries[1]._replace(first_entry_id=group.entries[1].first_entry_id + 1)
@@ -358,7 +357,7 @@ async def test_an_index_that_lists_other_blocks_is_refused() -> None:
     other = v2.encode_index(index.data_bytes, groups)
     await rig.store.put(KEYS["index"], other)
     told = replace(manifest, index_bytes=len(other), index_crc32c=google_crc32c.value(other))
-    await rig.store.put(KEYS["manifest"], manifest_format.encode(told))
+    await rig.store.put(KEYS["manifest"], manifest_bytes.encode(told))
     async with rig.reader:
         with pytest.raises(CorruptData, match="blocks of the manifest"):
             await read(rig.reader.segments, segment, *WHOLE)

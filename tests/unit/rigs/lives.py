@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import NotFound
 from offloaderd.fleet.engine import Engine
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.daemon import DaemonNode
@@ -78,7 +78,7 @@ class EncryptingStore(CountingStore):
 
 
 def _said(key: str, data: bytes) -> object:
-    return without_chunks(manifest.decode(data, key=key)) if key.endswith("-manifest") else data
+    return without_chunks(manifest_bytes.decode(data, key=key)) if key.endswith("-manifest") else data
 
 
 class Life:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from offloaderd.core.aio.each import each
+from offloaderd.core.aio import each
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice

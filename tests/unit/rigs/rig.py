@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.limits import ByteBudget
+from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
-from offloaderd.core.pace import Pace
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.fleet.engine import Engine
+from offloaderd.format import manifest_bytes
 from offloaderd.format.chunks import checksums
-from offloaderd.format.manifest import document as manifest
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.records.daemon import DaemonNode
@@ -176,7 +175,7 @@ class Rig:
         for segment in (await catalog.load(self.tree.connect(), topic)).segments:
             key, store = segment.keys.data, self.store.at(segment.bucket)
             data = await store.get(key)
-            described = manifest.decode(await store.get(segment.keys.manifest), key="manifest")
+            described = manifest_bytes.decode(await store.get(segment.keys.manifest), key="manifest")
             assert described.data_bytes == len(data) == segment.object_bytes
             assert described.range == segment.range
             check_index(await store.get(segment.keys.index), described, key="index")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.fleet.engine import Engine
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.daemon import DaemonNode
@@ -121,7 +121,7 @@ async def read_all(rig: Rig) -> list[bytes]:
     found: list[tuple[Position, bytes]] = []
     for segment in (await map_of(rig)).segments:
         data = await rig.store.get(segment.keys.data)
-        described = manifest.decode(await rig.store.get(segment.keys.manifest), key="manifest")
+        described = manifest_bytes.decode(await rig.store.get(segment.keys.manifest), key="manifest")
         assert described.data_bytes == len(data) == segment.object_bytes
         assert segment.is_run_of(described.ledgers)
         check_index(await rig.store.get(segment.keys.index), described, key="index")

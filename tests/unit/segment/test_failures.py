@@ -17,7 +17,7 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.core.metrics.values import ERROR_CLASSES
+from offloaderd.core.metrics.families import ERROR_CLASSES
 from offloaderd.segment.failures import STALLED_TRIES, FailureTracker, error_class
 from offloaderd.testing.clock import START_MS, FakeClock
 from tests.unit.rigs.rig import TOPIC

@@ -11,8 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import Conflict, OutcomeUnknown, Transient
-from offloaderd.core.model import HistoryOrder, Position
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import HistoryOrder, Position, RefusalKind
 from offloaderd.format import head as head_format
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import identity, paths

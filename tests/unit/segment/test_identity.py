@@ -8,8 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import CorruptData, Fenced, IdentityRefused
-from offloaderd.core.model import TierRetention
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind, TierRetention
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod
-from offloaderd.format.manifest import document as manifest
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import manifest_bytes, v1
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment import writer
 from offloaderd.segment.roll import RollPolicy
@@ -187,7 +186,7 @@ async def test_a_large_entry_has_a_block_of_its_own() -> None:
     async with rig.engine() as engine:
         topic = await enabled(engine)
         await until_offloaded(topic, everything[3][0])
-        described = manifest.decode(await rig.store.get(topic.map.segments[0].keys.manifest), key="m")
+        described = manifest_bytes.decode(await rig.store.get(topic.map.segments[0].keys.manifest), key="m")
         assert max(block.length for block in described.blocks) > 9000
     assert await rig.committed() == everything[:4]
 

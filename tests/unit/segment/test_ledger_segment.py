@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, OffloadMethod
-from offloaderd.format.layout import LedgerLayout
-from offloaderd.format.v1 import blocks as v1
+from offloaderd.format import v1
+from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.segment.builders.ledger_builder import LedgerBuilder

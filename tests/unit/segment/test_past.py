@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.model import LedgerInfo, Loss, Position, TopicName
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format import manifest_bytes
+from offloaderd.format.manifest import Past
 from offloaderd.format.pulsar.entry_time import Survey, survey
-from offloaderd.format.values import Past
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -22,7 +22,7 @@ from tests.unit.rigs.owned import offload_more, offloaded_topic
 from tests.unit.rigs.rig import TOPIC as OWNED
 
 if TYPE_CHECKING:
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
 
 TOPIC = TopicName.parse("public/default/flights")
 
@@ -119,7 +119,7 @@ class Bucket:
 
     def __init__(self, *manifests: SegmentManifest) -> None:
         self.asked: list[str] = []
-        self.objects = {f"p/{one.segment_id}-manifest": manifest_format.encode(one) for one in manifests}
+        self.objects = {f"p/{one.segment_id}-manifest": manifest_bytes.encode(one) for one in manifests}
 
     async def find(self, _: str, key: str) -> bytes | None:
         """Return an object if it is there."""
@@ -179,7 +179,7 @@ async def test_owners_count_on_from_each_other(monkeypatch: pytest.MonkeyPatch) 
     await offload_more(rig, [3, 20], seed=50)
     assert [key for key in read if key in before] == before[-1:], "the next owner reads one manifest, once"
     segments = (await catalog.load(rig.tree.connect(), OWNED)).segments
-    manifests = [manifest_format.decode(await get(one.keys.manifest), key="m") for one in segments]
+    manifests = [manifest_bytes.decode(await get(one.keys.manifest), key="m") for one in segments]
     counts = [one.entries for one in segments]
     assert [one.past.entries for one in manifests if one.past] == [sum(counts[:at]) for at in range(len(counts))]
     assert {one.past.since for one in manifests if one.past} == {segments[0].begin}

@@ -12,7 +12,7 @@ import pytest
 from offloaderd.core.errors import Conflict, Fenced
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
-from offloaderd.format.values import BlockInfo
+from offloaderd.format.manifest import BlockInfo
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, StoredPart, stored_part

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.refusals import RefusalKind
-from offloaderd.format.manifest import document as manifest
+from offloaderd.core.model import RefusalKind
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import identity, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
@@ -165,7 +165,7 @@ async def test_what_was_sealed_and_lacks_entries_is_taken_up_as_well() -> None:
     rig, backup, last = await backed_up()
     before = await rig.committed()
     segment = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0]
-    described = manifest.decode(await rig.store.get(segment.keys.manifest), key="manifest")
+    described = manifest_bytes.decode(await rig.store.get(segment.keys.manifest), key="manifest")
     seal = Seal(
         sealed_ms=described.sealed_ms,
         epoch=described.epoch,
@@ -280,10 +280,10 @@ async def test_a_copy_whose_data_is_gone_covers_nothing() -> None:
     rig = await offloaded_topic(10, 10)
     owned = await Owned.claim(rig)
     newest = owned.offloader.map.segments[-1]
-    described = manifest.decode(await rig.store.get(newest.keys.manifest), key="manifest")
+    described = manifest_bytes.decode(await rig.store.get(newest.keys.manifest), key="manifest")
     twin = SegmentKeys("seg/", UUID(int=7))
     await rig.store.put(twin.data, b"x" * described.data_bytes)
-    await rig.store.put(twin.manifest, manifest.encode(replace(described, segment_id=twin.segment_id)))
+    await rig.store.put(twin.manifest, manifest_bytes.encode(replace(described, segment_id=twin.segment_id)))
     record = trash_record.Trash(
         segment_id=twin.segment_id, upload_id="", reason="gone", decided_ms=1, bucket="b", prefix="seg/"
     )

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.segment.complete import same_manifest, without_chunks
 from offloaderd.segment.upload import SegmentFailed
 from tests.unit.format import builders
 
 if TYPE_CHECKING:
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
 
 SENT = builders.chunked_segment().manifest
 
 
 def read_back(found: SegmentManifest) -> None:
     """Compare a manifest with the one that was sent."""
-    same_manifest("m", manifest.encode(found), manifest.encode(SENT))
+    same_manifest("m", manifest_bytes.encode(found), manifest_bytes.encode(SENT))
 
 
 def test_chunks_of_another_owner_are_as_good() -> None:
     """A deposed owner that puts its manifest meanwhile knows other chunks: those of the blocks that it has cut."""
     read_back(SENT)
     read_back(without_chunks(SENT))
-    same_manifest("m", manifest.encode(SENT), manifest.encode(without_chunks(SENT)))
+    same_manifest("m", manifest_bytes.encode(SENT), manifest_bytes.encode(without_chunks(SENT)))
 
 
 @pytest.mark.parametrize("changes", [{"epoch": 9}, {"cluster": "other"}, {"index_crc32c": 1}])
@@ -39,6 +39,6 @@ def test_anything_else_is_not_what_was_sent(changes: dict[str, object]) -> None:
 
 def test_what_is_no_manifest_is_not_what_was_sent() -> None:
     """A changed byte is told by the manifest's own checksum."""
-    sent = manifest.encode(SENT)
+    sent = manifest_bytes.encode(SENT)
     with pytest.raises(SegmentFailed, match="reads back differently"):
         same_manifest("m", sent[:-1] + b"\x00", sent)

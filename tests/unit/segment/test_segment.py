@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, LedgerInfo, Position
+from offloaderd.format import v2
 from offloaderd.format.chunks import checksums
 from offloaderd.format.pulsar.broker_entry import encode_head
 from offloaderd.format.pulsar.entry_time import Survey
-from offloaderd.format.v2 import blocks as v2
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.objects.checks import md5
 from offloaderd.segment.builders.builder import CutPart, SegmentBuilder, SegmentLayout

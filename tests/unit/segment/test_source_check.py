@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import IdentityRefused, NotFound, Transient
-from offloaderd.core.model import LedgerInfo, Position, TierRetention
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import LedgerInfo, Position, RefusalKind, TierRetention
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from offloaderd.core.model import TopicName
-    from offloaderd.format.values import BlockInfo
+    from offloaderd.format.manifest import BlockInfo
     from offloaderd.metadata.records.attempt import Attempt
 
 FOLLOW = RetentionSettings(follow_lag_s=0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.core.aio.signal import Event
+from offloaderd.core.aio import Event
 from offloaderd.core.errors import Transient
 from offloaderd.segment.failures import STALLED_TRIES
 from tests.unit.rigs.owned import Owned, offloaded_topic

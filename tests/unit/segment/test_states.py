@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.core.model import Position
-from offloaderd.format.layout import SegmentLayout
-from offloaderd.format.values import BlockInfo, LedgerPart
+from offloaderd.format.manifest import BlockInfo, LedgerPart
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, stored_part
 from offloaderd.segment.states import TRANSITIONS, SegmentState, diagram, follow, state_of

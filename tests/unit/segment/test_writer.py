@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.core.model import LedgerInfo
-    from offloaderd.format.layout import LedgerLayout, SegmentLayout
-    from offloaderd.format.values import LedgerPart, SegmentManifest
+    from offloaderd.format.manifest import LedgerPart, SegmentManifest
+    from offloaderd.format.v1 import LedgerLayout
+    from offloaderd.format.v2 import SegmentLayout
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
     from offloaderd.segment.feed import Answer

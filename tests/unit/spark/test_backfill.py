@@ -12,7 +12,7 @@ from offloaderd.core.errors import Denied, Fenced, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import HistoryOrder, Position
 from offloaderd.core.retry import Backoff
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
@@ -54,7 +54,7 @@ async def test_history_is_written_side_by_side_and_committed_in_order() -> None:
     assert found.history.probes <= 4 * 6
     before = 0
     for segment in found.segments[:-1]:
-        described = manifest.decode(await rig.store.get(segment.keys.manifest), key="manifest")
+        described = manifest_bytes.decode(await rig.store.get(segment.keys.manifest), key="manifest")
         assert described.past is not None
         assert (described.past.entries, described.past.since) == (before, Position(0, 0))
         before += segment.entries

@@ -314,6 +314,6 @@ async def test_parts_are_sent_at_their_rate() -> None:
 
     pace = RatedPace(8, bytes_per_s=100, part_bytes=50, clock=Told())  # type: ignore[arg-type]
     for _ in range(5):
-        async with pace.one_part():
+        async with pace.held():
             pass
     assert slept == [0.5, 1.0]

@@ -22,7 +22,7 @@ from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offloaderd.format.values import Past
+    from offloaderd.format.manifest import Past
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import Bytes, ObjectInfo
     from offloaderd.spark.jobs.task import SegmentTask

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import IdentityRefused
-from offloaderd.core.model import Position
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import Position, RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.spark.backfill.plan import BackfillFailed
 from offloaderd.spark.backfill.transfer import hand_back

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from offloaderd.core.errors import IdentityRefused
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.metadata import identity
 from offloaderd.spark.backfill.plan import BackfillFailed
 from offloaderd.spark.jobs.task import SegmentTask

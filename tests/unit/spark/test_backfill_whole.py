@@ -10,7 +10,7 @@ import pytest
 
 from offloaderd.core.errors import OutcomeUnknown, Transient
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create
@@ -99,7 +99,7 @@ async def test_closed_ledgers_become_objects_of_their_own_side_by_side() -> None
     assert [(one.begin, one.end) for one in found.segments] == [(Position(n, 0), Position(n, 29)) for n in range(6)]
     ours = [await rig.store.get(one.keys.data) for one in found.segments]
     for number, one in enumerate(found.segments):
-        past = manifest.decode(await rig.store.get(one.keys.manifest), key="manifest").past
+        past = manifest_bytes.decode(await rig.store.get(one.keys.manifest), key="manifest").past
         assert past is not None
         assert (past.entries, past.since) == (30 * number, Position(0, 0))
     ((_, status),) = await job.status(stores, JobTopics(topics=[TOPIC]))

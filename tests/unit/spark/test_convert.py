@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.core.errors import Fenced, Transient
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
@@ -99,7 +99,7 @@ async def stored(rig: Rig) -> list[bytes]:
     found: list[bytes] = []
     for segment in (await map_of(rig)).segments:
         data = await rig.store.get(segment.keys.data)
-        described = manifest.decode(await rig.store.get(segment.keys.manifest), key="manifest")
+        described = manifest_bytes.decode(await rig.store.get(segment.keys.manifest), key="manifest")
         check_index(await rig.store.get(segment.keys.index), described, key="index")
         assert segment.is_run_of(described.ledgers)
         for block in described.blocks:

@@ -10,9 +10,8 @@ from uuid import UUID
 import pytest
 
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import LedgerEnd, TopicName
+from offloaderd.core.model import LedgerEnd, RefusalKind, TopicName
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.core.refusals import RefusalKind
 from offloaderd.fleet import hot_tier as hot
 from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import ReadableMaps, ReadablePolicies

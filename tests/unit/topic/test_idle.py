@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import Transient
-from offloaderd.core.metrics.placement import WAKE_CAUSES
-from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TierRetention
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.metrics.service import WAKE_CAUSES
+from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, RefusalKind, TierRetention
 from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import Conflict, Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
+from offloaderd.core.limits import Pace
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
-from offloaderd.core.pace import Pace
 from offloaderd.metadata import paths
 from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.segment import failures as reach_module

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from offloaderd.core import humanize as words
+from offloaderd.core import units as words
 from offloaderd.core.errors import CorruptData, InvalidConfig
 from offloaderd.core.model import EntryBatch
 from offloaderd.topic import spill as spill_files

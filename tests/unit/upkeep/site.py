@@ -10,7 +10,7 @@ from uuid import UUID
 from offloaderd.core.errors import Conflict
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.core.model import LedgerEnd, Loss
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
@@ -158,7 +158,7 @@ class Ground:
         labels = keys.segment_metadata(cluster) if metadata is None else metadata
         await self.objects.put(data_key(number), built.data, metadata=labels)
         await self.objects.put(index_key(number), built.index, metadata=labels)
-        await self.objects.put(manifest_key(number), manifest.encode(described), metadata=labels)
+        await self.objects.put(manifest_key(number), manifest_bytes.encode(described), metadata=labels)
         return described
 
     async def commit(self, described: SegmentManifest, topic: TopicName = TOPIC, *, ended: bool = False) -> None:

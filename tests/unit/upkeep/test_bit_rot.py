@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Position
-from offloaderd.format.v2 import blocks as v2
+from offloaderd.format import v2
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Verifier, Wish

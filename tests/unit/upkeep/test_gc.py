@@ -10,7 +10,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from offloaderd.core.errors import Conflict, CorruptData
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import RefusalKind
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import identity
 from offloaderd.metadata.records import trash as trash_record

@@ -9,8 +9,7 @@ import pytest
 
 from offloaderd.core.errors import Fenced, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Confirmed, TopicName
-from offloaderd.core.refusals import RefusalKind
+from offloaderd.core.model import Confirmed, RefusalKind, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import epoch as epoch_record

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Transient, Unsound
 from offloaderd.core.model import LedgerEnd, Loss, Position
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.topic_map import map as catalog
@@ -111,8 +111,8 @@ async def _drop(owned: Owned, key: str) -> None:
 
 
 async def _foreign(owned: Owned, key: str) -> None:
-    described = manifest.decode(await owned.rig.store.get(key), key=key)
-    await owned.rig.store.put(key, manifest.encode(replace(described, cluster="another")))
+    described = manifest_bytes.decode(await owned.rig.store.get(key), key=key)
+    await owned.rig.store.put(key, manifest_bytes.encode(replace(described, cluster="another")))
 
 
 @pytest.mark.parametrize(

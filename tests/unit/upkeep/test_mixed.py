@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from offloaderd.core.model import OffloadMethod, TierRetention
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records import verified as verified_record
@@ -230,8 +230,8 @@ async def test_what_nobody_refers_to_goes_unless_it_is_the_last_copy(mixed: Mixe
         info = await mixed.rig.store.head(segment.keys.of(kind))
         data = await mixed.rig.store.get(info.key)
         if kind is ObjectKind.MANIFEST:
-            described = manifest.decode(data, key=info.key)
-            data = manifest.encode(replace(described, segment_id=copied.segment_id))
+            described = manifest_bytes.decode(data, key=info.key)
+            data = manifest_bytes.encode(replace(described, segment_id=copied.segment_id))
         await mixed.rig.store.put(copied.keys.of(kind), data, metadata=info.metadata)
     assert {(find.kind, find.verdict, find.key) for find in await collected(mixed)} == {
         (Kind.SUPERSEDED, Verdict.DELETED, key) for key in copied.keys.all

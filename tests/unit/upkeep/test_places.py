@@ -11,7 +11,7 @@ from offloaderd.core.errors import BucketMissing, first_of
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OffloadMethod, Position, TierRetention
 from offloaderd.fleet.hot_tier import HotBuffers
-from offloaderd.format.manifest import document as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
@@ -167,7 +167,9 @@ async def test_a_segment_knows_what_is_before_it_in_another_place() -> None:
         await until_offloaded(topic, last)
     before, after = (await map_of(rig)).segments
     assert places_of((before, after)) == [HOME, AWAY]
-    described = manifest.decode(await buckets_of(rig).at(AWAY[0]).get(after.keys.manifest), key=after.keys.manifest)
+    described = manifest_bytes.decode(
+        await buckets_of(rig).at(AWAY[0]).get(after.keys.manifest), key=after.keys.manifest
+    )
     assert described.past is not None
     assert (described.past.entries, described.past.since) == (10, before.begin)
 

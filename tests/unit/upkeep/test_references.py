@@ -20,7 +20,7 @@ from tests.unit.upkeep.site import OURS, TOPIC, Ground, all_keys, committed, dat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.port import Step, Versioned
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from offloaderd.core.errors import Conflict, Denied, Fenced
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import Loss, Position
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import grant as grant_record
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from offloaderd.core.model import TopicName
-    from offloaderd.format.values import SegmentManifest
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore
     from offloaderd.testing.faults import Plan
@@ -262,7 +262,7 @@ async def test_the_next_owner_goes_on_where_the_last_one_stopped(ground: Ground)
 
 async def described(ground: Ground, number: int) -> SegmentManifest:
     """Return a segment's manifest."""
-    return manifest_format.decode(await ground.objects.get(manifest_key(number)), key="k")
+    return manifest_bytes.decode(await ground.objects.get(manifest_key(number)), key="k")
 
 
 class Recording(FaultyStore):

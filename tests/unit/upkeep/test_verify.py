@@ -12,7 +12,7 @@ import pytest
 from offloaderd.core.errors import BucketMissing, Denied, Transient
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.model import LedgerEnd, Loss, Position
-from offloaderd.format.manifest import document as manifest_format
+from offloaderd.format import manifest_bytes
 from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.objects import keys
 from offloaderd.objects.retrying import RetryingReader
@@ -246,7 +246,7 @@ async def test_labels_that_pulsar_needs_are_asked_for(ground: Ground) -> None:
 
 async def test_a_manifest_that_differs_from_the_map_is_found(ground: Ground) -> None:
     """Sound in itself, under the right key, and not what was committed."""
-    described = manifest_format.decode(await ground.objects.get(manifest_key(3)), key="k")
+    described = manifest_bytes.decode(await ground.objects.get(manifest_key(3)), key="k")
     built = builders.build_segment([Run(7, 0, [b"7:0", b"7:1", b"7:2"])])
     changed = replace(
         described,
@@ -258,16 +258,16 @@ async def test_a_manifest_that_differs_from_the_map_is_found(ground: Ground) -> 
     )
     await rewrite(ground, data_key(3), built.data)
     await rewrite(ground, index_key(3), built.index)
-    await rewrite(ground, manifest_key(3), manifest_format.encode(changed))
+    await rewrite(ground, manifest_key(3), manifest_bytes.encode(changed))
     assert kinds(await verified(ground)) == []
     assert kinds(await verified(ground, against_map=True)) == [("map", manifest_key(3))] * 2
 
 
 async def test_the_sums_of_a_ledger_have_to_be_right(ground: Ground) -> None:
     """A manifest that says other payload bytes than its blocks hold would make sizes wrong for ever."""
-    described = manifest_format.decode(await ground.objects.get(manifest_key(3)), key="k")
+    described = manifest_bytes.decode(await ground.objects.get(manifest_key(3)), key="k")
     wrong = replace(described, ledgers=(replace(described.ledgers[0], payload_bytes=5),))
-    await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
+    await rewrite(ground, manifest_key(3), manifest_bytes.encode(wrong))
     assert kinds(await verified(ground)) == [("manifest", manifest_key(3))]
 
 
@@ -283,13 +283,13 @@ async def test_the_sums_of_a_ledger_have_to_be_right(ground: Ground) -> None:
 )
 async def test_other_times_than_the_entries_have_are_found(ground: Ground, change: dict[str, object]) -> None:
     """What seeks go by is compared with the entries; a manifest of an older version may leave it out."""
-    described = manifest_format.decode(await ground.objects.get(manifest_key(3)), key="k")
+    described = manifest_bytes.decode(await ground.objects.get(manifest_key(3)), key="k")
     first = described.blocks[0]
     silent = replace(described, blocks=(replace(first, survey=None), *described.blocks[1:]))
-    await rewrite(ground, manifest_key(3), manifest_format.encode(silent))
+    await rewrite(ground, manifest_key(3), manifest_bytes.encode(silent))
     assert kinds(await verified(ground)) == []
     wrong = replace(described, blocks=(replace(first, **change), *described.blocks[1:]))  # type: ignore[arg-type]
-    await rewrite(ground, manifest_key(3), manifest_format.encode(wrong))
+    await rewrite(ground, manifest_key(3), manifest_bytes.encode(wrong))
     reports = await verified(ground)
     assert kinds(reports) == [("times", data_key(3))]
 
@@ -308,7 +308,7 @@ async def chunked(ground: Ground, **change: object) -> list[Flaw]:
     for key, data in (
         (data_key(9), built.data),
         (index_key(9), built.index),
-        (manifest_key(9), manifest_format.encode(described)),
+        (manifest_key(9), manifest_bytes.encode(described)),
     ):
         await ground.objects.put(key, data, metadata=labels)
     return [flaw for report in await verified(ground) for flaw in report.flaws if flaw.is_problem]
@@ -347,7 +347,7 @@ async def test_a_preamble_counts(ground: Ground) -> None:
     labels = keys.segment_metadata(CLUSTER)
     for key, data in ((data_key(9), built.data), (index_key(9), built.index)):
         await ground.objects.put(key, data, metadata=labels)
-    await ground.objects.put(manifest_key(9), manifest_format.encode(described), metadata=labels)
+    await ground.objects.put(manifest_key(9), manifest_bytes.encode(described), metadata=labels)
     assert kinds(await verified(ground)) == []
     await flip(ground, data_key(9), 2)
     assert kinds(await verified(ground)) == [("block", data_key(9))]

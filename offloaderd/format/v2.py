@@ -1,33 +1,40 @@
-"""Index of a V2 object (PIP-76, streaming): FORMAT.md, section 3.
+"""Objects of segments (V2: PIP-76, streaming): FORMAT.md, section 3.
 
-One group per ledger, each with Pulsar's LedgerInfo and one index entry per block. The groups are not counted, and
-Pulsar's reader fails for a single byte behind the last one. Groups are written by ascending ledger id; Pulsar writes
-them in the order of a hash map, so any order is read.
+A block holds consecutive entries of one ledger. Every block that is written ends in at least 4 pad bytes: without them
+Pulsar's own reader fails at the end of the object, or reads the next header as an entry. Blocks that are read may have
+any padding, or none.
+
+An index has one group per ledger, each with Pulsar's LedgerInfo and one index entry per block. The groups are not
+counted, and Pulsar's reader fails for a single byte behind the last one. Groups are written by ascending ledger id;
+Pulsar writes them in the order of a hash map, so any order is read.
 """
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
+from offloaderd.core.entries import PAD, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.model import Position
-from offloaderd.format.index_entries import (
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.format.parsing import header_fields, parse_message
+from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
+from offloaderd.format.v1_and_v2 import (
     DATA_BYTES_MIN,
     DATA_HEADER_BYTES,
     INDEX_ENTRY,
     IndexEntry,
+    check_index_run,
     check_length,
-    check_run,
-    decode_run,
-    encode_run,
+    decode_block_header,
+    decode_index_run,
+    encode_block_header,
+    encode_index_run,
     floor,
 )
-from offloaderd.format.parsing import parse_message
-from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 
 INDEX_MAGIC = 0x3D1FB0BC
 INDEX_HEADER = struct.Struct(">Iiqq")
@@ -97,16 +104,13 @@ def encode_index(data_bytes: int, groups: Iterable[LedgerIndex]) -> bytes:
             chunks += (
                 GROUP_HEAD.pack(group.ledger_id, len(group.entries), len(group.metadata)),
                 group.metadata,
-                encode_run(group.entries),
+                encode_index_run(group.entries),
             )
         index_bytes = INDEX_HEADER.size + sum(map(len, chunks))
         chunks[0] = INDEX_HEADER.pack(INDEX_MAGIC, index_bytes, data_bytes, DATA_HEADER_BYTES)
-    except struct.error as error:
-        raise InvalidInput(f"index cannot be stored: {error}") from None
-    data = b"".join(chunks)
-    try:
+        data = b"".join(chunks)
         decode_index(data, key="the index to be written")
-    except CorruptData as error:
+    except (struct.error, CorruptData) as error:
         raise InvalidInput(f"index cannot be stored: {error}") from error
     return data
 
@@ -129,12 +133,9 @@ def decode_index(data: bytes | memoryview, *, key: str) -> SegmentIndex:
 
 
 def _decode_header(data: bytes, key: str) -> int:
-    if len(data) < INDEX_HEADER.size:
-        expected = f"an index header of {INDEX_HEADER.size} bytes"
-        raise CorruptData(key=key, offset=0, expected=expected, found=f"{len(data)} bytes")
-    magic, index_bytes, data_bytes, header_bytes = INDEX_HEADER.unpack_from(data)
-    if magic != INDEX_MAGIC:
-        raise CorruptData(key=key, offset=0, expected=f"magic {INDEX_MAGIC:08x} of a V2 index", found=f"{magic:08x}")
+    index_bytes, data_bytes, header_bytes = header_fields(
+        INDEX_HEADER, INDEX_MAGIC, data, header="index header", of=" of a V2 index", key=key
+    )
     if index_bytes != len(data):
         raise CorruptData(key=key, offset=4, expected=f"index length {len(data)}", found=index_bytes)
     if data_bytes < DATA_BYTES_MIN:
@@ -166,7 +167,7 @@ def _decode_group(data: bytes, at: int, key: str) -> tuple[LedgerIndex, int]:
     if info.ledgerId != ledger_id:
         raise CorruptData(key=key, offset=at, expected=f"LedgerInfo of ledger {ledger_id}", found=info.ledgerId)
     at += metadata_bytes
-    entries = decode_run(data, start=at, count=count)
+    entries = decode_index_run(data, start=at, count=count)
     return LedgerIndex(ledger_id, metadata, entries), at + count * INDEX_ENTRY.size
 
 
@@ -179,5 +180,88 @@ def _check_order(groups: list[LedgerIndex], heads: list[int], key: str, data_byt
         seen = group.ledger_id
         run = at + GROUP_HEAD.size + len(group.metadata)
         limit = data_bytes - DATA_BYTES_MIN
-        lowest = check_run(group.entries, key=key, at=run, lowest=lowest, step=_STEP, offset_max=limit)
+        lowest = check_index_run(group.entries, key=key, at=run, lowest=lowest, step=_STEP, offset_max=limit)
         lowest = lowest._replace(first_entry_id=0)  # entry ids begin at 0 in each ledger
+
+
+MAGIC = 0x26A66D32
+BLOCK_HEADER = struct.Struct(">Iqqqq92s")
+BLOCK_HEADER_BYTES = BLOCK_HEADER.size
+PAD_BYTES_MIN = 4
+PREAMBLE = PAD
+"""Optional bytes before the first block, which Pulsar's reader needs for segments that begin inside a ledger."""
+
+_RESERVED = bytes(92)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLayout:
+    """The settings that decide an object's bytes: target sizes of blocks and parts, and the preamble option."""
+
+    block_bytes: int
+    part_bytes: int
+    preamble: bool = False
+
+    @property
+    def preamble_bytes(self) -> int:
+        """Pad bytes before the first block."""
+        return len(PREAMBLE) if self.preamble else 0
+
+
+class BlockHeader(NamedTuple):
+    """Header of a block; `block_bytes` is the length of the block with header and padding."""
+
+    block_bytes: int
+    first_entry_id: int
+    ledger_id: int
+
+
+class Block(NamedTuple):
+    """An encoded block: chunks to be joined once, and the sum of their lengths."""
+
+    chunks: list[bytes]
+    length: int
+
+
+def encode_header(header: BlockHeader) -> bytes:
+    """Return the 128 bytes of the header; raises InvalidInput for a number that is negative or too large."""
+    return encode_block_header(BLOCK_HEADER, MAGIC, header, _RESERVED)
+
+
+def decode_header(data: bytes | memoryview, *, key: str, at: int) -> BlockHeader:
+    """Read the header at the begin of `data`, which is at byte `at` of the object `key`. Raises CorruptData."""
+    return BlockHeader(*decode_block_header(BLOCK_HEADER, MAGIC, data, of="V2", key=key, at=at))
+
+
+def encode_block(ledger_id: int, first_entry_id: int, payloads: Sequence[bytes], *, block_bytes_min: int = 0) -> Block:
+    """Return the block of these entries, padded to `block_bytes_min` and by at least 4 bytes.
+
+    Raises InvalidInput if there is no entry, or if an id or a length does not fit its field.
+    """
+    if not payloads:
+        raise InvalidInput("a block without entries cannot be stored")
+    used = BLOCK_HEADER_BYTES + framed_bytes(sum(map(len, payloads)), len(payloads))
+    length = max(block_bytes_min, used + PAD_BYTES_MIN)
+    header = encode_header(BlockHeader(length, first_entry_id, ledger_id))
+    return Block([header, *frame(first_entry_id, payloads), padding(length - used)], length)
+
+
+def decode_whole_header(data: bytes, *, key: str, at: int) -> BlockHeader:
+    """Read the header of a whole block; `data` has to end with the block. Raises CorruptData."""
+    header = decode_header(data, key=key, at=at)
+    if header.block_bytes != len(data):
+        raise CorruptData(key=key, offset=at + 12, expected=f"block length {len(data)}", found=header.block_bytes)
+    return header
+
+
+def decode_block(data: bytes | memoryview, *, key: str, at: int) -> EntryBatch:
+    """Read one whole block, header, entries and padding; `data` has to end with the block.
+
+    `at` is the offset of the block in the object `key`. Raises CorruptData.
+    """
+    data = bytes(data)
+    header = decode_whole_header(data, key=key, at=at)
+    payloads = decode_entries(data, start=BLOCK_HEADER_BYTES, first_entry_id=header.first_entry_id, key=key, at=at)
+    if not payloads:
+        raise CorruptData(key=key, offset=at + BLOCK_HEADER_BYTES, expected="at least one entry", found="none")
+    return EntryBatch(header.ledger_id, header.first_entry_id, payloads)

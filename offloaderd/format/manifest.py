@@ -1,7 +1,4 @@
-"""Values of a manifest: blocks, ledger parts, totals of the entries before the segment, and the manifest itself.
-
-The modules that read and write their bytes import this one; it imports none of them.
-"""
+"""Values of a manifest: blocks, ledger parts, totals of the entries before the segment, and the manifest itself."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange
 from offloaderd.format.pulsar.entry_time import Survey
-from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, PAD_BYTES_MIN
 
 
 class Broken(OffloaderError):

@@ -1,6 +1,7 @@
-"""Index entries, the same 20 bytes in V1 and V2 indexes (FORMAT.md, section 1): pointers from entry ids into the data.
+"""Parts that V1 and V2 objects share: headers of blocks, and index entries of 20 bytes (FORMAT.md, section 1).
 
-Lookups are by floor: the wanted entry is at or behind the place of the last index entry whose id is not above its own.
+An index entry is a pointer from an entry id into the data. Lookups are by floor: the wanted entry is at or behind the
+place of the last index entry whose id is not above its own.
 """
 
 import struct
@@ -10,7 +11,8 @@ from operator import add, itemgetter
 from typing import NamedTuple
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
-from offloaderd.core.errors import CorruptData
+from offloaderd.core.errors import CorruptData, InvalidInput
+from offloaderd.format.parsing import header_fields
 
 INDEX_ENTRY = struct.Struct(">qiq")
 DATA_HEADER_BYTES = 128
@@ -22,6 +24,38 @@ DATA_BYTES_MIN = DATA_HEADER_BYTES + ENTRY_OVERHEAD_BYTES
 
 INDEX_BYTES_MAX = 16 * 1024 * 1024
 """Largest index that is read: 800,000 blocks. It takes fifteen times as much in memory."""
+
+
+def encode_block_header(form: struct.Struct, magic: int, header: tuple[int, ...], reserved: bytes) -> bytes:
+    """Return the bytes of a block's header; raises InvalidInput for a number that is negative or too large."""
+    try:
+        data = form.pack(magic, DATA_HEADER_BYTES, *header, reserved)
+    except struct.error as error:
+        raise InvalidInput(f"{header} cannot be stored: {error}") from None
+    if min(header) < 0:
+        raise InvalidInput(f"{header} cannot be stored: a number is negative")
+    return data
+
+
+def decode_block_header(
+    form: struct.Struct, magic: int, data: bytes | memoryview, *, of: str, key: str, at: int
+) -> list[int]:
+    """Return length, first entry and further ids of the block header at the begin of `data`. Raises CorruptData."""
+    header_bytes, block_bytes, *ids, reserved = header_fields(
+        form, magic, data, header="block header", of=f" of a {of} block", key=key, at=at
+    )
+    if header_bytes != DATA_HEADER_BYTES:
+        raise CorruptData(key=key, offset=at + 4, expected=f"header length {DATA_HEADER_BYTES}", found=header_bytes)
+    if block_bytes < DATA_HEADER_BYTES:
+        expected = f"block length of at least {DATA_HEADER_BYTES}"
+        raise CorruptData(key=key, offset=at + 12, expected=expected, found=block_bytes)
+    for number, (name, found) in enumerate(zip(("entry", "ledger"), ids, strict=False)):
+        if found < 0:
+            raise CorruptData(key=key, offset=at + 20 + 8 * number, expected=f"{name} id of at least 0", found=found)
+    if any(reserved):
+        expected = f"{len(reserved)} reserved zeros"
+        raise CorruptData(key=key, offset=at + 20 + 8 * len(ids), expected=expected, found="other bytes")
+    return [block_bytes, *ids]
 
 
 class IndexEntry(NamedTuple):
@@ -48,18 +82,18 @@ def floor(entries: Sequence[IndexEntry], entry_id: int) -> IndexEntry | None:
     return entries[at - 1] if at else None
 
 
-def encode_run(entries: Sequence[IndexEntry]) -> bytes:
+def encode_index_run(entries: Sequence[IndexEntry]) -> bytes:
     """Return the bytes of the index entries. Raises struct.error for a number that is too large."""
     return b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
 
 
-def decode_run(data: bytes, *, start: int, count: int) -> tuple[IndexEntry, ...]:
+def decode_index_run(data: bytes, *, start: int, count: int) -> tuple[IndexEntry, ...]:
     """Return `count` index entries from `data[start]` on, unchecked; `data` has to be long enough."""
     stop = start + count * INDEX_ENTRY.size
     return tuple(map(IndexEntry._make, INDEX_ENTRY.iter_unpack(data[start:stop])))
 
 
-def check_run(
+def check_index_run(
     entries: Sequence[IndexEntry], *, key: str, at: int, lowest: IndexEntry, step: IndexEntry, offset_max: int
 ) -> IndexEntry:
     """Check that no number is below `lowest` or, from the second index entry on, the one before plus `step`.

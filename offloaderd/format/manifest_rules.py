@@ -9,11 +9,10 @@ from offloaderd.core.entries import framed_bytes
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX, START, Loss, OffloadMethod, Position, TopicName
 from offloaderd.format.chunks import CHECKSUM_BYTES, chunk_count
-from offloaderd.format.index_entries import INDEX_ENTRY
-from offloaderd.format.v1.index import INDEX_HEADER as V1_INDEX_HEADER
-from offloaderd.format.v2.blocks import BLOCK_HEADER_BYTES, PAD_BYTES_MIN, PREAMBLE
-from offloaderd.format.v2.index import GROUP_HEAD, INDEX_HEADER
-from offloaderd.format.values import BlockInfo, Broken, LedgerPart, SegmentManifest
+from offloaderd.format.manifest import BlockInfo, Broken, LedgerPart, SegmentManifest
+from offloaderd.format.v1 import INDEX_HEADER as V1_INDEX_HEADER
+from offloaderd.format.v1_and_v2 import INDEX_ENTRY
+from offloaderd.format.v2 import BLOCK_HEADER_BYTES, GROUP_HEAD, INDEX_HEADER, PAD_BYTES_MIN, PREAMBLE
 
 
 def canonical_uuid(text: str) -> UUID:

@@ -1,1 +1,0 @@
-"""Tasks, events and signals on asyncio."""

@@ -1,1 +1,0 @@
-"""The manifest beside a data object (FORMAT.md, section 4)."""

@@ -1,1 +1,0 @@
-"""Objects of whole ledgers (PIP-17): FORMAT.md, section 2."""

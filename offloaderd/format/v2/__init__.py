@@ -1,1 +1,0 @@
-"""Objects of segments (PIP-76): FORMAT.md, section 3."""
