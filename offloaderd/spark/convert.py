@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from offloaderd.core.aio import each
-from offloaderd.core.aio import Group
+from offloaderd.core.aio import Group, each
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod, TopicName

@@ -13,7 +13,7 @@ from offloaderd.api.history import first_left
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position, TopicName
-from offloaderd.format.v2 import blocks as v2
+from offloaderd.format import v2
 from offloaderd.history.boundaries import GUESSED_BYTES, Split, Splitter, segment_bytes_for
 from offloaderd.history.plan import Left, brokers_have, extent_of, left_of
 from offloaderd.ledgers.port import LedgerSource

@@ -15,8 +15,9 @@ from offloaderd.core.aio import race
 from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, LedgerInfo, Loss, Position
 from offloaderd.core.retry import until_answered
-from offloaderd.format.layout import LedgerLayout, SegmentLayout
 from offloaderd.format.manifest import SegmentManifest
+from offloaderd.format.v1 import LedgerLayout
+from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.record import HistoryRecord
 from offloaderd.history.segment import layout_in_history
 from offloaderd.ledgers.chain import Run

@@ -16,13 +16,12 @@ from typing import ClassVar, Generic, TypeVar
 
 import structlog
 
-from offloaderd.core.aio import each
-from offloaderd.core.aio import Signal, race
+from offloaderd.core.aio import Signal, each, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, Fenced, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff, until_answered
-from offloaderd.format import manifest_bytes as manifest
+from offloaderd.format import manifest_bytes
 from offloaderd.format.manifest import SegmentManifest
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import MetadataStore
@@ -269,7 +268,7 @@ async def stored(
         if data is None:
             continue
         try:
-            written = await apart(partial(manifest.decode, key=key), data)
+            written = await apart(partial(manifest_bytes.decode, key=key), data)
         except CorruptData as error:
             raise SegmentFailed(str(error)) from error
         if (written.segment_id, written.range.begin) != (attempt.segment_id, attempt.begin):

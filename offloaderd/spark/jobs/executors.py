@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient
-from offloaderd.core.limits import ByteBudget, TokenBucket
+from offloaderd.core.limits import ByteBudget, Pace, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.limits import Pace
 from offloaderd.core.retry import until_answered
 from offloaderd.daemon import components as contexts
 from offloaderd.daemon import log
