@@ -99,7 +99,7 @@ class RangeRead:
                 count = self._end_for(self._next) - self._next + 1
                 bytes_max = min(self._batch_bytes, self._options.batch_bytes)
                 self._replica_reads.append(
-                    self._replica_reader.begin(self._ledger, self._next, count_max=count, bytes_max=bytes_max),
+                    self._replica_reader.begin(self._ledger, self._next, count_max=count, bytes_max=bytes_max)
                 )
                 self._next = None if count > 1 else self._next + 1
             else:

@@ -192,8 +192,5 @@ def decode_selection(data: bytes, *, path: str) -> Selection:
     if not record.HasField("policy"):
         codec.corrupt(path, "a policy", "nothing")
     return Selection(
-        pattern=pattern,
-        policy=from_record(record.policy, path=path),
-        created_ms=record.created_ms,
-        refused=refused,
+        pattern=pattern, policy=from_record(record.policy, path=path), created_ms=record.created_ms, refused=refused
     )
