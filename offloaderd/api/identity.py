@@ -151,7 +151,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
 
     async def _source(self) -> str | None:
         known = self._context.known_source
-        return await known.found() if known is not None else None
+        return await known.origin.identity() if known is not None else None
 
     async def _place(self, place: Place) -> identity_pb2.PlaceIdentity:
         said = identity_pb2.PlaceIdentity(bucket=place.bucket, prefix=place.prefix)

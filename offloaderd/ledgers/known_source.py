@@ -12,7 +12,7 @@ import structlog
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.core.model import LedgerInfo, RefusalKind, TopicName
+from offloaderd.core.model import RefusalKind, TopicName
 from offloaderd.ledgers.port import LedgerOrigin, LedgerRegister
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
@@ -74,10 +74,6 @@ class KnownSource:
             return Finding(RefusalKind.OTHER_SOURCE, text, f"source {found} instead of {recorded}")
         return None
 
-    async def found(self) -> str | None:
-        """Return the source's own id. Raises Transient."""
-        return await self.origin.identity()
-
     async def confirm(self) -> None:
         """Record the source's id, unless one is recorded: its ledgers are the offloaded ones. Raises Transient."""
         found = await self.origin.identity()
@@ -106,10 +102,6 @@ class KnownSource:
         Raises NotFound when there is no such topic, Transient.
         """
         return max(await self.register.listed(topic), default=-1) if self.register is not None else None
-
-    async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger as its store has it; see LedgerOrigin."""
-        return await self.origin.inspected(topic, ledger_id)
 
     async def _recorded(self, found: str | None) -> str | None:
         """Return the recorded source, read again where it differs from `found`: the record may have changed."""

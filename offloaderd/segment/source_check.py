@@ -211,7 +211,7 @@ class SourceCheck:
     async def ledger(self, ledger_id: int) -> None:
         """Check one ledger as its store has it, before its deletion is granted. Raises as `ledgers` does."""
         if self._known is not None:
-            await self._check_ledgers([await self._known.inspected(self._topic, ledger_id)], self._taken())
+            await self._check_ledgers([await self._known.origin.inspected(self._topic, ledger_id)], self._taken())
 
     def believes(self, listed: Collection[int] | None) -> bool:
         """Return whether ledgers missing in a list were deleted; `listed` None: the topic does not exist.
@@ -278,7 +278,7 @@ class SourceCheck:
                 continue
             self._inspected[key] = inf
             try:
-                stored = await known.inspected(self._topic, info.ledger_id)
+                stored = await known.origin.inspected(self._topic, info.ledger_id)
             except NotFound:
                 continue
             await self._check_ledgers([stored], self._taken())

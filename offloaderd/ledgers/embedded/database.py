@@ -28,7 +28,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from offloaderd.core.errors import (
     Closed,
@@ -114,13 +114,6 @@ _ROWS_FROM = (
 _SWEEP = "DELETE FROM rows WHERE rowid IN (SELECT rowid FROM rows WHERE ledger_id = ? ORDER BY first_entry_id LIMIT ?)"
 
 
-class Stored(NamedTuple):
-    """The content of a store. `store_id` is None in a file that only older releases wrote."""
-
-    book: Book
-    store_id: str | None
-
-
 class Database:
     """The open file. `open` first, `close` last; `write`, `sweep` and `close` from one thread only."""
 
@@ -133,8 +126,8 @@ class Database:
         self._reader_count = 0
         self._topic_ids: dict[TopicName, int] = {}
 
-    def open(self, store_id: str, opened_s: float) -> Stored:
-        """Open or create the store and return its content; one without an id gets `store_id`.
+    def open(self, store_id: str, opened_s: float) -> tuple[Book, str | None]:
+        """Open or create the store and return its content and id; one without an id gets `store_id`.
 
         Raises Conflict when another process has it open, Denied, NoSpace, CorruptData, InvalidConfig.
         """
@@ -146,8 +139,7 @@ class Database:
                 self._writer.executescript(LATER)
                 self._writer.execute("INSERT OR IGNORE INTO store VALUES (1, ?)", (store_id,))
                 stored = self._load(self._writer, opened_s)
-                for _ in range(READERS):
-                    self._add_reader()
+                self._add_readers()
                 return stored
         except BaseException:
             self.close()
@@ -164,8 +156,7 @@ class Database:
             )
         try:
             with self._translated():
-                for _ in range(READERS):
-                    self._add_reader()
+                self._add_readers()
                 with self._reading() as reader:
                     self._check_format(reader)
         except BaseException:
@@ -258,8 +249,11 @@ class Database:
         head = rows.head(row, key=str(self.path))
         return head.length_at(entry_id) if entry_id <= head.last_entry_id else None
 
-    def load(self, only: tuple[TopicName, int] | None = None) -> Stored:
-        """Return the present content, or of it `only` a topic and its ledger. Raises CorruptData, Transient."""
+    def load(self, only: tuple[TopicName, int] | None = None) -> tuple[Book, str | None]:
+        """Return the present content, or of it `only` a topic and its ledger, and the store's id.
+
+        The id is None in a file that only older releases wrote. Raises CorruptData, Transient.
+        """
         with self._reading() as reader:
             reader.execute("BEGIN")  # both tables as they were at one moment
             try:
@@ -267,11 +261,12 @@ class Database:
             finally:
                 reader.execute("COMMIT")
 
-    def _add_reader(self) -> None:
-        reader = self._connect()
-        self._readers.put(reader)
-        self._reader_count += 1
-        reader.execute("PRAGMA query_only = ON")
+    def _add_readers(self) -> None:
+        for _ in range(READERS):
+            reader = self._connect()
+            self._readers.put(reader)
+            self._reader_count += 1
+            reader.execute("PRAGMA query_only = ON")
 
     def _check_room(self, writer: sqlite3.Connection, draft: Draft) -> None:
         """Raise NoSpace for entries that do not fit on the disk; deletions need no check.
@@ -288,46 +283,41 @@ class Database:
         log_bytes = file_bytes(self.directory / "ledgers.db-wal")
         log_growth = max(0, max(RESERVE_BYTES, CHECKPOINT_BYTES + needed) - log_bytes)
         file_growth = max(0, page_count * PAGE_BYTES - file_bytes(self.path)) + max(0, needed - unused * PAGE_BYTES)
-        free = free_bytes(self.directory)
-        if free < log_growth + file_growth:
-            raise self._no_room(free, log_growth + file_growth)
+        self._need(log_growth + file_growth)
 
     def check_room(self) -> None:
         """Raise NoSpace when not even a small entry fits; any thread may call it."""
-        with translated_os_errors(self.directory):
-            needed = max(0, RESERVE_BYTES - file_bytes(self.directory / "ledgers.db-wal"))
-            free = free_bytes(self.directory)
-        if free < needed:
-            raise self._no_room(free, needed)
+        with self._translated():
+            self._need(max(0, RESERVE_BYTES - file_bytes(self.directory / "ledgers.db-wal")))
 
-    def _no_room(self, free: int, needed: int) -> NoSpace:
-        return NoSpace(
-            f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free, "
-            f"{needed // 1024**2 + 1} MiB are needed",
-            hint="free some, or delete ledgers",
-        )
+    def _need(self, needed: int) -> None:
+        free = free_bytes(self.directory)
+        if free < needed:
+            raise NoSpace(
+                f"no space left for the ledger store in {self.directory}: {free // 1024**2} MiB are free, "
+                f"{needed // 1024**2 + 1} MiB are needed",
+                hint="free some, or delete ledgers",
+            )
 
     def _connect(self) -> sqlite3.Connection:
         # One thread makes connections, others use them, one at a time.
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
-            self._configure(connection)
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # for a new file only
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
+            connection.execute(f"PRAGMA journal_size_limit = {RESERVE_BYTES}")
         except BaseException:
             connection.close()
             raise
-        return connection
-
-    def _configure(self, connection: sqlite3.Connection) -> None:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # for a new file only
-        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
+            connection.close()
             raise InvalidConfig(
                 f"the ledger store in {self.directory} cannot keep a write-ahead log there",
                 hint="use a directory on a local disk",
             )
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
-        connection.execute(f"PRAGMA journal_size_limit = {RESERVE_BYTES}")
+        return connection
 
     def _check_format(self, writer: sqlite3.Connection) -> None:
         application_id, version, tables = (
@@ -352,15 +342,14 @@ class Database:
 
     def _load(
         self, writer: sqlite3.Connection, opened_s: float = 0.0, *, only: tuple[TopicName, int] | None = None
-    ) -> Stored:
+    ) -> tuple[Book, str | None]:
         topics, ledger_rows, births_of = _ALL if only is None else _ONE
         wanted = {} if only is None else {"topic": str(only[0]), "ledger": only[1]}
         names = {topic_id: TopicName.parse(name) for topic_id, name in writer.execute(topics, wanted)}
         self._topic_ids = {topic: topic_id for topic_id, topic in names.items()}
         ledgers: dict[int, list[Ledger]] = {topic_id: [] for topic_id in names}
-        later = (
-            writer.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('store', 'births')").fetchone()[0] == 2
-        )
+        query = "SELECT count(*) FROM sqlite_master WHERE name IN ('store', 'births')"
+        later = writer.execute(query).fetchone()[0] == 2
         births = dict(writer.execute(births_of, wanted)) if later else {}
         for topic_id, ledger_id, entries, size_bytes, closed, closed_at_ms in writer.execute(ledger_rows, wanted):
             ledgers[topic_id].append(
@@ -379,7 +368,7 @@ class Database:
             book.restore(names[topic_id], found)
         book.next_ledger_id = writer.execute("SELECT next_ledger_id FROM sequence").fetchone()[0]
         row = writer.execute("SELECT store_id FROM store").fetchone() if later else None
-        return Stored(book, row[0] if row is not None else None)
+        return book, row[0] if row is not None else None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -407,33 +396,36 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        with translated_os_errors(self.directory):
-            try:
-                yield
-            except sqlite3.Error as error:
-                raise self._translate(error) from error
+        """Turn errors of SQLite and of the system into ours, naming the directory."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise self._translate(error) from error
 
-    def _translate(self, error: sqlite3.Error) -> OffloaderError:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        primary = code & 0xFF
-        if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-            return CorruptData(
-                key=str(self.path),
-                offset=0,
-                expected="a ledger store",
-                found=str(error),
-                hint="restore the directory from a backup, or move it away and start with an empty one",
-            )
-        if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and full_disk(self.directory)):
-            return NoSpace(
-                f"no space left for the ledger store in {self.directory}", hint="free some, or delete ledgers"
-            )
-        if primary in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+    def _translate(self, error: sqlite3.Error | OSError) -> OffloaderError:
+        if isinstance(error, OSError):
+            full, denied, reason = error.errno in _FULL, error.errno in _DENIED, error.strerror or str(error)
+        else:
+            primary, reason = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF, str(error)
+            if primary in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+                return CorruptData(
+                    key=str(self.path),
+                    offset=0,
+                    expected="a ledger store",
+                    found=reason,
+                    hint="restore the directory from a backup, or move it away and start with an empty one",
+                )
+            full = primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and full_disk(self.directory))
+            denied = primary in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+        if full:
+            message = f"no space left for the ledger store in {self.directory}: {reason}"
+            return NoSpace(message, hint="free some, or delete ledgers")
+        if denied:
             return Denied(
-                f"the ledger store in {self.directory} cannot be written: {error}",
+                f"the ledger store in {self.directory} cannot be written: {reason}",
                 hint="check that the disk is not mounted read-only and who owns the directory",
             )
-        return Transient(f"the ledger store in {self.directory} failed: {error}")
+        return Transient(f"the ledger store in {self.directory} failed: {reason}")
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -461,23 +453,6 @@ def full_disk(directory: Path) -> bool:
         return free_bytes(directory) < _FREE_BYTES_MIN
     except OSError:
         return False
-
-
-@contextmanager
-def translated_os_errors(directory: Path) -> Iterator[None]:
-    """Turn OSError into NoSpace, Denied or Transient, naming the directory."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in _FULL:
-            raise NoSpace(f"no space left in {directory}: {reason}", hint="free some") from error
-        if error.errno in _DENIED:
-            raise Denied(
-                f"the ledger store in {directory} cannot be written: {reason}",
-                hint="check that the disk is not mounted read-only and who owns the directory",
-            ) from error
-        raise Transient(f"the ledger store in {directory} failed: {reason}") from error
 
 
 def lock_directory(directory: Path) -> int:

@@ -70,7 +70,7 @@ class _Change(Generic[T]):
 class _SqliteSource(BookSource):
     """The reading side of a directory with a store, on threads of its own."""
 
-    def __init__(self, directory: str | Path, clock: Clock) -> None:
+    def __init__(self, directory: str | Path, *, clock: Clock) -> None:
         self._clock = clock
         self._database = Database(Path(directory))
         self.where = str(self._database.path)
@@ -85,11 +85,7 @@ class _SqliteSource(BookSource):
         return await self._blocking(self._database.length_at, ledger_id, entry_id)
 
     async def _blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        return await self._loop().run_in_executor(self._readers, function, *arguments)
-
-    @staticmethod
-    def _loop() -> asyncio.AbstractEventLoop:
-        return asyncio.get_running_loop()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
 
 class EmbeddedReader(_SqliteSource):
@@ -97,9 +93,6 @@ class EmbeddedReader(_SqliteSource):
 
     Entering raises NotFound when there is no store, CorruptData, Denied, InvalidConfig as the store itself.
     """
-
-    def __init__(self, directory: str | Path, *, clock: Clock) -> None:
-        super().__init__(directory, clock)
 
     async def __aenter__(self) -> Self:
         try:
@@ -117,7 +110,7 @@ class EmbeddedReader(_SqliteSource):
 
     async def identity(self) -> str | None:
         """Return the id in the store's file; see LedgerOrigin."""
-        return (await self._blocking(self._database.load)).store_id
+        return (await self._blocking(self._database.load))[1]
 
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield every POLL_S: another process announces no changes."""
@@ -130,7 +123,7 @@ class EmbeddedReader(_SqliteSource):
         raise Denied(f"ledger {ledger_id} of {topic} is not this process's to delete")
 
     async def _known(self, only: tuple[TopicName, int] | None = None) -> Book:
-        return (await self._blocking(self._database.load, only)).book
+        return (await self._blocking(self._database.load, only))[0]
 
 
 class EmbeddedLedgers(_SqliteSource):
@@ -149,7 +142,7 @@ class EmbeddedLedgers(_SqliteSource):
         ledger_bytes_max: int = LEDGER_BYTES_MAX,
         ledger_age_max_s: float = LEDGER_AGE_MAX_S,
     ) -> None:
-        super().__init__(directory, clock)
+        super().__init__(directory, clock=clock)
         self._limits = RollLimits(
             entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
         )
@@ -164,13 +157,12 @@ class EmbeddedLedgers(_SqliteSource):
 
     async def __aenter__(self) -> Self:
         try:
-            stored = await self._loop().run_in_executor(
-                self._writer, self._database.open, str(self._clock.uuid()), self._clock.monotonic()
+            self._book, self._store_id = await self._written_by(
+                self._database.open, str(self._clock.uuid()), self._clock.monotonic()
             )
         except BaseException:
             self._shut_down()
             raise
-        self._book, self._store_id = stored
         self._opened = True
         self._sweep()
         return self
@@ -181,7 +173,7 @@ class EmbeddedLedgers(_SqliteSource):
         try:
             while self._writing is not None:
                 await asyncio.wait((self._writing,))
-            await self._loop().run_in_executor(self._writer, self._database.close)
+            await self._written_by(self._database.close)
         finally:
             self._shut_down()
 
@@ -224,7 +216,7 @@ class EmbeddedLedgers(_SqliteSource):
     async def _change(self, plan: Callable[[Draft], T], *, payload_bytes: int = 0) -> T:
         """Queue a change and return its result when it is durable."""
         self._check_open()
-        done: asyncio.Future[T] = self._loop().create_future()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         change = _Change(plan, payload_bytes, done)
         self._waiting.append(change)
         self._write_next()
@@ -239,7 +231,7 @@ class EmbeddedLedgers(_SqliteSource):
                 for change, result in planned:
                     change.succeed(result)
                 continue
-            self._writing = self._loop().run_in_executor(self._writer, self._database.write, draft)
+            self._writing = self._written_by(self._database.write, draft)
             self._writing.add_done_callback(partial(self._written, draft, planned))
 
     def _plan(self, draft: Draft) -> list[tuple[_Change[Any], Any]]:
@@ -276,7 +268,7 @@ class EmbeddedLedgers(_SqliteSource):
         """Have the writing thread delete some rows of deleted ledgers, and again until there are none."""
         if self._opened and not self._sweeping:
             self._sweeping = True
-            self._loop().run_in_executor(self._writer, self._database.sweep).add_done_callback(self._swept)
+            self._written_by(self._database.sweep).add_done_callback(self._swept)
 
     def _swept(self, swept: asyncio.Future[bool]) -> None:
         self._sweeping = False
@@ -301,6 +293,10 @@ class EmbeddedLedgers(_SqliteSource):
     ) -> Sequence[bytes]:
         found = await super()._fetch(topic, ledger_id, first_entry_id, last_entry_id, batch_bytes)
         return found if self._book.peek(topic, ledger_id) is not None else []
+
+    def _written_by(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Call a function on the writing thread."""
+        return asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
 
     def _shut_down(self) -> None:
         """End the threads after their work, and close the files."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NamedTuple, NoReturn
+from typing import Final
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData
@@ -107,28 +107,30 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
 
     Raises CorruptData, and InvalidConfig without the library for its compression.
     """
-    content = content_of(node, key=key, content_bytes_max=content_bytes_max)
-    message = parse_message(ManagedLedgerInfo, content.data, key=key, at=content.offset)
+    data, at = content_of(node, key=key, content_bytes_max=content_bytes_max)
+    message = parse_message(ManagedLedgerInfo, data, key=key, at=at)
     infos = sorted(message.ledgerInfo, key=lambda info: info.ledgerId)
     for before, after in pairwise(infos):
         if after.ledgerId == before.ledgerId:
-            _corrupt(key, content, f"a ledger id above {before.ledgerId}", after.ledgerId)
+            raise CorruptData(key=key, offset=at, expected=f"a ledger id above {before.ledgerId}", found=after.ledgerId)
     previous = [None, *(info.ledgerId for info in infos)]
-    ledgers = tuple(_ledger(info, one, key, content) for info, one in zip(infos, previous, strict=False))
+    ledgers = tuple(_ledger(info, one, key, at) for info, one in zip(infos, previous, strict=False))
     terminated = None
     if message.HasField("terminatedPosition"):
         where = message.terminatedPosition
         if where.ledgerId < -1 or where.entryId < -1:
-            _corrupt(key, content, "a terminated position of at least -1:-1", f"{where.ledgerId}:{where.entryId}")
+            found = f"{where.ledgerId}:{where.entryId}"
+            raise CorruptData(key=key, offset=at, expected="a terminated position of at least -1:-1", found=found)
         terminated = Position(where.ledgerId, where.entryId)
     return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
 
 
-def _ledger(info: LedgerInfo, previous: int | None, key: str, content: "Content") -> ListedLedger:
+def _ledger(info: LedgerInfo, previous: int | None, key: str, at: int) -> ListedLedger:
     numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
     for name, number in numbers.items():
         if number < 0:
-            _corrupt(key, content, f"{name} of ledger {info.ledgerId} to be 0 or more", number)
+            expected = f"{name} of ledger {info.ledgerId} to be 0 or more"
+            raise CorruptData(key=key, offset=at, expected=expected, found=number)
     offload = None
     if info.HasField("offloadContext"):
         context = info.offloadContext
@@ -161,20 +163,8 @@ def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
     return {pair.key: pair.value for pair in pairs}
 
 
-def _corrupt(key: str, content: "Content", expected: object, found: object) -> NoReturn:
-    """Raise CorruptData for the whole message: the offset is its begin."""
-    raise CorruptData(key=key, offset=content.offset, expected=expected, found=found)
-
-
-class Content(NamedTuple):
-    """The plain content, and where in the node it begins, compressed or not."""
-
-    data: bytes
-    offset: int
-
-
-def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> Content:
-    """Return the content of a node, compressed or not. `key` names the node in errors. Raises CorruptData.
+def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX) -> tuple[bytes, int]:
+    """Return the plain content of a node, and where in the node it begins, compressed or not. Raises CorruptData.
 
     | offset | size | field |
     |---|---|---|
@@ -186,7 +176,7 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
     Memory is limited to the size in the head, and to `content_bytes_max`; the content must have the declared size.
     """
     if not node.startswith(MAGIC):
-        return Content(node, 0)
+        return node, 0
     size = int.from_bytes(node[2:HEAD_BYTES], "big", signed=True)
     body_at = HEAD_BYTES + size
     if len(node) < HEAD_BYTES or size < 0 or body_at > len(node):
@@ -203,7 +193,7 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
         name = CompressionType.Name(head.compressionType)
         expected = f"{declared} bytes compressed by {name}"
         raise CorruptData(key=key, offset=body_at, expected=expected, found=error) from None
-    return Content(data, body_at)
+    return data, body_at
 
 
 FLAG: Final = "/pulsar/migration-coordinator/migration"

@@ -6,7 +6,6 @@ It only reads. Topics are those of Pulsar's managed ledgers; an open ledger is r
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from offloaderd.bookkeeper.ledger_tail import Broker, TailAsker
@@ -78,12 +77,10 @@ class BookKeeperLedgers:
         await self._background.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """End watches and reads; later calls raise Closed."""
         self._changes.close()
-        await self._background.__aexit__(kind, error, trace)
+        await self._background.__aexit__(*error)
 
     async def topics(self, *, tenant: str | None = None, namespace: str | None = None) -> Sequence[TopicName]:
         """Return the topics that Pulsar has, in name order; see LedgerSource."""

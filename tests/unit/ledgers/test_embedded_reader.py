@@ -65,7 +65,7 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match=r"no ledger 0 in .*public/other/orders"):
                 await reader.length_at(OTHER, 0, 0)
             await store.delete(TOPIC, 0)
-            while await store._loop().run_in_executor(store._writer, store._database.sweep):
+            while await store._written_by(store._database.sweep):
                 pass
             with pytest.raises(NotFound):
                 await read(reader, 0, 0, 3)
@@ -79,7 +79,7 @@ async def test_a_missing_row_of_a_ledger_that_is_there_is_corrupt(tmp_path: Path
         await store.append(TOPIC, [b"x"] * 15)
         writer = store._database._writer
         assert writer is not None
-        await store._loop().run_in_executor(store._writer, writer.execute, "DELETE FROM rows WHERE ledger_id = 0")
+        await store._written_by(writer.execute, "DELETE FROM rows WHERE ledger_id = 0")
         async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
             with pytest.raises(CorruptData):
                 await read(reader, 0, 0, 3)
