@@ -158,7 +158,8 @@ class LedgerTail:
         self._stored = -1
         self._suspected: dict[str, tuple[int, int]] = {}
         self._last_answer: dict[str, int] = {}
-        self._on_change: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
+        """It is called when an `ask` raises the LAC."""
         self.ledger_id = ledger_id
         self.lac = -1
         self.size_bytes = 0
@@ -197,10 +198,6 @@ class LedgerTail:
         """Have the next `ask` send requests, however fresh the answer is."""
         self._asked_s = None
 
-    def notify(self, on_change: Callable[[], None] | None) -> None:
-        """Set the function that is called when another caller's `ask` raises the LAC."""
-        self._on_change = on_change
-
     async def ask(self, metadata: LedgerMetadata) -> Confirmed:
         """Return how far the ledger may be read; an answer of less than FRESH_S is reused.
 
@@ -220,8 +217,8 @@ class LedgerTail:
                 now = self._asker.clock.monotonic()
                 if self.hidden or now - max(self._moved_s, self._broker_at_s) >= ADMIN_LOOK_S:
                     await self._ask_broker()
-                if self.lac > before and self._on_change is not None:
-                    self._on_change()
+                if self.lac > before and self.on_change is not None:
+                    self.on_change()
         finally:
             self._asking = None
             asking.set()

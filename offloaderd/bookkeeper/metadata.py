@@ -35,12 +35,10 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
 
 ROOT_DEFAULT: Final = "/ledgers"
-LAYOUT_VERSION: Final = b"2"
 SHORT_ID_END: Final = 2**31 - 1
 """Below it, the hierarchical layout uses the short path, from it on the long one."""
 
 _FACTORY = re.compile(r"([\w.$]+):([0-9]{1,9})")
-_LEAF = "L"
 
 
 class Layout(StrEnum):
@@ -63,7 +61,7 @@ class Layout(StrEnum):
         else:
             digits, cuts = f"{ledger_id:010}", () if self is Layout.FLAT else (2, 6)
         parts = [digits[low:high] for low, high in zip((0, *cuts), (*cuts, None), strict=True)]
-        parts[-1] = _LEAF + parts[-1]
+        parts[-1] = "L" + parts[-1]
         return "/".join((root.rstrip("/"), *parts))
 
 
@@ -76,7 +74,7 @@ def decode_layout(content: bytes | None, *, path: str) -> Layout:
         return Layout.HIERARCHICAL
     version, newline, rest = content.rstrip(b"\n").partition(b"\n")
     named = _FACTORY.fullmatch(rest.decode("ascii", errors="replace"))
-    if version != LAYOUT_VERSION or not newline or named is None:
+    if version != b"2" or not newline or named is None:
         raise CorruptData(key=path, offset=0, expected="2, a line end and FACTORY:VERSION", found=content[:200])
     name = named[1].rpartition(".")[2].removesuffix("LedgerManagerFactory")
     if name == "Pulsar":
@@ -112,10 +110,8 @@ def registration_paths(root: str, bookie_id: str) -> tuple[str, str]:
 
 
 RPC_PROTOCOL: Final = "bookie-rpc"
-TLS_EXTENSION: Final = "tls"
 READONLY: Final = "readonly"
 """A child of `available` that is no bookie but the folder of the read-only ones."""
-ID_LENGTH_MAX: Final = 255
 
 _ID = re.compile(r"[!-.0-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[\w.-]+)?")
@@ -161,7 +157,7 @@ def is_bookie_id(text: str) -> bool:
     A little more than BookKeeper documents, since our rule must not make a ledger unreadable.
     """
     reserved = text.lower() == READONLY or text in {".", ".."}
-    return len(text) <= ID_LENGTH_MAX and _ID.fullmatch(text) is not None and not reserved
+    return len(text) <= 255 and _ID.fullmatch(text) is not None and not reserved
 
 
 def parse_legacy_id(bookie_id: str) -> BookieAddress | None:
@@ -198,7 +194,7 @@ def resolve_address(bookie_id: str, content: bytes | None, *, path: str = "") ->
         host = found.host.removeprefix("[").removesuffix("]")
         if not _HOST.fullmatch(host) or not 0 < found.port < 65536:
             raise CorruptData(key=where, offset=0, expected="a host and a port", found=f"{found.host!r}, {found.port}")
-        return BookieAddress(host, found.port, TLS_EXTENSION in found.extensions)
+        return BookieAddress(host, found.port, "tls" in found.extensions)
     address = parse_legacy_id(bookie_id)
     if address is None:
         raise NotFound(
@@ -209,7 +205,6 @@ def resolve_address(bookie_id: str, content: bytes | None, *, path: str = "") ->
 
 
 HEAD: Final = b"BookieMetadataFormatVersion\t"
-_HEAD_BYTES_MAX: Final = len(HEAD) + 12
 _DIGEST_FIELD: Final = 7
 
 
@@ -295,7 +290,7 @@ class LedgerMetadata:
 
 def decode_ledger(content: bytes, *, path: str) -> LedgerMetadata:
     """Return the metadata in a ledger's znode; `path` is for the error. Raises CorruptData."""
-    end = content.find(b"\n", 0, _HEAD_BYTES_MAX)
+    end = content.find(b"\n", 0, len(HEAD) + 12)
     digits = content[len(HEAD) : end]
     if not content.startswith(HEAD) or end < 0 or not digits.isdigit():
         raise CorruptData(key=path, offset=0, expected="a line with a metadata version", found=content[:40])
@@ -422,10 +417,6 @@ def parse_version_1(text: bytes, *, key: str, at: int) -> LedgerMetadataFormat:
     return message
 
 
-_TABLE_MIN: Final = 16
-_LOAD: Final = 0.75
-
-
 def index_metadata(ledger: LedgerMetadata, *, node_created_ms: int) -> bytes:
     """Return the `metadata` of an index of a closed ledger, byte for byte as Pulsar's offloader writes it.
 
@@ -459,8 +450,8 @@ def hash_map_order(keys: Iterable[str]) -> list[str]:
     Keys of one bucket stay in the order given (Java makes a tree of a bucket only from eight on).
     """
     given = list(keys)
-    size = _TABLE_MIN
-    while len(given) > size * _LOAD:
+    size = 16
+    while len(given) > 0.75 * size:
         size *= 2
     return sorted(given, key=lambda key: _spread(key) & (size - 1))
 

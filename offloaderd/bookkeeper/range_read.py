@@ -9,6 +9,7 @@ This is the hot path: nothing is awaited and nothing is called for each entry of
 
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -43,47 +44,39 @@ class Lengths:
         self._ends[ledger_id] = (entry_id, length)
 
 
+@dataclass(slots=True, eq=False)
 class RangeRead:
-    """One read of [first, last], which must be confirmed."""
+    """One read of the entries from `at` to `last`, which must be confirmed; `at` moves on."""
 
-    def __init__(
-        self,
-        replica_reader: ReplicaReader,
-        ledger: LedgerAt,
-        first_entry_id: int,
-        last_entry_id: int,
-        *,
-        batch_bytes: int,
-        lengths: Lengths,
-        clock: Clock,
-        options: BookkeeperSettings,
-    ) -> None:
-        self._replica_reader = replica_reader
-        self._ledger = ledger
-        self._at = first_entry_id
-        self._last = last_entry_id
-        self._batch_bytes = batch_bytes
-        self._lengths = lengths
-        self._clock = clock
-        self._options = options
-        self._replica_reads: deque[ReplicaRead] = deque()
-        self._next: int | None = first_entry_id
-        """The next entry to request; None while a batch is on its way, whose end is not known."""
-        self._window = min(FIRST_WINDOW, options.singles_window)
+    replica_reader: ReplicaReader
+    ledger: LedgerAt
+    at: int
+    last: int
+    batch_bytes: int = field(kw_only=True)
+    lengths: Lengths = field(kw_only=True)
+    clock: Clock = field(kw_only=True)
+    options: BookkeeperSettings = field(kw_only=True)
+    _replica_reads: deque[ReplicaRead] = field(default_factory=deque)
+    _next: int | None = None
+    """The next entry to request; None while a batch is on its way, whose end is not known."""
+    _window: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._window = min(FIRST_WINDOW, self.options.singles_window)
 
     async def runs(self) -> AsyncGenerator[EntryRun, None]:
         """Yield the range as verified runs of about `batch_bytes`. Raises what `ReplicaReader.result` does, and
         BadLength."""
         try:
-            while self._at <= self._last:
+            while self.at <= self.last:
                 if not self._replica_reads:
-                    self._next = self._at
+                    self._next = self.at
                 self._request_ahead()
-                found = await self._replica_reader.result(self._replica_reads[0])
+                found = await self.replica_reader.result(self._replica_reads[0])
                 if self._next is None and len(self._replica_reads) == 1:
-                    self._next = self._at + len(found.entries)
+                    self._next = self.at + len(found.entries)
                     self._request_ahead()
-                    await self._clock.sleep(0)  # let the next request go out while this answer is checked
+                    await self.clock.sleep(0)  # let the next request go out while this answer is checked
                 run = self._take()
                 if run.payloads:
                     yield run
@@ -92,31 +85,27 @@ class RangeRead:
 
     def _request_ahead(self) -> None:
         """Send as many requests as batches, or single reads, allow."""
-        while self._next is not None and self._next <= self._last:
-            if self._replica_reader.by_batch(self._ledger, self._next):
+        while self._next is not None and self._next <= self.last:
+            if self.replica_reader.by_batch(self.ledger, self._next):
                 if len(self._replica_reads) > 1:
                     return
                 count = self._end_for(self._next) - self._next + 1
-                bytes_max = min(self._batch_bytes, self._options.batch_bytes)
-                self._replica_reads.append(
-                    self._replica_reader.begin(self._ledger, self._next, count_max=count, bytes_max=bytes_max)
-                )
+                bytes_max = min(self.batch_bytes, self.options.batch_bytes)
+                begun = self.replica_reader.begin(self.ledger, self._next, count_max=count, bytes_max=bytes_max)
                 self._next = None if count > 1 else self._next + 1
             else:
                 if len(self._replica_reads) >= self._window:
                     return
-                self._replica_reads.append(
-                    self._replica_reader.begin(
-                        self._ledger, self._next, count_max=1, bytes_max=self._ledger.expected_bytes
-                    )
-                )
+                expected = self.ledger.expected_bytes
+                begun = self.replica_reader.begin(self.ledger, self._next, count_max=1, bytes_max=expected)
                 self._next += 1
+            self._replica_reads.append(begun)
 
     def _end_for(self, entry_id: int) -> int:
         """Return the last entry of one batch from `entry_id` on: those after it may be on other bookies."""
-        metadata = self._ledger.metadata
+        metadata = self.ledger.metadata
         end = metadata.last_entry_of(metadata.ensemble_for(entry_id))
-        return self._last if end is None else max(entry_id, min(self._last, end))
+        return self.last if end is None else max(entry_id, min(self.last, end))
 
     def _take(self) -> EntryRun:
         """Check the next answers, up to a batch, and move on; a bad copy is read elsewhere."""
@@ -125,47 +114,47 @@ class RangeRead:
         size = 0
         for replica_read in self._replica_reads:
             found = replica_read.found
-            if found is None or replica_read.first_entry_id != self._at + len(stored):
+            if found is None or replica_read.first_entry_id != self.at + len(stored):
                 break
-            if parts and size + found.size_bytes > self._batch_bytes:
+            if parts and size + found.size_bytes > self.batch_bytes:
                 break
             parts.append((replica_read, found))
             stored += found.entries
             size += found.size_bytes
-        run = self._ledger.checker.check_run(self._at, stored)
-        run.check_lengths(self._lengths.before(self._ledger.ledger_id, self._at))
+        run = self.ledger.checker.check_run(self.at, stored)
+        run.check_lengths(self.lengths.before(self.ledger.ledger_id, self.at))
         good = len(run.payloads)
         if run.error is None:
             for _ in parts:
                 self._replica_reads.popleft()
         else:
-            self._reject(parts, self._at + good, run.error)
+            self._reject(parts, self.at + good, run.error)
         if good:
-            self._at += good
-            self._lengths.ended(self._ledger.ledger_id, self._at - 1, run.lengths[-1])
+            self.at += good
+            self.lengths.ended(self.ledger.ledger_id, self.at - 1, run.lengths[-1])
             self._window = self._fitting(size // len(stored))
             self._check_total(run.lengths[-1])
         return run
 
     def _reject(self, parts: list[tuple[ReplicaRead, Found]], entry_id: int, error: BadEntry) -> None:
         replica_read, found = next(part for part in reversed(parts) if part[0].first_entry_id <= entry_id)
-        again = self._replica_reader.refuse(replica_read, found, error, entry_id)
+        again = self.replica_reader.refuse(replica_read, found, error, entry_id)
         self._drop()
         self._replica_reads.append(again)
         self._next = None if again.count_max > 1 else entry_id + 1
 
     def _fitting(self, entry_bytes: int) -> int:
         """Return how many single reads may be on their way: their answers take no more memory than two batches."""
-        room = 2 * self._options.batch_bytes
-        return max(2, min(self._options.singles_window, room // max(1, entry_bytes)))
+        room = 2 * self.options.batch_bytes
+        return max(2, min(self.options.singles_window, room // max(1, entry_bytes)))
 
     def _check_total(self, length: int) -> None:
         """Compare the length of a closed ledger with its metadata, which may be wrong after a recovery."""
-        metadata = self._ledger.metadata
-        if self._at - 1 == metadata.last_entry_id and metadata.length_bytes not in {None, length}:
+        metadata = self.ledger.metadata
+        if self.at - 1 == metadata.last_entry_id and metadata.length_bytes not in {None, length}:
             log.warning(
                 "source.ledger_length_differs",
-                ledger_id=self._ledger.ledger_id,
+                ledger_id=self.ledger.ledger_id,
                 by_entry=length,
                 by_metadata=metadata.length_bytes,
             )

@@ -149,10 +149,6 @@ class ReplicaRead:
         again.asked = list(again.failures)
         return again
 
-    def begin_round(self) -> None:
-        """Forget all answers: every bookie gets a request again."""
-        self.asked, self.failures, self.copies, self.slow = [], {}, {}, []
-
     def cancel(self) -> None:
         """Cancel all requests."""
         for task in self.running:
@@ -386,4 +382,4 @@ class ReplicaReader:
         if not moved or replica_read.round > 1:
             pause = doubled(PAUSE_MIN_S, PAUSE_MAX_S, replica_read.round)
             await self.clock.sleep(self.clock.jitter(pause))
-        replica_read.begin_round()
+        replica_read.asked, replica_read.failures, replica_read.copies, replica_read.slow = [], {}, {}, []

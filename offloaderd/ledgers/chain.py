@@ -34,12 +34,6 @@ class _Missing:
     entries: int = 0
     doubt: bool = False
 
-    def add(self, known: LedgerInfo | None, from_entry_id: int, *, settled: bool) -> None:
-        """Count a ledger that the source no longer has; `settled`: it had no more entries than are known."""
-        if known is not None:
-            self.entries += max(0, known.entries - from_entry_id)
-        self.doubt |= known is None or not (known.closed or settled)
-
 
 class LedgerChain:
     """The known ledgers of one topic.
@@ -198,7 +192,11 @@ class LedgerChain:
         return Run(following, 0, entries - 1) if entries else None
 
     def _count(self, missing: _Missing, ledger_id: int, from_entry_id: int) -> None:
-        missing.add(self._known.get(ledger_id), from_entry_id, settled=ledger_id in self._settled)
+        """Count a ledger that the source no longer has."""
+        known = self._known.get(ledger_id)
+        if known is not None:
+            missing.entries += max(0, known.entries - from_entry_id)
+        missing.doubt |= known is None or not (known.closed or ledger_id in self._settled)
 
     def _holds(self, ledger_id: int) -> bool:
         """Whether the source has the ledger with entries, or may get some."""

@@ -78,19 +78,10 @@ class Rules:
         }
         expressions = [one for one in sound if one.pattern.breadth is Breadth.EXPRESSION]
         self._expressions = sorted(expressions, key=lambda one: (one.created_ms, one.pattern.text))
-        self.scopes = self._fewest_scopes()
-        """The fewest scopes with all governed topics and all partitions of named ones."""
-
-    def _fewest_scopes(self) -> tuple[Scope, ...]:
         whole = (topic for topic, policy in self._named.items() if policy.enabled and not partitioned_topic(topic))
-        return fewest(
-            [
-                *self._places,
-                *self._namespaces,
-                *(one.pattern.scope for one in self._expressions),
-                *(Scope(topic.tenant, topic.namespace) for topic in whole),
-            ]
-        )
+        scopes = [*(one.pattern.scope for one in expressions), *(Scope(one.tenant, one.namespace) for one in whole)]
+        self.scopes = fewest([*self._places, *self._namespaces, *scopes])
+        """The fewest scopes with all governed topics and all partitions of named ones."""
 
     def rule(self, topic: TopicName) -> Rule | None:
         """Return the rule for a topic without a policy by name; None without a rule."""

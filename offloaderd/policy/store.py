@@ -73,11 +73,8 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
     """Return the policies of some topics, of those that have one; one that cannot be read is its error."""
 
     async def ask(topic: TopicName) -> TopicPolicy | CorruptData | None:
-        path = paths.policy(topic)
         try:
-            return decode_policy((await store.get(path)).value, path=path)
-        except NotFound:
-            return None
+            return await nodes.record(store, paths.policy(topic), decode_policy)
         except CorruptData as error:
             return error
 
@@ -109,9 +106,7 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
     async def read(name: str) -> Selection | CorruptData | None:
         path = f"{paths.SELECTIONS}/{name}"
         try:
-            return decode_selection((await store.get(path)).value, path=path)
-        except NotFound:
-            return None
+            return await nodes.record(store, path, decode_selection)
         except CorruptData as error:
             log.error("selection.corrupt", path=path, error=str(error), hint="enable the pattern again")  # noqa: TRY400
             return error
@@ -199,10 +194,8 @@ def _level_name(where: Namespace | None) -> str:
 
 async def ensure(store: MetadataStore, path: str) -> None:
     """Create an empty node, with those above it, unless it exists."""
-    try:
+    with suppress(Conflict):
         await store.create(path, b"")
-    except Conflict:
-        return
 
 
 async def _until_written(clock: Clock, what: str, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ its request; the caller checks the entries.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,7 +152,12 @@ class Bookie:
             window.release()
             raise
         answer = await connection.send(key, request, window)
-        self._adapt(answer, window, ticket)
+        self.clear_failures()
+        match status_of(answer):
+            case Status.TOO_MANY_REQUESTS:
+                window.shrink(ticket)
+            case Status.OK:
+                window.grow()
         return answer
 
     async def long_poll(self, ledger_id: int, previous_lac: int, seconds: float) -> asyncio.Future[Answer]:
@@ -181,14 +186,6 @@ class Bookie:
         for connection in self._newest.values():
             connection.end(_closed())
 
-    def _adapt(self, answer: Answer, window: Window, ticket: int) -> None:
-        self.clear_failures()
-        match status_of(answer):
-            case Status.TOO_MANY_REQUESTS:
-                window.shrink(ticket)
-            case Status.OK:
-                window.grow()
-
     async def _connection(self, wire: Wire) -> BookieConnection:
         found = self._connections.get(wire)
         if found is not None and not found.closed:
@@ -197,18 +194,14 @@ class Bookie:
             found = self._connections.get(wire)
             if found is not None and not found.closed:
                 return found
-            self._raise_if_avoided()
-            made = await self._connect(wire)
-            self._connections[wire] = made
+            if self._closed:
+                raise _closed()
+            if self.avoided and self._failure is not None:
+                left_s = self._avoided_until - self.clock.monotonic()
+                message = f"{self._failure.message}; bookie {self.bookie_id} gets no request for another {left_s:.1f} s"
+                raise type(self._failure)(message, hint=self._failure.hint)
+            made = self._connections[wire] = await self._connect(wire)
         return made
-
-    def _raise_if_avoided(self) -> None:
-        if self._closed:
-            raise _closed()
-        if self.avoided and self._failure is not None:
-            left_s = self._avoided_until - self.clock.monotonic()
-            message = f"{self._failure.message}; bookie {self.bookie_id} gets no request for another {left_s:.1f} s"
-            raise type(self._failure)(message, hint=self._failure.hint)
 
     async def _connect(self, wire: Wire) -> BookieConnection:
         seconds = self.options.connect_timeout_s
@@ -376,12 +369,13 @@ class BookiePool:
                 number, ledger_id, first_entry_id, count_max=count_max, bytes_max=bytes_max
             )
 
+        ask = partial(self._ask, "batch", bookie, Wire.V2, bookie.batches, request)
         try:
-            answer = await self._ask_batch(bookie, request)
+            answer = await ask()
         except ConnectionLost:
             if bookie.knows_batch:
                 raise
-            answer = await self._ask_batch_again(bookie, request)
+            answer = await self._ask_again(bookie, ask)
         match answer:
             case v2.BatchAnswer(status=Status.OK, ledger_id=ledger, first_entry_id=first, entries=entries):
                 if (ledger, first) != (ledger_id, first_entry_id) or len(entries) > count_max:
@@ -462,14 +456,11 @@ class BookiePool:
                 raise refused
         raise bookie.distrust(Wire.V3, f"{type(answer).__name__} in answer to a long poll")
 
-    async def _ask_batch(self, bookie: Bookie, request: Request) -> Answer:
-        return await self._ask("batch", bookie, Wire.V2, bookie.batches, request)
-
-    async def _ask_batch_again(self, bookie: Bookie, request: Request) -> Answer:
+    async def _ask_again(self, bookie: Bookie, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Repeat the first batch read, on which the connection ended; an old bookie ends the second one as well."""
         bookie.clear_failures()
         try:
-            return await self._ask_batch(bookie, request)
+            return await ask()
         except ConnectionLost as error:
             if not bookie.knows_batch:
                 bookie.clear_failures()
@@ -507,7 +498,7 @@ class BookiePool:
     def _bookie(self, bookie_id: str) -> Bookie:
         """Return the state of a bookie. Raises InvalidInput, Closed."""
         if self._closed:
-            raise Closed("the pool of bookies is closed")
+            raise _closed()
         found = self._bookies.get(bookie_id)
         if found is None:
             if not is_bookie_id(bookie_id):

@@ -32,7 +32,6 @@ MECHANISM_HINT = "only DIGEST-MD5 is supported by the plugin `sasl`, not GSSAPI 
 ANY_LEDGER = 0
 """It need not exist: any answer will do."""
 
-MECHANISM: Final = "DIGEST-MD5"
 CHALLENGE_BYTES_MAX: Final = 2048
 """The RFC's own limit."""
 
@@ -77,8 +76,8 @@ class DigestMd5:
         nonce = _only(challenge, "nonce")
         if nonce is None or _only(challenge, "algorithm") != "md5-sess":
             raise Denied(
-                f"the bookie wants to authenticate by something else than {MECHANISM}",
-                hint=f"of the plugin `sasl` only {MECHANISM} is supported, not GSSAPI (Kerberos)",
+                "the bookie wants to authenticate by something else than DIGEST-MD5",
+                hint=MECHANISM_HINT,
             )
         qualities = re.split(r"[\s,]+", _only(challenge, "qop") or _QUALITY)
         if _QUALITY not in qualities:

@@ -193,7 +193,7 @@ class Follower:
         if not self._silence.begin(tail.ledger_id, metadata, tail.last_answer, self._wake, tail.broker_due_s):
             return False
         self._quiet = tail
-        tail.notify(self._wake)
+        tail.on_change = self._wake
         self.pulse.join(self._heartbeat, self._notified_s)
         return True
 
@@ -210,7 +210,7 @@ class Follower:
         tail, self._quiet = self._quiet, None
         if tail is None:
             return None
-        tail.notify(None)
+        tail.on_change = None
         self.pulse.leave(self._heartbeat)
         return self._silence.cancel()
 
