@@ -199,10 +199,7 @@ class LedgerTail:
         self._asked_s = None
 
     async def ask(self, metadata: LedgerMetadata) -> Confirmed:
-        """Return how far the ledger may be read; an answer of less than FRESH_S is reused.
-
-        Raises Transient when no bookie answers, Denied.
-        """
+        """Return how far the ledger may be read; an answer of FRESH_S is reused. Raises Transient, Denied."""
         while self._asking is not None:
             await self._asking.wait()
         self._asking = asking = Event()

@@ -71,10 +71,7 @@ class LongPolls:
         """0: no long polls; waits that are shorter than the pauses between polls save nothing."""
 
     def places(self, metadata: LedgerMetadata, last_answer: Mapping[str, int]) -> list[str]:
-        """Return the bookies for the long polls of a ledger; none when they are too few.
-
-        `last_answer` has the LAC of each bookie's last answer.
-        """
+        """Return the bookies for long polls of a ledger, by their last answers' LACs; none when they are too few."""
         needed = metadata.ensemble_size - metadata.write_quorum + 1
         members = metadata.ensembles[-1].bookies
         able = [each for each in members if last_answer.get(each, -1) >= 0 and self._bookies.long_polls(each)]

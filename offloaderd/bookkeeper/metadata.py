@@ -252,9 +252,7 @@ class LedgerMetadata:
 
     @property
     def striped(self) -> bool:
-        """Whether each entry is on some bookies of the ensemble only, so that a batch read from one bookie gets few
-        entries.
-        """
+        """Whether each entry is on some bookies of the ensemble only: a batch read from one bookie gets few entries."""
         return self.ensemble_size > self.write_quorum
 
     @property
@@ -280,10 +278,7 @@ class LedgerMetadata:
         return self.ensembles[index].first_entry_id - 1 if index < len(self.ensembles) else self.last_entry_id
 
     def replicas(self, entry_id: int) -> tuple[str, ...]:
-        """Return the bookies that an entry was written to, the primary first; raises InvalidInput.
-
-        Only `ack_quorum` of them are sure to hold it.
-        """
+        """Return the bookies that an entry was written to, the primary first; `ack_quorum` are sure to hold it."""
         bookies = self.ensemble_for(entry_id).bookies
         return tuple(bookies[(entry_id + k) % self.ensemble_size] for k in range(self.write_quorum))
 

@@ -65,8 +65,7 @@ class RangeRead:
         self._window = min(FIRST_WINDOW, self.options.singles_window)
 
     async def runs(self) -> AsyncGenerator[EntryRun, None]:
-        """Yield the range as verified runs of about `batch_bytes`. Raises what `ReplicaReader.result` does, and
-        BadLength."""
+        """Yield the range as verified runs of about `batch_bytes`. Raises as `ReplicaReader.result`, and BadLength."""
         try:
             while self.at <= self.last:
                 if not self._replica_reads:

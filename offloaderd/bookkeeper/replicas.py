@@ -228,9 +228,7 @@ class BookieOrder:
 
 @dataclass(slots=True, eq=False)
 class ReplicaReader:
-    """Reads entries from bookies by the rules of this module. `metadata_of` reads a ledger's metadata again; it raises
-    NotFound.
-    """
+    """Reads entries by the rules of this module. `metadata_of` reads a ledger's metadata again; raises NotFound."""
 
     bookies: Bookies
     order: BookieOrder

@@ -335,10 +335,7 @@ def check_payloads(payloads: Sequence[bytes]) -> None:
 
 
 def plain_metadata(info: LedgerInfo) -> bytes:
-    """Return BookKeeper's metadata of a closed ledger that never was in BookKeeper: one copy, no bookie.
-
-    Raises InvalidInput for an open ledger.
-    """
+    """Return metadata of a closed ledger that never was in BookKeeper: one copy, no bookie. Raises InvalidInput."""
     if not info.closed or not info.entries:
         raise InvalidInput(f"ledger {info.ledger_id} is open or empty and cannot be offloaded as a whole")
     return LedgerMetadataFormat(

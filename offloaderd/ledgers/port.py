@@ -73,24 +73,15 @@ class LedgerOrigin(Protocol):
     """The identity of a source: ids of ledgers are unique only within their source."""
 
     async def identity(self) -> str | None:
-        """Return the source's own id, which is constant while its ledgers keep their ids; None without one.
-
-        Raises Transient, Denied.
-        """
+        """Return the source's own id, constant while its ledgers keep theirs, or None. Raises Transient, Denied."""
         ...
 
     async def moved(self, topic: TopicName) -> str | None:
-        """Return why the source's list of a topic's ledgers may be out of date; None if it is not.
-
-        Raises Transient, Denied.
-        """
+        """Return why the list of a topic's ledgers may be out of date; None if it is not. Raises Transient, Denied."""
         ...
 
     async def inspected(self, topic: TopicName, ledger_id: int) -> LedgerInfo:
-        """Return a ledger from its store, not from the list of its topic, with its creation time.
-
-        Raises NotFound, Transient, Denied, CorruptData.
-        """
+        """Return a ledger as its store has it, with creation time. Raises NotFound, Transient, Denied, CorruptData."""
         ...
 
 
@@ -98,10 +89,7 @@ class LedgerDescriber(Protocol):
     """BookKeeper's metadata of a ledger; a source without BookKeeper makes up the missing fields."""
 
     async def described(self, topic: TopicName, ledger_id: int) -> bytes:
-        """Return a closed ledger's LedgerMetadataFormat as the index of a V1 object has it.
-
-        Raises NotFound, InvalidInput for an open ledger.
-        """
+        """Return a closed ledger's LedgerMetadataFormat as in a V1 index. Raises NotFound, InvalidInput: it is open."""
         ...
 
 
@@ -109,10 +97,7 @@ class BrokerOffloads(Protocol):
     """Ledgers that brokers have offloaded themselves, whether or not the source still has them."""
 
     async def offloaded(self, topic: TopicName) -> Sequence[LedgerInfo]:
-        """Return the closed ledgers in order that a broker has offloaded as a whole, also those it then deleted.
-
-        Raises NotFound for an unknown topic.
-        """
+        """Return in order the closed ledgers that a broker has offloaded whole, also deleted ones. Raises NotFound."""
         ...
 
 
@@ -135,10 +120,7 @@ class ShadowTopics(Protocol):
     """A source that knows shadow topics (PIP-180): their ledgers are another topic's."""
 
     async def source_topic(self, topic: TopicName) -> TopicName | None:
-        """Return the topic whose ledgers a shadow topic reads; None for other topics.
-
-        Raises NotFound for an unknown topic, CorruptData, Transient.
-        """
+        """Return the topic whose ledgers a shadow topic reads, else None. Raises NotFound, CorruptData, Transient."""
         ...
 
 

@@ -105,10 +105,7 @@ class Field:
         return float(value) if self.kind is Kind.SECONDS and isinstance(value, int) else value
 
     def read(self, text: str, *, scale: Fraction = Fraction(1)) -> object:
-        """Read a value from a text: `256M`, `2h`, a word. `scale` is the unit of a bare number.
-
-        Raises InvalidInput.
-        """
+        """Read a text: `256M`, `2h`, a word; `scale` is the unit of a bare number. Raises InvalidInput."""
         value: object = text.strip() if self.kind in {Kind.WORD, Kind.TEXT} else self._number(text, scale)
         if not self._fits(value):
             raise InvalidInput(f"{self.label}: {text!r} is not {self.allowed}")

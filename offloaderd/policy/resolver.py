@@ -133,10 +133,7 @@ class PolicyResolver:
         return {name for name, one in self.namespaces.items() if one.offloads}
 
     async def of(self, topic: TopicName, *, fresh: bool = False) -> Effective:
-        """Return the effective policy of a topic from its record; `fresh` reads the levels above it again.
-
-        Raises Transient, CorruptData.
-        """
+        """Return a topic's effective policy; `fresh` reads the levels above it again. Raises Transient, CorruptData."""
         if not self.loaded:
             await self.load()
         elif fresh:

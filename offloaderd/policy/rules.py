@@ -43,10 +43,7 @@ def sound(given: Mapping[str, object]) -> tuple[OffloadPolicies, list[str]]:
 
 
 def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings) -> list[str]:
-    """Return the contradictions between the new values, and between them and inherited ones.
-
-    One between inherited values alone is left out.
-    """
+    """Return the contradictions of the new values with each other and with inherited ones."""
     return [
         *_ages(own, merged),
         *_method(own, merged, around),

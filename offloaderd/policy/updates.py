@@ -296,10 +296,7 @@ class Levels:
     async def set_topic_policies(
         self, topic: TopicName, policies: OffloadPolicies, *, dry_run: bool = False
     ) -> list[Effect]:
-        """Replace the policies of a topic and its partitions, and enable it unless it is disabled by name.
-
-        Raises Transient.
-        """
+        """Replace the policies of a topic and its partitions; enable it unless disabled by name. Raises Transient."""
         before = (await self._selector.stored()).policies
         current = before.get(topic)
         enabled = not (isinstance(current, TopicPolicy) and not current.enabled and not current.selected_by)

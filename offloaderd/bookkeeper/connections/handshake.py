@@ -171,10 +171,7 @@ class Handshake:
     async def connect(
         self, bookie_id: str, address: BookieAddress, wire: Wire, make: Callable[[Wire], BookieConnection]
     ) -> BookieConnection:
-        """Return a connection that is ready for requests; `make` returns a new one for a protocol.
-
-        Raises Transient, Denied. The caller bounds the time.
-        """
+        """Return a ready connection, by `make` of a protocol; the caller bounds the time. Raises Transient, Denied."""
         loop = asyncio.get_running_loop()
         first = wire if self._tls is None and self._user is None else Wire.V3
         try:

@@ -137,10 +137,7 @@ def encode_auth(token: AuthToken) -> bytes:
 
 
 def decode(message: bytes) -> Answer:
-    """Return the answer that a frame without its length holds; raises BadAnswer.
-
-    Flags are ignored: bookies send none and none would change what an answer means.
-    """
+    """Return the answer in a frame without its length; raises BadAnswer. Flags are ignored: bookies send none."""
     if len(message) < HEADER.size:
         raise BadAnswer(f"an answer of {len(message)} bytes is too short for a header")
     version, operation, _ = HEADER.unpack_from(message)

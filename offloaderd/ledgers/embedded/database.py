@@ -146,10 +146,7 @@ class Database:
             raise
 
     def open_for_reading(self) -> None:
-        """Open a store that another process may have open, for `load`, `fetch`, `length_at` and `close` alone.
-
-        Raises NotFound, Denied, CorruptData.
-        """
+        """Open a store for reading, beside another process. Raises NotFound, Denied, CorruptData."""
         if not self.path.is_file():
             raise NotFound(
                 f"no ledger store in {self.directory}", hint="correct ledgers.directory; it has to be on this machine"
@@ -456,10 +453,7 @@ def full_disk(directory: Path) -> bool:
 
 
 def lock_directory(directory: Path) -> int:
-    """Create the directory if need be and lock it for this process; returns the lock's file descriptor.
-
-    Raises Conflict when it is locked, and OSError.
-    """
+    """Create and lock a directory for this process; return the descriptor. Raises Conflict when locked, OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -55,10 +55,7 @@ class Head:
 
 
 def rows(runs: Iterable[Run]) -> Iterator[tuple[int | bytes, ...]]:
-    """Yield rows to insert: the ledger's id, then the columns above.
-
-    Runs of one ledger share rows, so that many small appends in one commit cost few rows.
-    """
+    """Yield rows to insert, ledger id first; runs of a ledger share rows: many small appends in a commit cost few."""
     for run in _joined(runs):
         ends = list(accumulate(map(len, run.payloads)))
         taken = 0
@@ -101,10 +98,7 @@ def head(row: Sequence[int | bytes], *, key: str) -> Head:
 def slice_payloads(
     of: Head, data: bytes, crc32c: int, *, first: int, last: int, bytes_max: int, key: str
 ) -> list[bytes]:
-    """Return payloads from `first` to at most `last`: at least one, then more while they fit into `bytes_max`.
-
-    Raises CorruptData for damaged payloads.
-    """
+    """Return payloads from `first` to at most `last`: one, then more up to `bytes_max`. Raises CorruptData."""
     where = f"{key}, ledger {of.ledger_id}, row {of.first_entry_id}"
     found = google_crc32c.value(data)
     if found != crc32c:
